@@ -1,0 +1,42 @@
+"""The errors of the compiler that are meant for a person.
+
+Every one of them is a single line: what is wrong, where, what was expected, what to do. The command line prints that line and
+exits with the error's status; nothing else in the project turns an exception into text. A programming mistake is never a
+`SchedcError`: it keeps its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CheckFailed", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
+
+
+class SchedcError(Exception):
+    """A failure that is explained to a person in one line. `exit_status` is what the command returns for it."""
+
+    exit_status = 2
+
+
+class InvalidInput(SchedcError):
+    """A file or an option says something that cannot be used: names the place, what was found and what was expected."""
+
+
+class Unsupported(SchedcError):
+    """A method cannot be used for these numbers (a template that does not exist for them, say); says why."""
+
+
+class CheckFailed(SchedcError):
+    """A verifier refused something; the message carries the first violation and how many there are."""
+
+    exit_status = 1
+
+
+class Infeasible(SchedcError):
+    """No schedule exists, proven: names the limit that binds and the smallest that would do."""
+
+    exit_status = 3
+
+
+class NoPlanFound(SchedcError):
+    """No method found a plan within the limits given; more time or another method might."""
+
+    exit_status = 4

@@ -1,0 +1,110 @@
+"""The Plan: what every rank executes, its compute queue and its communication queues, with costs and certificate.
+
+It carries its Problem, so that a plan can be simulated and verified without the job it came from. `schedc.text.plan_file`
+writes and reads it as the plan file of the format document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.ops import Op
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Parts
+
+__all__ = ["Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One queue of transfers of a rank, with one peer in one direction. The sender's and the receiver's lists are equal.
+
+    Transfers are named by the op that produced them: `F0.5` on rank 0's `send_next` and on rank 1's `recv_prev`.
+    """
+
+    name: str
+    """`send_next`, `send_prev`, `recv_next`, `recv_prev` for neighbours on the ring of ranks; `send_r5`, `recv_r5` for others."""
+    peer: int
+    transfers: tuple[Op, ...]
+    post_before: tuple[int, ...] = ()
+    """Receiving channels only: per transfer, the index in the rank's compute queue before which its receive is posted."""
+
+    @property
+    def receives(self) -> bool:
+        """Whether this is the receiving end."""
+        return self.name.startswith("recv_")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Collective:
+    """A data-parallel collective of one stage: `RS` (reduce-scatter or all-reduce) or `AG` (all-gather)."""
+
+    kind: str
+    stage: int
+
+    @property
+    def token(self) -> str:
+        """Its name in the plan, `RS3`."""
+        return f"{self.kind}{self.stage}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """The queues of one rank. They run beside each other: an op waits for its transfer, a transfer for its op."""
+
+    rank: int
+    compute: tuple[Op, ...]
+    channels: tuple[Channel, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What the plan is worth, and how well that is known."""
+
+    makespan_ns: int
+    lower_bound_ns: int
+    """No schedule of the problem has a smaller objective."""
+    gap: float
+    """(objective − lower bound) / objective."""
+    bound: str
+    """Where the lower bound comes from: `work`, `link`, `residency`, `path`, or a solver."""
+    bubble_ratio: float
+    peak_activation_bytes: tuple[int, ...]
+    stage_span_ns: int = 0
+    objective: str = "makespan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBy:
+    """How the plan came to be."""
+
+    schedc: str
+    method: str
+    seed: int = 0
+    job_sha256: str = ""
+    reproducible: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A complete plan for all ranks."""
+
+    problem: Problem
+    ranks: tuple[RankPlan, ...]
+    parts: tuple[Parts, ...] = ()
+    certificate: Certificate
+    made_by: MadeBy
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.problem.name
+
+    def schedule(self) -> Schedule:
+        """The compute orders alone."""
+        return Schedule(orders=tuple(rank.compute for rank in self.ranks), parts=self.parts)

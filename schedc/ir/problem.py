@@ -1,0 +1,177 @@
+"""The Problem: what must be done and what it costs. The front end makes it; everything after it reads it.
+
+Times are integer nanoseconds, sizes integer bytes (cost model, "Time" and "Memory"). Stages, ranks, microbatches and paths are
+counted from 0. Local field rules are checked on construction (`ValueError`); rules across fields are in `schedc.verify.problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DataParallel", "Link", "Problem", "Stage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A consecutive piece of the model on one rank, with the costs of its blocks.
+
+    Each `*_ns` tuple holds one value for all microbatches, or one per microbatch.
+    """
+
+    rank: int
+    forward_ns: tuple[int, ...]
+    backward_input_ns: tuple[int, ...]
+    backward_weight_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    """The fused backward, `BW`: its input and weight parts together, unless measured otherwise."""
+    activation_bytes: int = 0
+    """Held from the start of F."""
+    activation_after_input_bytes: int = 0
+    """What of it is still held between the end of B and the end of W."""
+    message_bytes: int = 0
+    """What F sends to the next stage of the path."""
+    gradient_message_bytes: int = 0
+    """What comes back for it: the gradient that the next stage of the path sends to this one."""
+    layers: tuple[int, int] | None = None
+    """The model's layers [first, last) of this stage, where known. Stages of two paths with the same layers are replicas."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers and a held remainder larger than the activation."""
+        for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"):
+            values: tuple[int, ...] = getattr(self, name)
+            if not values or min(values) < 0:
+                raise ValueError(f"{name} must hold durations of at least 0, got {values}")
+        for name in ("rank", "activation_bytes", "activation_after_input_bytes", "message_bytes", "gradient_message_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.activation_after_input_bytes > self.activation_bytes:
+            raise ValueError(
+                f"activation_after_input_bytes ({self.activation_after_input_bytes}) exceeds activation_bytes"
+                f" ({self.activation_bytes})"
+            )
+
+    def durations_ns(self, kind: Kind) -> tuple[int, ...]:
+        """The durations of the stage's blocks of this kind: one value for all microbatches, or one per microbatch."""
+        if kind is Kind.F:
+            return self.forward_ns
+        if kind is Kind.B:
+            return self.backward_input_ns
+        return self.backward_weight_ns if kind is Kind.W else self.backward_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The directed link from one rank to another: `arrival = max(ready, link free) + occupancy + latency`."""
+
+    source: int
+    destination: int
+    latency_ns: int = 0
+    transfer_ns: int | None = None
+    """The occupancy of one message, given outright; wins over `bytes_per_second`."""
+    bytes_per_second: int | None = None
+    """Bandwidth; None: a message occupies the link for no time."""
+    trunk: str | None = None
+    """Links with the same trunk are one resource; its name has a direction in it (`site0>site1`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers and a link from a rank to itself."""
+        if self.source == self.destination:
+            raise ValueError(f"a link needs two ranks, got {self.source} twice")
+        if self.latency_ns < 0 or (self.transfer_ns or 0) < 0:
+            raise ValueError(f"latency and transfer must be at least 0, got {self.latency_ns} and {self.transfer_ns}")
+        if self.bytes_per_second is not None and self.bytes_per_second <= 0:
+            raise ValueError(f"bytes_per_second must be above 0, got {self.bytes_per_second}")
+
+    def occupancy_ns(self, message_bytes: int) -> int:
+        """For how long a message of this size occupies the link; a fraction of a nanosecond counts as a whole one."""
+        if self.transfer_ns is not None:
+            return self.transfer_ns
+        if self.bytes_per_second is None:
+            return 0
+        return -(-message_bytes * 1_000_000_000 // self.bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """The collectives beside the pipeline: `RS(s)` after the last W of stage s, `AG(s)` before its first F (ZeRO 1)."""
+
+    size: int
+    zero_stage: int
+    reduce_scatter_ns: tuple[int, ...]
+    """Per stage. For ZeRO 0 it is the all-reduce."""
+    all_gather_ns: tuple[int, ...] = ()
+    """Per stage; empty: no all-gather is modelled (ZeRO 0)."""
+    trunk: str | None = None
+    """None: each rank has its own resource for collectives; else they queue on this trunk with the pipeline's transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A pipeline's training step: stages on ranks, paths of microbatches through them, links, memory."""
+
+    name: str
+    ranks: int
+    microbatches: int
+    stages: tuple[Stage, ...]
+    paths: tuple[tuple[int, ...], ...]
+    """The stages in the order in which a microbatch's forward visits them; one path, or two (bidirectional)."""
+    path_of: tuple[int, ...]
+    """Per microbatch, its path."""
+    links: tuple[Link, ...] = ()
+    """One for each directed pair of ranks that a transfer crosses."""
+    memory_limit_bytes: tuple[int | None, ...]
+    """Per rank, for activations; None: no limit."""
+    split_backward: bool = True
+    """Whether B and W may run apart. A schedule may always fuse them."""
+    placement: str = "explicit"
+    """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
+    data_parallel: DataParallel | None = None
+    objective: str = "makespan"
+    """`makespan` or `stage-span`."""
+
+    def path(self, microbatch: int) -> tuple[int, ...]:
+        """The stages that the microbatch visits, in forward order."""
+        return self.paths[self.path_of[microbatch]]
+
+    def duration_ns(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """The duration of one whole block."""
+        values = self.stages[stage].durations_ns(kind)
+        return values[0] if len(values) == 1 else values[microbatch]
+
+    def rank_of(self, op: Op) -> int:
+        """The rank that executes the op."""
+        return self.stages[op.stage].rank
+
+    def stages_on(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank (its model chunks), ascending."""
+        return tuple(index for index, stage in enumerate(self.stages) if stage.rank == rank)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Every (stage, microbatch) that must be done, by microbatch, then along its path."""
+        for microbatch in range(self.microbatches):
+            for stage in self.path(microbatch):
+                yield stage, microbatch
+
+    def link(self, source: int, destination: int) -> Link:
+        """The link from one rank to another.
+
+        Raises:
+            KeyError: the problem has none.
+        """
+        for link in self.links:
+            if link.source == source and link.destination == destination:
+                return link
+        raise KeyError(f"no link from rank {source} to rank {destination}")
+
+    def message_bytes(self, op: Op) -> int:
+        """The size of what `op` sends: F's activation, or the gradient that B or BW sends to the previous stage of the path."""
+        if op.kind is Kind.F:
+            return self.stages[op.stage].message_bytes
+        path = self.path(op.microbatch)
+        return self.stages[path[path.index(op.stage) - 1]].gradient_message_bytes

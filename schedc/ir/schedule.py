@@ -1,0 +1,63 @@
+"""The Schedule: in which order every rank runs its compute ops. Start times follow from the simulator and are stored nowhere.
+
+For each (stage, microbatch) of the problem a schedule holds `F` and then either `B` and `W`, or `BW`. Where `parts` splits a
+kind of block of a stage, each such block stands in the order whole (all its parts in one piece) or as each of its parts, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import WHOLE
+
+if TYPE_CHECKING:
+    from schedc.ir.ops import Kind, Op
+    from schedc.ir.problem import Problem
+
+__all__ = ["Parts", "Schedule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """How the blocks of one kind of one stage are cut (CrossPipe 4.2, sub-blocks)."""
+
+    kind: Kind
+    stage: int
+    shares: tuple[int, ...]
+    """The relative time of each part; four equal parts are (1, 1, 1, 1)."""
+
+    def __post_init__(self) -> None:
+        """Refuse fewer than two parts and shares that are not positive."""
+        if len(self.shares) < 2 or min(self.shares) <= 0:
+            raise ValueError(f"parts need two or more shares above 0, got {self.shares}")
+
+    def durations_ns(self, block_ns: int) -> tuple[int, ...]:
+        """The parts' durations; they add up to the block's exactly."""
+        total = sum(self.shares)
+        edges = [0, *(block_ns * done // total for done in accumulate(self.shares))]
+        return tuple(after - before for before, after in pairwise(edges))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Per rank, its compute ops in the order in which it runs them."""
+
+    orders: tuple[tuple[Op, ...], ...]
+    parts: tuple[Parts, ...] = ()
+    """At most one entry per kind and stage; blocks of the others are not cut."""
+
+    def parts_of(self, kind: Kind, stage: int) -> Parts | None:
+        """How blocks of this kind and stage are cut, or None."""
+        return next((parts for parts in self.parts if parts.kind == kind and parts.stage == stage), None)
+
+    def duration_ns(self, problem: Problem, op: Op) -> int:
+        """The duration of one op of this schedule, which may be a part of a block."""
+        block_ns = problem.duration_ns(op.kind, op.stage, op.microbatch)
+        if op.part == WHOLE:
+            return block_ns
+        parts = self.parts_of(op.kind, op.stage)
+        if parts is None or not op.part < len(parts.shares):
+            raise ValueError(f"{op} is a part that this schedule does not have")
+        return parts.durations_ns(block_ns)[op.part]

@@ -1,0 +1,1 @@
+"""How a schedule is sought: templates and heuristics."""
