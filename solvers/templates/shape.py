@@ -1,0 +1,174 @@
+"""The shapes of pipelines that the known schedules need, read from a problem's stages and paths.
+
+A shape says by *position* along the pipeline which rank sits there and which stages it has. Templates count positions, not rank
+numbers, so a list of ranks in any order is as good as 0, 1, 2 …
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from schedc.ir.ops import Op
+    from schedc.ir.problem import Problem
+
+__all__ = ["Grid", "found", "line", "line_or_loop", "loop", "need_split", "schedule_of", "two_lines", "wave"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Stages by position and chunk; all positions have the same number of chunks."""
+
+    ranks: tuple[int, ...]
+    """The rank at each position."""
+    stages: tuple[tuple[int, ...], ...]
+    """Per position, its stages, in the order in which a forward visits them."""
+
+    @property
+    def positions(self) -> int:
+        """How many ranks the pipeline has."""
+        return len(self.ranks)
+
+    @property
+    def chunks(self) -> int:
+        """How many stages each rank has."""
+        return len(self.stages[0])
+
+
+def line(problem: Problem, template: str) -> Grid:
+    """The problem as one path that visits every rank once.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    grid = _line(problem)
+    if grid is None:
+        raise _lacks(problem, template, "a unidirectional placement (one stage per rank)")
+    return grid
+
+
+def loop(problem: Problem, template: str) -> Grid:
+    """The problem as one path that visits the ranks in the same order two or more times.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    grid = _passes(problem, back_and_forth=False)
+    if grid is None or grid.chunks < 2:
+        raise _lacks(problem, template, "a loop placement with 2 or more chunks per rank")
+    return grid
+
+
+def line_or_loop(problem: Problem, template: str) -> Grid:
+    """The problem as one path that visits the ranks in the same order once or more.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    grid = _passes(problem, back_and_forth=False)
+    if grid is None:
+        raise _lacks(problem, template, "a unidirectional or a loop placement")
+    return grid
+
+
+def wave(problem: Problem, template: str, chunks: int | None = None) -> Grid:
+    """The problem as one path that visits the ranks forth and back, `chunks` times in all; None: two or more.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    grid = _passes(problem, back_and_forth=True)
+    if grid is None or grid.chunks < 2 or (chunks is not None and grid.chunks != chunks):
+        raise _lacks(problem, template, f"a wave placement with {chunks or '2 or more'} chunks per rank")
+    return grid
+
+
+def two_lines(problem: Problem, template: str) -> tuple[Grid, Grid]:
+    """The problem as two paths that visit every rank once, in opposite orders.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    grids = _two_lines(problem)
+    if grids is None:
+        raise _lacks(problem, template, "a bidirectional placement")
+    return grids
+
+
+def need_split(problem: Problem, template: str) -> None:
+    """Refuse a problem whose backward cannot be split.
+
+    Raises:
+        Unsupported: the problem has no separate B and W.
+    """
+    if not problem.split_backward:
+        raise Unsupported(f"{template} runs B and W apart; this job has split_backward = false, set split_backward = true")
+
+
+def schedule_of(problem: Problem, grid: Grid, order_at: Callable[[int], Iterable[Op]]) -> Schedule:
+    """The schedule whose rank at each position runs `order_at(position)`.
+
+    Ops of microbatches that the problem does not have are left out: a pattern for more microbatches stays valid without some.
+    """
+    orders: list[tuple[Op, ...]] = [()] * problem.ranks
+    for position, rank in enumerate(grid.ranks):
+        orders[rank] = tuple(op for op in order_at(position) if op.microbatch < problem.microbatches)
+    return Schedule(orders=tuple(orders))
+
+
+def found(problem: Problem) -> str:
+    """What shape the problem has, in words for a message."""
+    if len(problem.paths) > 1:
+        return "a bidirectional placement" if _two_lines(problem) else f"{len(problem.paths)} paths"
+    if _line(problem) is not None:
+        return "a unidirectional placement"
+    for name, back_and_forth in (("loop", False), ("wave", True)):
+        grid = _passes(problem, back_and_forth=back_and_forth)
+        if grid is not None:
+            return f"a {name} placement with {grid.chunks} chunks"
+    return f"a placement of {len(problem.stages)} stages on {problem.ranks} ranks that is neither a loop nor a wave"
+
+
+def _lacks(problem: Problem, template: str, needs: str) -> Unsupported:
+    return Unsupported(f"{template} needs {needs}; this job has {found(problem)}")
+
+
+def _line(problem: Problem) -> Grid | None:
+    grid = _passes(problem, back_and_forth=False)
+    return grid if grid is not None and grid.chunks == 1 else None
+
+
+def _passes(problem: Problem, *, back_and_forth: bool) -> Grid | None:
+    """The path cut into passes over all ranks, each in the same order or each in the order opposite to the one before."""
+    if len(problem.paths) != 1:
+        return None
+    path, size = problem.paths[0], problem.ranks
+    visited = [problem.stages[stage].rank for stage in path]
+    first = visited[:size]
+    if set(first) != set(range(size)) or len(path) % size:
+        return None
+    rows = []
+    for chunk in range(len(path) // size):
+        row, expected = path[chunk * size : (chunk + 1) * size], first
+        if back_and_forth and chunk % 2:
+            row, expected = row[::-1], first[::-1]
+        if visited[chunk * size : (chunk + 1) * size] != expected:
+            return None
+        rows.append(row)
+    return Grid(ranks=tuple(first), stages=tuple(zip(*rows, strict=True)))
+
+
+def _two_lines(problem: Problem) -> tuple[Grid, Grid] | None:
+    if len(problem.paths) != 2:
+        return None
+    down, up = (tuple(problem.stages[stage].rank for stage in path) for path in problem.paths)
+    if len(down) != problem.ranks or set(down) != set(range(problem.ranks)) or up != down[::-1]:
+        return None
+    first, second = (tuple((stage,) for stage in path) for path in problem.paths)
+    return Grid(ranks=down, stages=first), Grid(ranks=up, stages=second)
