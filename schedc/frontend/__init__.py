@@ -1,1 +1,1 @@
-"""TODO."""
+"""Files in, Problem out: job, profile, topology, partition, placement."""

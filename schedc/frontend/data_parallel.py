@@ -1,0 +1,52 @@
+"""[data_parallel] made into the problem's collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.frontend.location import show
+from schedc.frontend.profile import per_stage
+from schedc.frontend.topology import trunk_name
+from schedc.ir.problem import DataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.frontend.job_file import DataParallelSection
+    from schedc.frontend.location import Location
+    from schedc.frontend.placement import Placed
+    from schedc.ir.problem import Link
+
+__all__ = ["build_data_parallel"]
+
+
+def build_data_parallel(
+    section: DataParallelSection | None, placed: Placed, links: Sequence[Link], location: Location
+) -> DataParallel | None:
+    """The collectives of each stage, or None where the job has no such section; `location` is the section's place.
+
+    Raises:
+        InvalidInput: a list of a wrong length, an all-gather that does not go with the ZeRO stage, or a trunk that no
+            transfer crosses.
+    """
+    if section is None:
+        return None
+    at = location / "all_gather"
+    if section.zero_stage == 0 and section.all_gather_ns is not None:
+        raise at.refuse("a value where zero_stage is 0", "none, as its all-reduce leaves nothing to gather")
+    if section.zero_stage == 1 and section.all_gather_ns is None:
+        raise at.refuse("nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1')
+    trunk = None if section.trunk is None else trunk_name(*section.trunk)
+    if trunk is not None and trunk not in {link.trunk for link in links}:
+        known = ", ".join(sorted({link.trunk for link in links if link.trunk is not None}))
+        expected = (
+            f"two sites whose trunk the pipeline's transfers cross ({known})" if known else "none, as no transfer crosses one"
+        )
+        raise (location / "trunk").refuse(show(section.trunk), expected)
+    return DataParallel(
+        size=section.size,
+        zero_stage=section.zero_stage,
+        reduce_scatter_ns=per_stage(section.reduce_scatter_ns, placed, location / "reduce_scatter"),
+        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, at),
+        trunk=trunk,
+    )

@@ -1,0 +1,170 @@
+"""The front end: a job file, with the files that it names, made into a Problem.
+
+Takes the path of a job.toml; gives the Problem, the solver's settings and the file's hash. Whatever is wrong with the file is said
+in one line that names the file, the key, what was found and what is expected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedc.frontend.conform import conform
+from schedc.frontend.data_parallel import build_data_parallel
+from schedc.frontend.files import parse_toml, read_bytes
+from schedc.frontend.job_file import JobFile
+from schedc.frontend.location import Location, show
+from schedc.frontend.memory import memory_limits
+from schedc.frontend.placement import Placed, place
+from schedc.frontend.profile import build_stages
+from schedc.frontend.topology import build_links, read_topology
+from schedc.ir.problem import Link, Problem, Stage
+from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from schedc.frontend.job_file import PipelineSection, SolverSection
+
+__all__ = ["Job", "load_job", "read_problem"]
+
+_MOST_STAGES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file that was read, and the problem that it states."""
+
+    path: Path
+    sha256: str
+    """Of the job file's bytes; files that it names are not in it."""
+    file: JobFile
+    """What the file says, quantities as integers."""
+    problem: Problem
+
+    @property
+    def solver(self) -> SolverSection:
+        """The settings that the command line wins over: `method`, `time_limit_ns` (or None), `gap`, `seed`."""
+        return self.file.solver
+
+
+def load_job(path: str | PathLike[str]) -> Job:
+    """The job in the file at `path`.
+
+    Raises:
+        InvalidInput: the file, or one that it names, cannot be read or used.
+    """
+    path = Path(path)
+    content = read_bytes(path)
+    file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
+    return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, problem=_problem(file, path))
+
+
+def read_problem(path: str | PathLike[str]) -> Problem:
+    """The problem that the job file at `path` states.
+
+    Raises:
+        InvalidInput: the file, or one that it names, cannot be read or used.
+    """
+    return load_job(path).problem
+
+
+def _problem(job: JobFile, path: Path) -> Problem:
+    root, pipeline = Location(str(path)), job.pipeline
+    placed = _place(pipeline, root / "pipeline")
+    topology, at = read_topology(job.topology, path.parent, root)
+    stages = build_stages(pipeline, job.profile, placed, path.parent, root)
+    links = build_links(topology, placed, pipeline.ranks, at)
+    problem = Problem(
+        name=_name(job, path, root),
+        ranks=pipeline.ranks,
+        microbatches=pipeline.microbatches,
+        stages=stages,
+        paths=placed.paths,
+        path_of=placed.path_of(pipeline.microbatches),
+        links=links,
+        memory_limit_bytes=memory_limits(job.memory, stages, placed, pipeline.ranks, root / "memory"),
+        split_backward=pipeline.split_backward,
+        placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
+        data_parallel=build_data_parallel(job.data_parallel, placed, links, root / "data_parallel"),
+        objective=job.objective.minimize,
+    )
+    _check_messages(problem, root / "profile" / ("message" if job.profile.path is None else "path"))
+    _check_size(problem, root / "profile")
+    return problem
+
+
+def _place(pipeline: PipelineSection, location: Location) -> Placed:
+    """The placement, with `chunks` checked against it, as an explicit one already says how many stages each rank has."""
+    placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
+    count = ranks * (chunks or 1) if isinstance(placement, str) else len(placement)
+    if count > _MOST_STAGES:
+        raise location.refuse(f"{count} stages", f"at most {_MOST_STAGES}")
+    try:
+        placed = place(placement, ranks, chunks or 1)
+    except ValueError as error:
+        key, found = ("chunks", chunks or 1) if isinstance(placement, str) else ("placement", placement)
+        raise (location / key).error(f"found {show(found)}; {error}") from error
+    if not isinstance(placement, str) and chunks is not None:
+        for rank in range(ranks):
+            if placement.count(rank) != chunks:
+                raise (location / "chunks").refuse(
+                    show(chunks), f"the {placement.count(rank)} stages that pipeline.placement puts on rank {rank}, or no such key"
+                )
+    return placed
+
+
+def _name(job: JobFile, path: Path, root: Location) -> str:
+    """The job's own name, or that of its directory if the file is a job.toml as in every directory, or the file's."""
+    if job.name is None:
+        parent = path.resolve().parent.name
+        return parent if path.name == "job.toml" and parent else path.stem
+    if not job.name.isprintable():
+        raise (root / "name").refuse(show(job.name), "printable text on one line")
+    return job.name
+
+
+def _check_messages(problem: Problem, location: Location) -> None:
+    """Refuse messages of no size on a link with a bandwidth, which would silently take no time."""
+    sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
+    for path in problem.paths:
+        for stage, following in pairwise(path):
+            source, destination = problem.stages[stage].rank, problem.stages[following].rank
+            if (source, destination) in sized and not problem.stages[stage].message_bytes:
+                raise location.refuse(
+                    f"no message size of stage {stage}",
+                    f"one, as the link from rank {source} to rank {destination} has a bandwidth",
+                )
+
+
+def _check_size(problem: Problem, location: Location) -> None:
+    """Refuse a step so long or large that sums of it would no longer be exact everywhere (JSON, 64-bit evaluators)."""
+    step_ns = problem.microbatches * (sum(map(_work_ns, problem.stages)) + _transfers_ns(problem.links, problem.stages))
+    if step_ns > MAX_QUANTITY:
+        raise location.refuse(
+            f"work and transfers of {format_duration_ns(step_ns)} in all", f"at most {format_duration_ns(MAX_QUANTITY)}"
+        )
+    held = [0] * problem.ranks
+    for stage in problem.stages:
+        held[stage.rank] += problem.microbatches * stage.activation_bytes
+    if max(held) > MAX_QUANTITY:
+        raise location.refuse(
+            f"activations of {format_bytes(max(held))} on rank {held.index(max(held))} in all",
+            f"at most {format_bytes(MAX_QUANTITY)}",
+        )
+
+
+def _work_ns(stage: Stage) -> int:
+    return stage.forward_ns[0] + max(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0])
+
+
+def _transfers_ns(links: Sequence[Link], stages: Sequence[Stage]) -> int:
+    """More than the transfers of one microbatch take: each stage's larger message over the slowest link, there and back."""
+    sizes = [max(stage.message_bytes, stage.gradient_message_bytes) for stage in stages]
+    largest = max(sizes)
+    slowest = max((link.latency_ns + link.occupancy_ns(largest) for link in links), default=0)
+    return 2 * len(stages) * slowest

@@ -1,0 +1,164 @@
+"""The job file's keys and their types (format document, "The job"), from which its JSON Schema is generated.
+
+`schedc.frontend.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
+their names carry the unit (`latency_ns` is the key `latency`).
+Whether the keys agree with each other is checked where they are put to use, in the other modules of this package.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from schedc.frontend.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
+
+__all__ = [
+    "DataParallelSection",
+    "JobFile",
+    "LinkCost",
+    "LinkOverride",
+    "MemorySection",
+    "ObjectiveSection",
+    "PipelineSection",
+    "ProfileSection",
+    "SiteLinkOverride",
+    "SolverSection",
+    "TopologyFile",
+    "TopologySection",
+]
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
+
+
+class PipelineSection(Section, frozen=True, kw_only=True):
+    """Ranks, microbatches, and which rank holds which stages."""
+
+    ranks: Annotated[Count, Meta(description="Pipeline ranks, one process each.")]
+    microbatches: Annotated[Count, Meta(description="Microbatches of one training step.")]
+    placement: Annotated[
+        Literal["unidirectional", "loop", "wave", "bidirectional"] | tuple[Index, ...],
+        Meta(description="Which rank each stage is on: a name, or the rank of each stage in the order of the forward."),
+    ] = "unidirectional"
+    chunks: Annotated[Count | None, Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave.")] = None
+    split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
+    partition: Annotated[
+        tuple[Count, ...] | None,
+        Meta(
+            description="Layers of each piece of the model. Default: the profile's layers spread evenly, the first pieces one more."
+        ),
+    ] = None
+
+
+class ProfileSection(Section, frozen=True, kw_only=True):
+    """What a stage's blocks cost: one value for all stages or one per stage, in the order of the forward."""
+
+    path: Annotated[Text | None, Meta(description="A profile.json with measured layers, instead of the other keys.")] = None
+    forward_ns: Annotated[Durations | None, Meta(description="F of one microbatch.")] = None
+    backward_input_ns: Annotated[Durations | None, Meta(description="B, the backward of the input.")] = None
+    backward_weight_ns: Annotated[Durations | None, Meta(description="W, the backward of the weights.")] = None
+    backward_ns: Annotated[
+        Durations | None,
+        Meta(description="BW, both fused, where measured. Default: B + W. Alone it will do where split_backward is false."),
+    ] = None
+    activation_bytes: Annotated[Sizes | None, Meta(description="Held from F's start. Default: nothing.")] = None
+    activation_after_input_bytes: Annotated[Sizes | None, Meta(description="What of it W still needs. Default: nothing.")] = None
+    message_bytes: Annotated[Sizes | None, Meta(description="What a stage sends to the next one. Default: nothing.")] = None
+    gradient_message_bytes: Annotated[
+        Sizes | None, Meta(description="What comes back to the stage for its message. Default: the same size.")
+    ] = None
+
+
+class MemorySection(Section, frozen=True, kw_only=True):
+    """How much of the activations a rank can hold: by one of limit, in_flight, or capacity with static."""
+
+    limit_bytes: Annotated[Sizes | None, Meta(description="Activations per rank; one value, or one per rank.")] = None
+    in_flight: Annotated[Counts | None, Meta(description="The same in whole microbatches of that rank's activations.")] = None
+    capacity_bytes: Annotated[Sizes | None, Meta(description="The device's memory; one value, or one per rank.")] = None
+    static_bytes: Annotated[
+        Sizes | None, Meta(description="What a stage holds all the time: weights, gradients, optimizer state. Goes with capacity.")
+    ] = None
+
+
+class LinkCost(Section, frozen=True, kw_only=True):
+    """What a message costs: it arrives `latency` after it has left the link, which it occupies for bytes / bandwidth."""
+
+    latency_ns: Annotated[Duration | None, Meta(description="Default: 0.")] = None
+    bytes_per_second: Annotated[Bandwidth | None, Meta(description="Default: a message occupies the link for no time.")] = None
+    transfer_ns: Annotated[Duration | None, Meta(description="The occupancy of one message outright, instead of bandwidth.")] = None
+
+
+class SiteLinkOverride(LinkCost, frozen=True, kw_only=True):
+    """The trunk of two sites; what it does not say holds as in `between`."""
+
+    sites: Annotated[Pair, Meta(description="Two sites, counted from 0.")]
+    directed: Annotated[bool, Meta(description="Only from the first to the second; false: both ways.")] = False
+
+
+class LinkOverride(LinkCost, frozen=True, kw_only=True):
+    """The link of two ranks; what it does not say (latency, or bandwidth and transfer) holds as for its sites."""
+
+    ranks: Annotated[Pair, Meta(description="Two ranks, counted from 0.")]
+    directed: Annotated[bool, Meta(description="Only from the first to the second; false: both ways.")] = False
+    trunk: Annotated[bool, Meta(description="Between sites: share the sites' trunk; false: a line of its own.")] = True
+
+
+class TopologyFile(Section, frozen=True, kw_only=True):
+    """Sites and links: the table [topology], or a file of its own."""
+
+    sites: Annotated[tuple[Count, ...] | None, Meta(description="Ranks per datacenter, in order. Default: one site.")] = None
+    within: Annotated[LinkCost | None, Meta(description="Any two ranks of one site.")] = None
+    between: Annotated[
+        LinkCost | None, Meta(description="Any two ranks of different sites; two sites' trunk is shared, one for each direction.")
+    ] = None
+    site_link: Annotated[tuple[SiteLinkOverride, ...], Meta(description="Pairs of sites that differ from `between`.")] = ()
+    link: Annotated[tuple[LinkOverride, ...], Meta(description="Pairs of ranks that differ; wins over all the above.")] = ()
+
+
+class TopologySection(TopologyFile, frozen=True, kw_only=True):
+    """Sites and links."""
+
+    path: Annotated[Text | None, Meta(description="A topology.toml that holds the other keys, instead of them.")] = None
+
+
+class DataParallelSection(Section, frozen=True, kw_only=True):
+    """The data-parallel collectives beside the pipeline."""
+
+    size: Annotated[Count, Meta(description="Replicas of the pipeline.")]
+    zero_stage: Annotated[Literal[0, 1], Meta(description="0: all-reduce after the last W. 1: reduce-scatter, and all-gather.")]
+    reduce_scatter_ns: Annotated[Durations, Meta(description="For ZeRO 0 the all-reduce.")]
+    all_gather_ns: Annotated[Durations | None, Meta(description="ZeRO 1 only: before a stage's first F.")] = None
+    trunk: Annotated[
+        Pair | None,
+        Meta(description="Sites [from, to] on whose trunk the collectives queue. Default: beside the pipeline's transfers."),
+    ] = None
+
+
+class ObjectiveSection(Section, frozen=True, kw_only=True):
+    """What is sought."""
+
+    minimize: Annotated[
+        Literal["makespan", "stage-span"],
+        Meta(description="The end of the last op, or the longest time from first start to last end on one rank."),
+    ] = "makespan"
+
+
+class SolverSection(Section, frozen=True, kw_only=True):
+    """How it is sought; the command line wins over it."""
+
+    method: Annotated[Text, Meta(description="`auto`, or a method's name, options in braces: `cpsat{workers=8}`.")] = "auto"
+    time_limit_ns: Annotated[Duration | None, Meta(description="Default: the command's.")] = None
+    gap: Annotated[float, Meta(ge=0, lt=1, description="Good enough: the relative gap at which the search stops.")] = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+class JobFile(Section, frozen=True, kw_only=True):
+    """A job of the schedc compiler: a model's costs, a cluster's topology, a memory limit."""
+
+    name: Annotated[Text | None, Meta(description="Default: the job's directory, or the file's name if it is not job.toml.")] = None
+    pipeline: PipelineSection
+    profile: ProfileSection
+    memory: MemorySection | None = None
+    topology: TopologySection = TopologySection()
+    data_parallel: DataParallelSection | None = None
+    objective: ObjectiveSection = ObjectiveSection()
+    solver: SolverSection = SolverSection()

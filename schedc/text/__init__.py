@@ -1,0 +1,1 @@
+"""Reading and writing: the plan file and the JSON Schemas of both files."""
