@@ -62,7 +62,7 @@ def tables_of(problem: Problem) -> Tables:
     previous_stage = next_stage.copy()
     shape = (2, paths, stages)
     occupancy_ns, latency_ns, resource = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     links = {(link.source, link.destination): link for link in problem.links}
     for number, path in enumerate(problem.paths):
         for before, after in pairwise(path):
@@ -78,10 +78,10 @@ def tables_of(problem: Problem) -> Tables:
                     size_bytes = problem.stages[before].gradient_message_bytes
                 occupancy_ns[direction, number, sender] = link.occupancy_ns(size_bytes)
                 latency_ns[direction, number, sender] = link.latency_ns
-                resource[direction, number, sender] = _number(numbers, link.trunk or f"{source}>{destination}")
+                resource[direction, number, sender] = _number(numbers, link.trunk, f"{source}>{destination}")
     parallel = problem.data_parallel
     collective_resource = [
-        _number(numbers, (parallel.trunk if parallel else None) or f"collectives of rank {rank}") for rank in range(problem.ranks)
+        _number(numbers, parallel.trunk if parallel else None, f"collectives of rank {rank}") for rank in range(problem.ranks)
     ]
     return Tables(
         duration_ns=duration_ns,
@@ -92,13 +92,14 @@ def tables_of(problem: Problem) -> Tables:
         occupancy_ns=occupancy_ns,
         latency_ns=latency_ns,
         resource=resource,
-        resource_names=tuple(numbers),
+        resource_names=tuple(name for _, name in numbers),
         collective_resource=np.array(collective_resource, np.int64),
     )
 
 
-def _number(numbers: dict[str, int], name: str) -> int:
-    return numbers.setdefault(name, len(numbers))
+def _number(numbers: dict[tuple[str, str], int], trunk: str | None, own: str) -> int:
+    """The resource's number; a trunk may have any name, that of a link, too."""
+    return numbers.setdefault(("own", own) if trunk is None else ("trunk", trunk), len(numbers))
 
 
 def ops_array(orders: tuple[tuple[Op, ...], ...]) -> NDArray[np.int64]:

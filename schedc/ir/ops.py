@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name for kind in Kind)
 _KIND_OF_NAME = {kind.name: kind for kind in Kind}
-_TOKEN = re.compile(r"(F|BW|B|W)(0|[1-9]\d*)\.(0|[1-9]\d*)(?:/(0|[1-9]\d*))?")
+_TOKEN = re.compile(r"(F|BW|B|W)(0|[1-9]\d*)\.(0|[1-9]\d*)(?:/(0|[1-9]\d*))?", re.ASCII)
 
 
 class Op(NamedTuple):

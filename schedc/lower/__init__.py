@@ -1,0 +1,1 @@
+"""Schedule → Plan: communication queues, receives posted early, collectives."""

@@ -1,0 +1,179 @@
+"""The plan file's shape (formats, "The plan"), as the types that decode it, encode it and give its JSON Schema.
+
+They hold what the file says, checked field by field; `plan_convert` turns them into a Plan and back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "CertificateEntry",
+    "ChannelEntry",
+    "Costs",
+    "DataParallelEntry",
+    "Durations",
+    "LinkEntry",
+    "MadeByEntry",
+    "PartsEntry",
+    "Pipeline",
+    "PlanFile",
+    "RankEntry",
+    "StageEntry",
+    "plan_schema",
+]
+
+FORMAT: Final = "schedc.plan"
+VERSION: Final = 1
+
+MOST = 2**53 - 1  # the largest whole number that every JSON reader reads exactly; 104 days in nanoseconds
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Several = Annotated[int, Meta(ge=1, le=MOST)]
+Tokens = Annotated[
+    tuple[str, ...], Meta(description='Lines of at most 16 tokens joined by single spaces; `" ".join(lines).split()` reads them.')
+]
+PerMicrobatch = Annotated[Count | tuple[Count, ...], Meta(description="One value for all microbatches, or one for each.")]
+
+
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all objects of the file have in common."""
+
+
+class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
+    """How the plan came to be."""
+
+    schedc: str
+    method: str
+    seed: int
+    job_sha256: str
+    reproducible: bool = True
+
+
+class CertificateEntry(_Entry, frozen=True):
+    """What the plan is worth, and how well that is known."""
+
+    makespan_ns: Count
+    lower_bound_ns: Count
+    gap: float
+    bound: str
+    bubble_ratio: float
+    peak_activation_bytes: tuple[Count, ...]
+    stage_span_ns: Count = 0
+    objective: str = "makespan"
+
+
+class StageEntry(_Entry, frozen=True, omit_defaults=True):
+    """A stage: its rank, and its layers [first, last) where known."""
+
+    rank: Count
+    layers: tuple[Count, Count] | None = None
+
+
+class Pipeline(_Entry, frozen=True):
+    """Stages on ranks, and the paths of microbatches through them."""
+
+    ranks: Several
+    microbatches: Several
+    placement: str
+    split_backward: bool
+    stages: tuple[StageEntry, ...]
+    paths: tuple[tuple[Count, ...], ...]
+    path_of: Annotated[tuple[Count, ...], Meta(description="The path of each microbatch; one number where all take the same.")]
+
+
+class Durations(_Entry, frozen=True):
+    """The time of each kind of block, per stage, in nanoseconds."""
+
+    F: tuple[PerMicrobatch, ...]
+    B: tuple[PerMicrobatch, ...]
+    W: tuple[PerMicrobatch, ...]
+    BW: tuple[PerMicrobatch, ...]
+
+
+class LinkEntry(_Entry, frozen=True, omit_defaults=True):
+    """A directed link between two ranks."""
+
+    source: Count
+    destination: Count
+    latency_ns: Count
+    transfer_ns: Count | None = None
+    bytes_per_second: Several | None = None
+    trunk: str | None = None
+
+
+class PartsEntry(_Entry, frozen=True):
+    """How the blocks of one kind of one stage are cut: the relative time of each part."""
+
+    kind: Annotated[str, Meta(pattern="^(F|B|W|BW)$")]
+    stage: Count
+    shares: tuple[Several, ...]
+
+
+class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
+    """The collectives beside the pipeline; times per stage."""
+
+    size: Several
+    zero_stage: Count
+    reduce_scatter_ns: tuple[Count, ...]
+    all_gather_ns: tuple[Count, ...] = ()
+    trunk: str | None = None
+
+
+class Costs(_Entry, frozen=True, omit_defaults=True):
+    """All that is needed to simulate the plan without its job. Bytes per stage, but `memory_limit_bytes` per rank."""
+
+    objective: Annotated[str, Meta(pattern="^(makespan|stage-span)$")]
+    durations_ns: Durations
+    activation_bytes: tuple[Count, ...]
+    activation_after_input_bytes: tuple[Count, ...]
+    message_bytes: tuple[Count, ...]
+    gradient_message_bytes: tuple[Count, ...]
+    memory_limit_bytes: tuple[Count | None, ...]
+    links: tuple[LinkEntry, ...]
+    parts: tuple[PartsEntry, ...] = ()
+    data_parallel: DataParallelEntry | None = None
+
+
+class ChannelEntry(_Entry, frozen=True, omit_defaults=True):
+    """One queue of transfers with one peer; `post_before` where it receives."""
+
+    name: str
+    peer: Count
+    transfers: Tokens
+    post_before: Tokens | None = None
+
+
+class RankEntry(_Entry, frozen=True):
+    """The queues of one rank."""
+
+    rank: Count
+    compute: Tokens
+    channels: tuple[ChannelEntry, ...]
+    collectives: Tokens = ()
+
+
+class PlanFile(_Entry, frozen=True):
+    """The whole file."""
+
+    format: Literal["schedc.plan"]
+    version: Literal[1]
+    name: str
+    made_by: MadeByEntry
+    certificate: CertificateEntry
+    pipeline: Pipeline
+    costs: Costs
+    ranks: tuple[RankEntry, ...]
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of the plan file, generated from the types above."""
+    schema = msgspec.json.schema(PlanFile)
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A plan of schedc", **schema}
+    as_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))  # a default of () becomes [], as in any JSON
+    return as_json

@@ -1,0 +1,108 @@
+"""Lists of tokens as the plan file has them: lines of at most 16 tokens joined by single spaces, so that differences read small.
+
+A plan of 64 ranks and 1,024 microbatches has half a million tokens, most of them several times: each text is made or read once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from schedc.errors import InvalidInput
+from schedc.ir.ops import Op, parse_op, token
+from schedc.ir.plan import Collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["TOKENS_PER_LINE", "OpWriter", "TokenReader", "lines_of", "parse_collective", "parse_index", "parse_plan_op"]
+
+TOKENS_PER_LINE = 16
+
+T = TypeVar("T")
+
+_INDEX = re.compile("0|[1-9][0-9]{0,17}")
+_COLLECTIVE = re.compile(f"(RS|AG)({_INDEX.pattern})")
+
+
+def lines_of(tokens: Sequence[str]) -> tuple[str, ...]:
+    """The tokens as lines."""
+    return tuple(" ".join(tokens[at : at + TOKENS_PER_LINE]) for at in range(0, len(tokens), TOKENS_PER_LINE))
+
+
+class OpWriter(dict[Op, str]):
+    """The token of each op, made once."""
+
+    def __missing__(self, op: Op) -> str:
+        """Make the token."""
+        text = self[op] = token(op)
+        return text
+
+    def lines(self, ops: Iterable[Op]) -> tuple[str, ...]:
+        """The ops as lines of tokens."""
+        return lines_of(list(map(self.__getitem__, ops)))
+
+
+class TokenReader(dict[str, T], Generic[T]):
+    """What each token means, parsed once."""
+
+    def __init__(self, parse: Callable[[str], T]) -> None:
+        """`parse` says what a token means; it raises `ValueError` for a text that is none."""
+        super().__init__()
+        self._parse = parse
+
+    def __missing__(self, text: str) -> T:
+        """Parse the token."""
+        value = self[text] = self._parse(text)
+        return value
+
+    def read(self, lines: Sequence[str], path: str) -> tuple[T, ...]:
+        """The tokens of the lines, which stand at `path` of the file.
+
+        Raises:
+            InvalidInput: a text is no token; names its line.
+        """
+        try:
+            return tuple(map(self.__getitem__, " ".join(lines).split()))
+        except ValueError:
+            for number, line in enumerate(lines):
+                for text in line.split():
+                    try:
+                        self[text]
+                    except ValueError as error:
+                        raise InvalidInput(f"{path}[{number}]: {error}") from error
+            raise
+
+
+def parse_plan_op(text: str) -> Op:
+    """The op that a token names.
+
+    Raises:
+        ValueError: the text is not a token.
+    """
+    if not text.isascii() or len(text) > 64:  # other scripts' digits are no digits here, and nothing counts that far
+        raise ValueError(f"found {text[:64]!r}, expected an op as in F3.12, B3.12, W3.12, BW3.12 or W3.12/0")
+    return parse_op(text)
+
+
+def parse_index(text: str) -> int:
+    """The index that a token of `post_before` gives.
+
+    Raises:
+        ValueError: the text is not a number from 0.
+    """
+    if _INDEX.fullmatch(text) is None:
+        raise ValueError(f"found {text[:64]!r}, expected an index of the compute queue as in 0 or 17")
+    return int(text)
+
+
+def parse_collective(text: str) -> Collective:
+    """The collective that a token names.
+
+    Raises:
+        ValueError: the text is not a token.
+    """
+    match = _COLLECTIVE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"found {text[:64]!r}, expected a collective as in RS3 or AG3")
+    return Collective(match[1], int(match[2]))
