@@ -72,7 +72,7 @@ class Certificate:
     gap: float
     """(objective − lower bound) / objective."""
     bound: str
-    """Where the lower bound comes from: `work`, `link`, `residency`, `path`, or a solver."""
+    """Where the lower bound comes from: `work`, `link`, `residency`, `warm-up`, `path`, or a solver."""
     bubble_ratio: float
     peak_activation_bytes: tuple[int, ...]
     stage_span_ns: int = 0

@@ -1,0 +1,210 @@
+"""Heads and tails along the paths of a problem: what every lower bound is made of.
+
+A *visit* is a class of microbatches that take the same path with the same durations. A *frame* is the span of time that a bound
+speaks about: from time 0 to the end of everything (makespan), or from a rank's first start to its last end (stage span; that
+rank is the frame's *observer*). In a frame, each position of a visit's path has a head, the least time from the frame's start
+to the start of the block, and a tail, the least time from its end to the frame's end.
+
+In an observer's frame only that is counted which must lie inside it: of each microbatch, all that follows its first forward on
+the observer and precedes its last backward there, and the observer's own W. What is upstream of the observer, and the W of other
+ranks, may lie outside.
+
+Fused or split: of each backward, the *gradient part* is its first min(B, BW) (BW, if the backward may not be split) of work:
+no gradient is sent before that much of it is done. The whole backward is min(B + W, BW) of work at least.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Link, Problem
+
+__all__ = ["Costs", "Frame", "Hop", "Visit", "frames_of", "resource_name", "visits_of"]
+
+Resource = str | tuple[int, int]
+"""A trunk's name, or the directed pair of ranks of a link; (rank, rank) is a rank's own resource for collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The transfer between two neighbours on a path; None for a resource: both are on one rank and it takes no time."""
+
+    occupancy_ns: int = 0
+    latency_ns: int = 0
+    resource: Resource | None = None
+
+    @property
+    def total_ns(self) -> int:
+        """Least time from ready to arrival."""
+        return self.occupancy_ns + self.latency_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The least times of one visit at one stage."""
+
+    forward_ns: int
+    gradient_ns: int
+    """The gradient part of the backward."""
+    backward_ns: int
+    """The whole backward."""
+    split_ns: tuple[int, int] | None
+    """B and W, if they may stand apart."""
+    fused_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """Microbatches with the same path and durations."""
+
+    count: int
+    microbatch: int
+    """One of them."""
+    path: tuple[int, ...]
+    costs: tuple[Costs, ...]
+    """Per position on the path."""
+    forward: tuple[Hop, ...]
+    """Per position, from it to the next one."""
+    backward: tuple[Hop, ...]
+    """Per position, to it from the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The heads and tails of one visit in one frame, per position of its path from `begin` on (the others hold 0)."""
+
+    observer: int | None
+    """None: the makespan."""
+    visit: Visit
+    begin: int
+    counted: tuple[bool, ...]
+    """Whether the W of the position lies inside the frame."""
+    after_weight_ns: tuple[int, ...]
+    """What must follow the stage's last W: its reduce-scatter."""
+    gather_ns: tuple[int, ...]
+    """What must precede the stage's first F: its all-gather."""
+    forward_head_ns: list[int]
+    forward_tail_ns: list[int]
+    gradient_head_ns: list[int]
+    gradient_tail_ns: list[int]
+
+    def positions(self) -> range:
+        """The positions inside the frame."""
+        return range(self.begin, len(self.visit.path))
+
+
+def resource_name(resource: Resource) -> str:
+    """How a resource is called in a bound's detail."""
+    if isinstance(resource, str):
+        return f"trunk {resource}"
+    source, destination = resource
+    return f"collectives of rank {source}" if source == destination else f"link from rank {source} to rank {destination}"
+
+
+def visits_of(problem: Problem) -> tuple[Visit, ...]:
+    """The microbatches of a problem in classes that bounds need not tell apart."""
+    links = {(link.source, link.destination): link for link in problem.links}
+    uniform = [all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in Kind) for path in problem.paths]
+    classes = Counter((path, -1 if uniform[path] else microbatch) for microbatch, path in enumerate(problem.path_of))
+    visits = []
+    for (index, alone), count in classes.items():
+        path = problem.paths[index]
+        microbatch = problem.path_of.index(index) if alone < 0 else alone
+        pairs = list(pairwise(path))
+        visits.append(
+            Visit(
+                count=count,
+                microbatch=microbatch,
+                path=path,
+                costs=tuple(_costs(problem, stage, microbatch) for stage in path),
+                forward=tuple(_hop(problem, links, a, b, problem.stages[a].message_bytes) for a, b in pairs),
+                backward=tuple(_hop(problem, links, b, a, problem.stages[a].gradient_message_bytes) for a, b in pairs),
+            )
+        )
+    return tuple(visits)
+
+
+def frames_of(problem: Problem, visits: tuple[Visit, ...]) -> dict[int | None, list[Frame]]:
+    """Per frame of the problem's objective, by observer, the heads and tails of the visits that have a part in it."""
+    if problem.objective == "makespan":
+        return {None: [_frame(problem, visit, None) for visit in visits]}
+    on_rank = {rank: set(problem.stages_on(rank)) for rank in range(problem.ranks)}
+    return {
+        rank: [_frame(problem, visit, rank) for visit in visits if on_rank[rank].intersection(visit.path)]
+        for rank in range(problem.ranks)
+    }
+
+
+def _costs(problem: Problem, stage: int, microbatch: int) -> Costs:
+    forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in Kind)
+    if not problem.split_backward:
+        return Costs(forward, fused, fused, None, fused)
+    return Costs(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
+
+
+def _hop(problem: Problem, links: dict[tuple[int, int], Link], a: int, b: int, message_bytes: int) -> Hop:
+    pair = (problem.stages[a].rank, problem.stages[b].rank)
+    if pair[0] == pair[1]:
+        return Hop()
+    link = links[pair]
+    return Hop(link.occupancy_ns(message_bytes), link.latency_ns, link.trunk or pair)
+
+
+def _frame(problem: Problem, visit: Visit, observer: int | None) -> Frame:
+    path, costs = visit.path, visit.costs
+    size = len(path)
+    ranks = [problem.stages[stage].rank for stage in path]
+    begin = 0 if observer is None else ranks.index(observer)
+    parallel = problem.data_parallel if observer is None else None
+    gather_ns = tuple(parallel.all_gather_ns[stage] if parallel and parallel.all_gather_ns else 0 for stage in path)
+    after_weight_ns = tuple(parallel.reduce_scatter_ns[stage] if parallel else 0 for stage in path)
+    counted = tuple(observer is None or rank == observer for rank in ranks)
+
+    forward_head, forward_tail, gradient_head, gradient_tail = ([0] * size for _ in range(4))
+    for at in range(begin, size):
+        arrival = forward_head[at - 1] + costs[at - 1].forward_ns + visit.forward[at - 1].total_ns if at > begin else 0
+        forward_head[at] = max(gather_ns[at], arrival)
+    for at in reversed(range(begin, size)):
+        arrival = gradient_head[at + 1] + costs[at + 1].gradient_ns + visit.backward[at].total_ns if at < size - 1 else 0
+        gradient_head[at] = max(forward_head[at] + costs[at].forward_ns, arrival)
+    for at in range(begin, size):
+        sent = visit.backward[at - 1].total_ns + costs[at - 1].gradient_ns + gradient_tail[at - 1] if at > begin else 0
+        gradient_tail[at] = _tail_of_gradient(costs[at], sent, after_weight_ns[at] if counted[at] else None)
+    for at in reversed(range(begin, size)):
+        if at == size - 1:
+            forward_tail[at] = costs[at].gradient_ns + gradient_tail[at]
+        else:
+            forward_tail[at] = visit.forward[at].total_ns + costs[at + 1].forward_ns + forward_tail[at + 1]
+    return Frame(
+        observer=observer,
+        visit=visit,
+        begin=begin,
+        counted=counted,
+        after_weight_ns=after_weight_ns,
+        gather_ns=gather_ns,
+        forward_head_ns=forward_head,
+        forward_tail_ns=forward_tail,
+        gradient_head_ns=gradient_head,
+        gradient_tail_ns=gradient_tail,
+    )
+
+
+def _tail_of_gradient(costs: Costs, sent_ns: int, after_weight_ns: int | None) -> int:
+    """The least time after the gradient part: the better of fused and split. `sent_ns`: what follows the gradient sent.
+
+    Fused, the rest of BW follows, and then both what follows the gradient and what follows the weights. Split, the rest of B, and
+    then what follows the gradient, beside W and what follows it. A W outside the frame (None) is not counted.
+    """
+    if after_weight_ns is None:
+        return sent_ns
+    tail_ns = costs.fused_ns - costs.gradient_ns + max(sent_ns, after_weight_ns)
+    if costs.split_ns is not None:
+        input_ns, weight_ns = costs.split_ns
+        tail_ns = min(tail_ns, input_ns - costs.gradient_ns + max(sent_ns, weight_ns + after_weight_ns))
+    return tail_ns

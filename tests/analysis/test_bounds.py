@@ -1,0 +1,248 @@
+"""Every bound is below the exact optimum of hundreds of tiny problems, and equal to it where it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+from random import Random
+
+import pytest
+from brute_force import SearchTooLarge, optimum, timing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import make_problem, problems
+from tiny_problems import random_parts, random_schedule, tiny_problem
+
+from schedc.analysis.bounds import (
+    best_bound,
+    link_bound,
+    lower_bounds,
+    minimum_limit_bytes,
+    path_bound,
+    residency_bound,
+    warm_up_bound,
+    work_bound,
+)
+from schedc.analysis.bounds_one_machine import Job, one_machine_bound
+from schedc.analysis.bounds_residency import load_of_slots
+from schedc.analysis.simulate import simulate
+from schedc.ir.problem import DataParallel, Problem
+
+BY_NAME = {
+    "work": work_bound,
+    "link": link_bound,
+    "residency": residency_bound,
+    "path": path_bound,
+    "warm-up": warm_up_bound,
+}
+FAR = {(0, 1): (5, 0), (1, 0): (5, 0)}
+
+
+def _check_against_optimum(seed: int, most_ops: int, *, cut: bool = False, data_parallel: bool = False) -> None:
+    random = Random(seed)
+    problem = tiny_problem(random, most_ops=most_ops, data_parallel=data_parallel)
+    parts = random_parts(random, problem) if cut else ()
+    try:
+        least = optimum(problem, parts, most_states=30_000)
+    except SearchTooLarge:
+        return
+    assert least is not None
+    for bound in lower_bounds(problem):
+        assert bound.value_ns <= least, (bound, problem)
+    least_limits = minimum_limit_bytes(problem)
+    assert all(limit is None or limit >= need for limit, need in zip(problem.memory_limit_bytes, least_limits, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_no_bound_exceeds_the_optimum(seed: int) -> None:
+    _check_against_optimum(seed, 14)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_no_bound_exceeds_the_optimum_with_blocks_cut_into_parts(seed: int) -> None:
+    _check_against_optimum(seed, 10, cut=True)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_no_bound_exceeds_the_optimum_with_collectives(seed: int) -> None:
+    _check_against_optimum(seed, 12, data_parallel=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1600))
+def test_no_bound_exceeds_the_optimum_of_larger_problems(seed: int) -> None:
+    _check_against_optimum(seed, 18, cut=seed % 10 == 0, data_parallel=seed % 5 == 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problem=problems(), seed=st.integers(0, 99), objective=st.sampled_from(["makespan", "stage-span"]))
+def test_no_bound_exceeds_any_schedule(problem: Problem, seed: int, objective: str) -> None:
+    problem = replace(problem, objective=objective)
+    schedule = random_schedule(Random(seed), problem)
+    if schedule is not None:
+        timeline = simulate(problem, schedule)
+        value_ns = timeline.makespan_ns if objective == "makespan" else timeline.stage_span_ns
+        assert best_bound(problem).value_ns <= value_ns
+
+
+TIGHT = [
+    # The last rank waits for the first forward, and then works without a gap.
+    ("work", make_problem(2, 3), 100),
+    ("work", make_problem(2, 3, split_backward=False), 120),
+    # One microbatch after the other over a slow way there and back.
+    ("residency", make_problem(2, 3, costs_ns=(2, 2, 2), in_flight=1, links=FAR), 60),
+    # Three messages of 20, the first one ready at 2, the last one followed by F, B, B, W.
+    ("link", make_problem(2, 3, costs_ns=(2, 2, 2), links={(0, 1): (0, 20)}), 70),
+    ("link", make_problem(2, 2, costs_ns=(2, 2, 2), links={(0, 1): (0, 20), (1, 0): (0, 20)}), 70),
+    ("path", make_problem(2, 1, costs_ns=(2, 2, 2), links=FAR), 20),
+    # Memory for two: rank 0 idles until the first gradient, and again before the last.
+    ("warm-up", make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2), 32),
+    ("warm-up", make_problem(2, 3, costs_ns=[(3, 1, 4), (1, 1, 2)], in_flight=2, split_backward=False), 25),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "value_ns"), TIGHT)
+def test_a_bound_is_the_optimum(name: str, problem: Problem, value_ns: int) -> None:
+    assert optimum(problem, most_states=400_000) == value_ns
+    assert BY_NAME[name](problem).value_ns == value_ns
+    assert best_bound(problem).value_ns == value_ns
+
+
+UNEQUAL = make_problem(1, 3, costs_ns=(1, 1, 1))
+ALONE = {
+    "work": replace(UNEQUAL, stages=(replace(UNEQUAL.stages[0], forward_ns=(1, 5, 9)),)),  # the waves take the least of unequal
+    "link": replace(
+        make_problem(1, 2, placement=[0, 0]),  # its two all-gathers, one after the other
+        data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1), all_gather_ns=(95, 95)),
+    ),
+    "residency": make_problem(2, 3, placement="wave", chunks=2, costs_ns=(2, 2, 2), in_flight=1, links=FAR),
+    "warm-up": make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_bound_is_the_largest_alone_in_some_case(name: str) -> None:
+    values = {bound.name: bound.value_ns for bound in lower_bounds(ALONE[name])}
+    own = values.pop(name)
+    assert own > max(values.values())
+
+
+def test_a_shared_trunk_binds_more_than_two_links() -> None:
+    links = {(0, 1): (0, 20), (1, 0): (0, 20)}
+    apart = make_problem(2, 2, costs_ns=(2, 2, 2), placement="loop", chunks=2, links=links)
+    shared = make_problem(2, 2, costs_ns=(2, 2, 2), placement="loop", chunks=2, links=links, trunks={(0, 1): "t", (1, 0): "t"})
+    assert link_bound(shared).value_ns > link_bound(apart).value_ns > work_bound(apart).value_ns
+
+
+def test_bounds_are_named_in_order_and_agree_with_their_functions() -> None:
+    problem = make_problem(3, 4, in_flight=2, links={(0, 1): (3, 4)})
+    bounds = lower_bounds(problem)
+    assert [bound.name for bound in bounds] == list(BY_NAME)
+    assert bounds == tuple(BY_NAME[bound.name](problem) for bound in bounds)
+    assert best_bound(problem) == max(bounds, key=lambda bound: bound.value_ns)
+
+
+def test_details_name_the_place() -> None:
+    slow = make_problem(3, 4, in_flight=4, links={(1, 2): (0, 90)})
+    assert link_bound(slow).detail == "link from rank 1 to rank 2"
+    assert link_bound(make_problem(3, 4, links={(1, 2): (0, 90)}, trunks={(1, 2): "east"})).detail == "trunk east"
+    assert work_bound(make_problem(3, 4, costs_ns=[(1, 1, 1), (9, 9, 9), (1, 1, 1)])).detail == "rank 1"
+    assert residency_bound(slow).detail == "rank 0"
+    assert residency_bound(make_problem(2, 2)) == replace(residency_bound(slow), value_ns=0, detail="no memory limits")
+    assert link_bound(make_problem(1, 2)).detail == "no transfers"
+    assert path_bound(slow).detail == "microbatch 0"
+
+
+def test_fused_backward_that_is_faster_than_its_halves_is_counted() -> None:
+    problem = make_problem(1, 4, costs_ns=(2, 5, 5))
+    fused = replace(problem, stages=(replace(problem.stages[0], backward_ns=(6,)),))
+    assert work_bound(problem).value_ns == 48
+    assert work_bound(fused).value_ns == optimum(fused) == 32
+
+
+def test_stage_span_leaves_out_what_is_outside_a_rank() -> None:
+    problem = make_problem(2, 1, costs_ns=(2, 2, 2), links=FAR)
+    span = replace(problem, objective="stage-span")
+    assert path_bound(problem).value_ns == 20
+    assert path_bound(span).value_ns == optimum(span) == 20  # rank 0 sees all
+    later = make_problem(2, 2, costs_ns=[(1, 1, 1), (9, 9, 9)], links=FAR)
+    span = replace(later, objective="stage-span")
+    assert optimum(span) == best_bound(span).value_ns
+    assert best_bound(span).value_ns < best_bound(later).value_ns
+
+
+def test_collectives_lengthen_the_makespan_bound() -> None:
+    parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(50, 7), all_gather_ns=(11, 40))
+    problem = replace(make_problem(2, 2), data_parallel=parallel)
+    assert best_bound(problem).value_ns == optimum(problem) == 150
+    assert link_bound(ALONE["link"]).detail == "collectives of rank 0"
+    assert best_bound(replace(problem, objective="stage-span")).value_ns <= 100
+
+
+@pytest.mark.parametrize(("placement", "chunks", "expected"), [("unidirectional", 1, 3), ("wave", 2, 6), ("bidirectional", 1, 3)])
+def test_minimum_limit_is_necessary_and_enough_for_one(placement: str, chunks: int, expected: int) -> None:
+    problem = make_problem(2, 2, placement=placement, chunks=chunks, activation=(3, 1))
+    least = minimum_limit_bytes(problem)
+    assert least == (expected, expected)
+    below = replace(problem, memory_limit_bytes=(expected - 1, None))
+    assert optimum(below) is None
+    assert all(bound.value_ns >= 0 for bound in lower_bounds(below))
+    assert optimum(replace(problem, microbatches=1, path_of=problem.path_of[:1], memory_limit_bytes=least)) is not None
+
+
+def test_no_limits_of_zero_divide() -> None:
+    problem = make_problem(2, 2, activation=(0, 0), memory_limit_bytes=[0, 0])
+    assert best_bound(problem).value_ns == optimum(problem)
+
+
+def test_less_memory_and_slower_links_never_lower_a_bound() -> None:
+    for name in ("unidirectional", "wave"):
+        chunks = 2 if name == "wave" else 1
+        for limit, latency in product((4, 3, 2, 1), (0, 10, 40)):
+            links = {(0, 1): (latency, 2), (1, 0): (latency, 2)}
+            tight = make_problem(3, 8, placement=name, chunks=chunks, in_flight=limit, links=links)
+            loose = make_problem(3, 8, placement=name, chunks=chunks, in_flight=limit + 1, links=links)
+            near = make_problem(3, 8, placement=name, chunks=chunks, in_flight=limit)
+            assert best_bound(tight).value_ns >= max(best_bound(loose).value_ns, best_bound(near).value_ns)
+
+
+def test_large_problem_keeps_all_bounds() -> None:
+    values = {}
+    for objective in ("makespan", "stage-span"):
+        problem = replace(make_problem(64, 256, in_flight=64), objective=objective)
+        bounds = lower_bounds(problem)
+        assert [bound.name for bound in bounds] == list(BY_NAME)
+        values[objective] = best_bound(problem).value_ns
+    assert values == {"makespan": 8_310, "stage-span": 8_310}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 9)), max_size=7))
+def test_one_machine_bound_is_the_best_set(triples: list[tuple[int, int, int]]) -> None:
+    jobs = [Job(*triple) for triple in triples]
+    sets = [some for size in range(1, len(jobs) + 1) for some in combinations(jobs, size)]
+    values = [min(j.head_ns for j in s) + sum(j.duration_ns for j in s) + min(j.tail_ns for j in s) for s in sets]
+    assert one_machine_bound(jobs) == max(values, default=0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 2)), min_size=1, max_size=4), st.integers(1, 3))
+def test_load_of_slots_never_exceeds_the_best_assignment(lengths: list[tuple[int, int]], slots: int) -> None:
+    each = [length for length, count in lengths for _ in range(count)]
+    if len(each) > 6:
+        each = each[:6]
+    alone = [(length, 1) for length in each]
+    best = min(
+        max(sum(length for length, slot in zip(each, chosen, strict=True) if slot == which) for which in range(slots))
+        for chosen in product(range(slots), repeat=len(each))
+    )
+    assert max(each) <= load_of_slots(alone, slots) <= best
+
+
+def test_load_of_equal_intervals_is_exact() -> None:
+    assert [load_of_slots([(5, count)], 3) for count in (1, 3, 4, 6, 7)] == [5, 5, 10, 10, 15]
+
+
+def test_timing_of_a_known_schedule_matches_its_bound() -> None:
+    problem = make_problem(1, 3)
+    schedule = random_schedule(Random(0), problem)
+    assert schedule is not None
+    assert timing(problem, schedule) == (work_bound(problem).value_ns,) * 2

@@ -1,0 +1,150 @@
+"""Each rule of a problem: a problem that breaks only it, and where; sound ones break none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from problems import make_problem, problems
+
+import schedc.verify.problem as rules
+from schedc.ir.problem import DataParallel, Link, Problem, Stage
+from schedc.verify.problem import verify_problem
+
+PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5, 5), all_gather_ns=(3, 3))
+
+
+def _problem(**changes: Any) -> Problem:
+    return replace(make_problem(2, 3), **changes)
+
+
+def _stage(problem: Problem, index: int, **changes: Any) -> tuple[Stage, ...]:
+    stages = list(problem.stages)
+    stages[index] = replace(stages[index], **changes)
+    return tuple(stages)
+
+
+SOUND = make_problem(2, 3)
+ONE_RANK = make_problem(1, 1)
+THREE = replace(make_problem(2, 3, placement=[0, 1, 1]), paths=((0, 1), (2,)))
+BOTH = (Link(source=0, destination=1, trunk="east"), Link(source=1, destination=0))
+
+BROKEN = [
+    ("counts", "microbatches", _problem(microbatches=0, path_of=()), "expected at least 1, found 0"),
+    (
+        "counts",
+        "ranks",
+        replace(ONE_RANK, ranks=0, stages=(), paths=(), path_of=(), microbatches=0, memory_limit_bytes=()),
+        "at least 1",
+    ),
+    ("path-stages", "paths[0][1]", _problem(paths=((0, 2, 1),)), "stage 2 does not exist; the stages are 0 to 1"),
+    ("path-stages", "paths[0][1]", _problem(paths=((0, -1, 1),)), "stage -1 does not exist"),
+    ("path-stages", "paths[0][2]", _problem(paths=((0, 1, 0),)), "stage 0 is visited a second time, first at position 0"),
+    ("path-stages", "paths[1]", _problem(paths=((0, 1), ())), "visits no stage"),
+    ("stage-on-path", "stages[1]", _problem(paths=((0,),)), "is on no path"),
+    (
+        "rank-range",
+        "stages[2].rank",
+        replace(THREE, stages=_stage(THREE, 2, rank=7)),
+        "rank 7 does not exist; the ranks are 0 to 1",
+    ),
+    ("rank-has-stage", "ranks[2]", _problem(ranks=3, memory_limit_bytes=(None,) * 3), "has no stage"),
+    ("path-of", "path_of", _problem(path_of=(0, 0)), "expected one path for each of the 3 microbatches, found 2"),
+    ("path-of", "path_of[2]", _problem(path_of=(0, 0, 1)), "path 1 does not exist; the paths are 0 to 0"),
+    (
+        "microbatch-costs",
+        "stages[1].backward_weight_ns",
+        _problem(stages=_stage(SOUND, 1, backward_weight_ns=(1, 2))),
+        "expected 1 duration, or 3, one per microbatch; found 2",
+    ),
+    ("link-ranks", "links[2].destination", _problem(links=(*BOTH, Link(source=0, destination=2))), "rank 2 does not exist"),
+    ("link-ranks", "links[2].source", _problem(links=(*BOTH, Link(source=-1, destination=1))), "rank -1 does not exist"),
+    ("link-unique", "links[2]", _problem(links=(*BOTH, Link(source=0, destination=1))), "already given by links[0]"),
+    (
+        "links-present",
+        "links",
+        _problem(links=BOTH[:1]),
+        "none from rank 1 to rank 0, which the transfers from stage 1 to stage 0 need",
+    ),
+    ("links-present", "links", _problem(links=BOTH[1:]), "none from rank 0 to rank 1"),
+    (
+        "memory-limits",
+        "memory_limit_bytes",
+        _problem(memory_limit_bytes=(5,)),
+        "expected one limit for each of the 2 ranks, found 1",
+    ),
+    ("memory-limits", "memory_limit_bytes[1]", _problem(memory_limit_bytes=(None, -1)), "expected at least 0 bytes, found -1"),
+    ("data-parallel", "data_parallel.size", _problem(data_parallel=replace(PARALLEL, size=0)), "expected at least 1, found 0"),
+    ("data-parallel", "data_parallel.zero_stage", _problem(data_parallel=replace(PARALLEL, zero_stage=4)), "found 4"),
+    (
+        "data-parallel",
+        "data_parallel.reduce_scatter_ns",
+        _problem(data_parallel=replace(PARALLEL, reduce_scatter_ns=(5,))),
+        "each of the 2 stages, found 1",
+    ),
+    (
+        "data-parallel",
+        "data_parallel.all_gather_ns",
+        _problem(data_parallel=replace(PARALLEL, all_gather_ns=(3, 3, 3))),
+        "each of the 2 stages, found 3",
+    ),
+    (
+        "data-parallel",
+        "data_parallel.all_gather_ns[1]",
+        _problem(data_parallel=replace(PARALLEL, all_gather_ns=(3, -3))),
+        "expected at least 0, found -3",
+    ),
+    (
+        "data-parallel",
+        "data_parallel.trunk",
+        _problem(links=BOTH, data_parallel=replace(PARALLEL, trunk="west")),
+        "no link is on trunk 'west'; the trunks are 'east'",
+    ),
+    ("objective", "objective", _problem(objective="speed"), "expected makespan or stage-span, found 'speed'"),
+]
+
+
+@pytest.mark.parametrize(("rule", "place", "problem", "message"), BROKEN, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_broken_rule_is_found_at_its_place(rule: str, place: str, problem: Problem, message: str) -> None:
+    found = verify_problem(problem)
+    assert {violation.rule for violation in found} == {rule}
+    assert any(violation.place == place and message in violation.message for violation in found), found
+
+
+def test_every_violation_is_returned() -> None:
+    problem = _problem(paths=((0, 5, 0),), path_of=(0,), memory_limit_bytes=(1,), objective="speed", links=())
+    found = verify_problem(problem)
+    assert [violation.rule for violation in found] == [
+        "path-stages",
+        "path-stages",
+        "stage-on-path",
+        "path-of",
+        "memory-limits",
+        "objective",
+    ]
+
+
+def test_empty_problem_is_refused_without_a_traceback() -> None:
+    problem = Problem(name="", ranks=0, microbatches=0, stages=(), paths=(), path_of=(), memory_limit_bytes=())
+    assert [violation.place for violation in verify_problem(problem)] == ["ranks", "microbatches", "stages", "paths"]
+
+
+def test_sound_data_parallel_is_accepted() -> None:
+    for parallel in (PARALLEL, replace(PARALLEL, trunk="east"), replace(PARALLEL, all_gather_ns=(), zero_stage=0)):
+        assert verify_problem(_problem(links=BOTH, data_parallel=parallel)) == ()
+
+
+@given(problem=problems())
+def test_sound_problems_are_accepted(problem: Problem) -> None:
+    assert verify_problem(problem) == ()
+
+
+def test_every_rule_is_a_check_of_the_same_name_and_is_tested() -> None:
+    text = Path(rules.__file__).read_text()
+    checks = {name.removeprefix("check_").replace("_", "-") for name in rules.__all__ if name.startswith("check_")}
+    named = set(re.findall(r'Violation\(\s*"([a-z-]+)"', text)) | set(re.findall(r'rule, stages = "([a-z-]+)"', text))
+    assert checks == named == {case[0] for case in BROKEN}
