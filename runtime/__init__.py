@@ -1,0 +1,18 @@
+"""What executes a plan.
+
+A training job loads a plan with its stages and runs steps; everything between is the plan's:
+
+    with schedc.runtime.load("plan.json", stages={0: embed, 4: head}, loss_fn=loss_fn) as pipe:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = pipe.step(inputs, targets)
+            optimizer.step()
+"""
+
+from __future__ import annotations
+
+from schedc.runtime.failure import TransferFailed
+from schedc.runtime.loading import load
+from schedc.runtime.pipe import Pipe
+
+__all__ = ["Pipe", "TransferFailed", "load"]

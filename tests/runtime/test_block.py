@@ -1,0 +1,349 @@
+"""B and W of one stage: exact gradients, real separation, and memory that goes when the plan says so."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing import reductions
+
+from schedc.errors import InvalidInput
+from schedc.runtime.block import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WIDTH = 6
+
+
+class Residual(nn.Module):
+    """Norm, two linear layers with an activation between, and the way around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return result
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        result: torch.Tensor = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return result
+
+
+class Shared(nn.Module):
+    """One weight used at two depths, once transposed, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.unused = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) @ self.weight.t() * self.scale + self.scale
+
+
+class Made(nn.Module):
+    """A weight that is computed from others, a frozen weight, and a bias of another shape than the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.length = nn.Parameter(torch.rand(WIDTH, 1))
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+        self.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.length * self.direction / self.direction.norm(dim=1, keepdim=True)
+        result: torch.Tensor = torch.sin(x * self.frozen + self.bias) @ weight
+        return result
+
+
+class Twice(torch.autograd.Function):
+    """Doubles."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        doubled: torch.Tensor = x * 2
+        return doubled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (saved,) = ctx.saved_tensors
+        doubled: torch.Tensor = gradients[0] * 2 + 0 * saved
+        return doubled
+
+
+class Doubling(nn.Module):
+    """A function with a backward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Twice
+        result: torch.Tensor = function.apply(self.inner(x))
+        return result
+
+
+class Ignoring(nn.Module):
+    """An output that does not depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight.expand(x.shape).contiguous()
+
+
+class Tokens(nn.Module):
+    """Token and position embeddings, with a residual around something without weights before the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(10, WIDTH)
+        self.places = nn.Embedding(5, WIDTH)
+        self.rest = nn.Sequential(Residual(), Attention())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        embedded = self.tokens(x) + self.places(torch.arange(x.shape[-1]))
+        result: torch.Tensor = self.rest(embedded + torch.sin(embedded))
+        return result
+
+
+class Nested(nn.Module):
+    """One operation on the input, a weight, and something made of the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 5, WIDTH))
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.other(x), self.weight, torch.sin(self.weight)])
+        return joined[:2] + joined[2:]
+
+
+class Weight(nn.Module):
+    """A stage that is its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 5, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight
+
+
+MIDDLE: dict[str, Callable[[], nn.Module]] = {
+    "residual": lambda: nn.Sequential(Residual(), Attention(), Residual()),
+    "shared": Shared,
+    "made": Made,
+    "function": Doubling,
+    "ignoring": Ignoring,
+    "nested": Nested,
+    "weight": Weight,
+    "identity": nn.Identity,
+    "no weights": nn.GELU,
+    "in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)),
+    "convolution": lambda: nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.BatchNorm1d(5), nn.ReLU()),
+    "recurrent": lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)),
+}
+WAYS = ("BW", "B W", "B W/0 W/1 W/2")
+
+
+class First(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x)[0]
+        return result
+
+
+def run(block: Block, way: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if way == "BW":
+        block.backward(gradient)
+        return block.take()
+    block.backward_input(gradient)
+    given = block.take()
+    if way == "B W":
+        block.backward_weight()
+    else:
+        for part in range(3):
+            block.backward_weight(part, (1, 2, 1))
+    return given
+
+
+def gradients(stage: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in stage.parameters()]
+
+
+def assert_equal(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:
+    assert [one is None for one in found] == [one is None for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MIDDLE)
+def test_gradients_of_a_middle_stage(name: str, way: str) -> None:
+    torch.manual_seed(0)
+    stage = MIDDLE[name]().double()
+    value, gradient = torch.randn(2, 5, WIDTH).double(), torch.randn(2, 5, WIDTH).double()
+    leaf = value.clone().requires_grad_()
+    output = stage(leaf)
+    if output.requires_grad:
+        output.backward(gradient)
+    input_gradient = torch.zeros_like(value) if leaf.grad is None else leaf.grad
+    expected = [input_gradient, *gradients(stage)]
+    stage.zero_grad()
+    block = Block(stage, value, first=False, split=way != "BW")
+    torch.testing.assert_close(block.take(), output.detach())
+    assert_equal([run(block, way, gradient), *gradients(stage)], expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("floats", [False, True])
+def test_gradients_of_a_first_stage(way: str, floats: bool) -> None:
+    torch.manual_seed(0)
+    stage = (nn.Sequential(Residual(), Residual()) if floats else Tokens()).double()
+    value = torch.randn(2, 5, WIDTH).double() if floats else torch.randint(10, (2, 5))
+    gradient = torch.randn(2, 5, WIDTH).double()
+    stage(value).backward(gradient)
+    expected = gradients(stage)
+    stage.zero_grad()
+    block = Block(stage, value, first=True, split=way != "BW")
+    block.take()
+    assert run(block, way, gradient) is None
+    assert_equal(gradients(stage), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_a_loss(way: str) -> None:
+    torch.manual_seed(0)
+    stage = Residual().double()
+    value = torch.randn(2, 5, WIDTH).double()
+    leaf = value.clone().requires_grad_()
+    stage(leaf).square().mean().backward()
+    expected = [leaf.grad, *gradients(stage)]
+    stage.zero_grad()
+    block = Block(lambda x: stage(x).square().mean(), value, first=False, split=way != "BW")
+    block.take()
+    assert_equal([run(block, way, None), *gradients(stage)], expected)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_b_leaves_the_weights_to_w(first: bool) -> None:
+    """B touches no weight; W multiplies each activation once more, and no activation's gradient flows."""
+    stage = Tokens() if first else nn.Sequential(Residual(), Attention(), Residual())
+    value = torch.randint(10, (2, 5)) if first else torch.randn(2, 5, WIDTH)
+    block = Block(stage, value, first=first, split=True)
+    gradient = torch.ones(2, 5, WIDTH)
+    linears = [module for module in stage.modules() if isinstance(module, nn.Linear)]
+    in_b = _matrix_products(lambda: block.backward_input(gradient))
+    assert all(one is None for one in gradients(stage))
+    in_w = _matrix_products(block.backward_weight)
+    assert all(one is not None for one in gradients(stage))
+    assert in_w == len(linears)
+    assert in_b >= len(linears) - first
+
+
+def _matrix_products(work: Callable[[], None]) -> int:
+    with torch.profiler.profile() as profile:
+        work()
+    return sum(event.count for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm", "aten::bmm"))
+
+
+def test_parts_of_w_share_the_weights() -> None:
+    stage = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    block = Block(stage, torch.randn(2, WIDTH), first=False, split=True)
+    block.backward_input(torch.ones(2, WIDTH))
+    done = []
+    for part in range(3):
+        block.backward_weight(part, (1, 2, 1))
+        done.append(sum(one is not None for one in gradients(stage)) // 2)
+    assert done == [1, 3, 4]
+
+
+class Watching(nn.Module):
+    """Layers whose inputs and outputs are watched: `live()` says which of them are still in memory."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.seen: list[Any] = []
+        self.watch: Any = reductions.StorageWeakRef
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [self.watch(x.untyped_storage())]
+        for layer in self.layers:
+            x = layer(x)
+            self.seen.append(self.watch(x.untyped_storage()))
+        return x
+
+    def live(self) -> list[int]:
+        return [index for index, storage in enumerate(self.seen) if not storage.expired()]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_memory_goes_when_the_plan_says(split: bool) -> None:
+    """Without the garbage collector: no cycles keep anything."""
+    layers = [nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Sigmoid(), nn.Softmax(-1)]
+    stage = Watching(layers)
+    gc.disable()
+    try:
+        block = Block(stage, torch.randn(2, WIDTH), first=False, split=split)
+        block.take()
+        assert stage.live() == [0, 1, 3, 4, 6, 7]  # the input, and all that an activation function gives
+        if split:
+            block.backward_input(torch.ones(2, WIDTH))
+            block.take()
+            assert stage.live() == [1, 4]  # the inputs of the linear layers
+            block.backward_weight(0, (1, 1))
+            block.backward_weight(1, (1, 1))
+        else:
+            block.backward(torch.ones(2, WIDTH))
+            block.take()
+        assert stage.live() == ([] if split else [0])
+        del block
+        assert stage.live() == []
+    finally:
+        gc.enable()
+
+
+def test_a_stage_must_give_one_tensor() -> None:
+    with pytest.raises(InvalidInput, match="must give one tensor, this one gives tuple"):
+        Block(lambda x: (x, x), torch.randn(2), first=True, split=False)  # type: ignore[arg-type,return-value]
+
+
+def test_a_change_in_place_after_the_forward_is_refused() -> None:
+    seen = []
+
+    def stage(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.tanh(x))
+        return seen[0] * 1
+
+    block = Block(stage, torch.randn(2, WIDTH), first=False, split=True)
+    seen[0].zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        block.backward_input(torch.ones(2, WIDTH))

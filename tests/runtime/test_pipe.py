@@ -1,0 +1,119 @@
+"""Plans executed by real processes: the gradients and losses are those of the model without a pipeline."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import pipeline_runs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import plan_of
+from problems import make_problem
+from random_schedules import random_schedules
+from rank_processes import Ranks, rank_processes
+
+from schedc.ir.ops import WHOLE, Kind
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+def assert_trains(results: list[Any]) -> None:
+    for result in results:
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+        assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
+        assert result["losses"] == results[0]["losses"]
+        assert result["in_order"]
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpipe": ("gpipe", {}),
+    "1f1b": ("1f1b", {}),
+    "interleaved": ("interleaved", {"placement": "loop", "chunks": 2}),
+    "zb-h1": ("zb-h1", {}),
+    "zb-h2": ("zb-h2", {}),
+    "zb-v": ("zb-v", {"placement": "wave", "chunks": 2}),
+    "wave": ("hanayo", {"placement": "wave", "chunks": 4}),
+    "bidirectional": ("chimera", {"placement": "bidirectional"}),
+    "bidirectional greedy": ("greedy", {"placement": "bidirectional"}),
+    "dualpipe-v": ("dualpipe-v", {"placement": "wave", "chunks": 2}),
+    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+}
+
+
+def plan(name: str, ranks: int, microbatches: int = 8) -> Plan:
+    method, options = PLANS[name]
+    problem = make_problem(ranks, microbatches, costs_ns=(10, 12, 9), **options)
+    return plan_of(problem, constructive(method)(problem))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_in_four_processes(four: Ranks, name: str) -> None:
+    made = plan(name, 4)
+    ran = {(op.kind, op.part != WHOLE) for rank in made.ranks for op in rank.compute}
+    assert ((Kind.W, False) in ran) == (name.startswith(("zb", "dualpipe")) or "greedy" in name)
+    assert ((Kind.W, True) in ran) == ("greedy" in name)
+    assert_trains(four.run(pipeline_runs.train, made))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_in_two_processes(two: Ranks, name: str) -> None:
+    assert_trains(two.run(pipeline_runs.train, plan(name, 2)))
+
+
+@pytest.mark.parametrize("placement", ["unidirectional", "loop"])
+def test_one_process(tmp_path: Path, placement: str) -> None:
+    problem = make_problem(1, 3, placement=placement, chunks=2 if placement == "loop" else 1)
+    with rank_processes(1, tmp_path) as one:
+        assert_trains(one.run(pipeline_runs.train, plan_of(problem, constructive("greedy")(problem))))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_valid_plan(four: Ranks, data: st.DataObject) -> None:
+    """All placements, backwards split or fused, every kind of block in parts, any order that does not deadlock."""
+    placement: Any = data.draw(st.sampled_from(["unidirectional", "loop", "wave", "bidirectional", "explicit"]))
+    chunks = 2 if placement in ("loop", "wave") else 1
+    if placement == "explicit":
+        placement = data.draw(st.permutations(range(4))) + data.draw(st.lists(st.integers(0, 3), max_size=3))
+    pairs = [(x, y) for x in range(4) for y in range(4) if x != y]
+    links = {pair: data.draw(st.tuples(st.integers(0, 15), st.integers(0, 8))) for pair in pairs}
+    problem = make_problem(4, data.draw(st.integers(1, 4)), placement=placement, chunks=chunks, links=links)
+    assert_trains(four.run(pipeline_runs.train, plan_of(problem, data.draw(random_schedules(problem)))))
+
+
+@pytest.mark.parametrize("name", ["zb-v", "bidirectional"])
+def test_gradients_accumulate_over_steps(two: Ranks, name: str) -> None:
+    for error in two.run(pipeline_runs.accumulate, plan(name, 2)):
+        assert error < 1e-12
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "greedy with W in parts"])
+def test_memory_is_held_as_the_plan_says(two: Ranks, name: str) -> None:
+    """A block lives from its F to the end of its BW or last W, and steps leave nothing behind."""
+    made = plan(name, 2, microbatches=4)
+    last = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in made.parts}
+    for rank, (blocks, tensors) in zip(made.ranks, two.run(pipeline_runs.live_things, made), strict=True):
+        begun = [op.kind is Kind.F and op.part in (WHOLE, 0) for op in rank.compute]
+        ended = [op.kind in (Kind.W, Kind.BW) and op.part in (WHOLE, last.get((op.kind, op.stage))) for op in rank.compute]
+        assert blocks == list(accumulate(int(one) - int(other) for one, other in zip(begun, ended, strict=True)))
+        assert tensors == [tensors[0]] * 4

@@ -1,0 +1,88 @@
+"""Processes that are the ranks of a test: started once, given one function after another, ended with the test.
+
+The functions that they run must stand in a module of tests/support, so that a child can import them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+DEAD = "dead"
+"""The result of a rank whose process has ended."""
+
+
+class Ranks:
+    """The processes, as the test sees them."""
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self._connections = connections
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60, of: Sequence[int] | None = None) -> list[Any]:
+        """What `function(rank, *arguments)` gives on each rank; an exception as its text; `DEAD` where the process has ended.
+
+        All ranks run it; `of` says whose results to wait for, None: all.
+        """
+        for connection in self._connections:
+            connection.send((function, arguments))
+        results: list[Any] = []
+        for rank in range(len(self._connections)) if of is None else of:
+            connection = self._connections[rank]
+            try:
+                assert connection.poll(limit_s), f"rank {rank} gave no result in {limit_s} s, those before it: {results}"
+                results.append(connection.recv())
+            except (EOFError, ConnectionResetError):
+                results.append(DEAD)
+        return results
+
+
+@contextmanager
+def rank_processes(count: int, directory: Path) -> Iterator[Ranks]:
+    """So many processes in one gloo group over the loopback interface; `directory` is for their meeting."""
+    context = get_context("forkserver")  # the server imports torch once, and has no threads that a fork could lose
+    context.set_forkserver_preload(
+        ["schedc.runtime", "torch.fx.experimental.symbolic_shapes"]
+    )  # the first backward loads the latter
+    pairs = [context.Pipe() for _ in range(count)]
+    processes = [
+        context.Process(target=_serve, args=(rank, count, str(directory / "store"), child), daemon=True)
+        for rank, (_, child) in enumerate(pairs)
+    ]
+    try:
+        for process, (_, child) in zip(processes, pairs, strict=True):
+            process.start()
+            child.close()
+        yield Ranks([parent for parent, _ in pairs])
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def _serve(rank: int, count: int, store: str, connection: Connection) -> None:
+    warnings.simplefilter("error")
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    while True:
+        function, arguments = connection.recv()
+        try:
+            result = function(rank, *arguments)
+        except Exception as error:
+            result = "".join(traceback.format_exception_only(error)).strip()
+        connection.send(result)
