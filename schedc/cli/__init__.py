@@ -1,0 +1,1 @@
+"""The command line: a command parses its options, makes one call, and renders what comes back."""

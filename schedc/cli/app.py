@@ -1,0 +1,215 @@
+"""The commands. Each parses its options, makes one call into the compiler, and hands the result to `schedc.cli.render`.
+
+Heavy modules are imported inside the command that needs them, so that `schedc --help` is instant. `main` is the one place where a
+`SchedcError` becomes a line on standard error and an exit status.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedc import __version__
+from schedc.errors import InvalidInput, SchedcError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Compile pipeline-parallel training schedules: a job in, a verified plan with an optimality certificate out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML).")]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
+PlanJobOption = Annotated[Path | None, typer.Option("--job", metavar="JOB", help="The job to check or time the plan against.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
+
+
+class SchemaName(StrEnum):
+    """The two files that have a schema."""
+
+    job = "job"
+    plan = "plan"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"schedc {__version__}")
+        raise typer.Exit
+
+
+def _time(option: str, text: str) -> int:
+    """The nanoseconds that an option's text names."""
+    from schedc.units import parse_duration_ns
+
+    try:
+        return parse_duration_ns(text)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: found {text!r}, {error}") from None
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Take the options that stand before the command."""
+
+
+@app.command("compile")
+def compile_command(
+    job: JobArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan.")],
+    method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
+    time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="What random numbers start from.")] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
+) -> None:
+    """Compile a job into a plan."""
+    from schedc.cli import render
+    from schedc.compile import compile_problem
+    from schedc.frontend.job import load_job
+    from schedc.solvers.base import Limits
+    from schedc.text.plan_file import write_plan
+
+    loaded = load_job(job)
+    settings = loaded.solver
+    limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
+    limits = Limits(time_s=None if limit_ns is None else limit_ns / 1e9, seed=settings.seed if seed is None else seed)
+    with render.progress(quiet or as_json) as report:
+        compiled = compile_problem(
+            loaded.problem, method=method or settings.method, limits=limits, job_sha256=loaded.sha256, report=report
+        )
+    write_plan(compiled.plan, output)
+    if as_json:
+        render.print_json(render.compiled_json(compiled))
+    elif not quiet:
+        render.print_compiled(compiled, output)
+
+
+@app.command()
+def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
+    """Check every rule of a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is its plan."""
+    from schedc.cli import render
+    from schedc.compile import check_plan
+    from schedc.frontend.job import load_job
+    from schedc.text.plan_file import read_plan
+    from schedc.verify.job import check_costs, check_pipeline
+
+    read = read_plan(plan)
+    violations = check_plan(read)
+    if job is not None:
+        problem = load_job(job).problem
+        violations += check_pipeline(read, problem) + check_costs(read, problem)
+    if as_json:
+        render.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
+    else:
+        render.print_verdict(read, violations, plan)
+    if violations:
+        raise typer.Exit(1)
+
+
+@app.command()
+def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
+    """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
+    from schedc.cli import render
+    from schedc.compile import replay
+    from schedc.frontend.job import load_job
+    from schedc.text.plan_file import read_plan
+
+    read = read_plan(plan)
+    problem = read.problem if job is None else load_job(job).problem
+    timeline = replay(read, problem)
+    if as_json:
+        render.print_json(render.timeline_json(problem, read.schedule(), timeline))
+    else:
+        render.print_timeline(problem, read.schedule(), timeline)
+
+
+@app.command()
+def show(
+    plan: PlanArgument,
+    begin: Annotated[str, typer.Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Show up to this time.")] = None,
+) -> None:
+    """Draw a plan in the terminal: ranks, links and memory over time."""
+    from schedc.cli.show import print_plan
+    from schedc.compile import replay
+    from schedc.text.plan_file import read_plan
+
+    from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
+    read = read_plan(plan)
+    print_plan(read, replay(read), from_ns, to_ns)
+
+
+@app.command()
+def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Print the lower bounds of a job: no schedule is faster than any of them."""
+    from schedc.analysis.bounds import lower_bounds
+    from schedc.cli import render
+    from schedc.frontend.job import load_job
+
+    problem = load_job(job).problem
+    found = lower_bounds(problem)
+    if as_json:
+        render.print_json({bound.name: {"value_ns": bound.value_ns, "where": bound.detail} for bound in found})
+    else:
+        render.print_bounds(problem, found)
+
+
+@app.command()
+def templates(job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job.")] = None) -> None:
+    """List the known schedules; with a job, how each does on it, or why it cannot."""
+    from schedc.cli import render
+    from schedc.frontend.job import load_job
+    from schedc.solvers.templates import TEMPLATES
+
+    if job is None:
+        render.print_templates(tuple(TEMPLATES.values()))
+        return
+    from schedc.compile import time_methods
+
+    problem = load_job(job).problem
+    candidates = time_methods(problem, tuple(TEMPLATES))
+    render.print_candidates(candidates, None, f"{problem.name}: the known schedules")
+
+
+@app.command()
+def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="Which of the two files.")]) -> None:
+    """Print the JSON Schema of the job or the plan file."""
+    from schedc.cli import render
+
+    if file is SchemaName.job:
+        from schedc.text.schema import job_schema
+
+        render.print_json(job_schema())
+    else:
+        from schedc.text.plan_file import plan_schema
+
+        render.print_json(plan_schema())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; the entry point of the `schedc` script. Always ends by `SystemExit`."""
+    try:
+        app(arguments)
+    except SchedcError as error:
+        typer.echo(f"schedc: {error}", err=True)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        typer.echo("schedc: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as in `schedc show plan.json | head`
+        sys.stderr.close()
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""What the commands print: tables and pictures for people, JSON objects for machines. Results go to standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from schedc.units import format_bytes, format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from schedc.analysis.bounds import Bound
+    from schedc.analysis.timeline import Timeline
+    from schedc.compile import Compiled
+    from schedc.ir.plan import Certificate, Plan
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.solvers.portfolio import Candidate
+    from schedc.solvers.templates import Template
+    from schedc.verify.violation import Violation
+
+__all__ = [
+    "certificate_lines",
+    "compiled_json",
+    "console",
+    "print_bounds",
+    "print_candidates",
+    "print_compiled",
+    "print_json",
+    "print_templates",
+    "print_timeline",
+    "print_verdict",
+    "progress",
+    "timeline_json",
+]
+
+
+def console() -> Console:
+    """Standard output, fitted to its width."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def progress(hidden: bool) -> Iterator[Callable[[Candidate], None]]:
+    """A spinner with the best candidate so far, on standard error; yields what is told of each candidate."""
+    errors = Console(stderr=True)
+    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), console=errors, transient=True)
+    best: list[int] = []
+    task = bar.add_task("compiling", total=None)
+
+    def report(candidate: Candidate) -> None:
+        if candidate.makespan_ns is not None and (not best or candidate.makespan_ns < best[-1]):
+            best.append(candidate.makespan_ns)
+            bar.update(task, description=f"best {format_duration_ns(best[-1])} by {candidate.method}")
+
+    if hidden or not errors.is_terminal:
+        yield report
+        return
+    with bar:
+        yield report
+
+
+def certificate_lines(certificate: Certificate) -> list[str]:
+    """The certificate in words."""
+    value_ns = certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns
+    worth = f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal"
+    return [
+        f"{certificate.objective} {format_duration_ns(value_ns)}, {worth}"
+        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
+        f"bubble ratio {certificate.bubble_ratio:.2%}, peak activations {format_bytes(max(certificate.peak_activation_bytes))}",
+    ]
+
+
+def print_candidates(candidates: Sequence[Candidate], best: str | None, title: str) -> None:
+    """How each method did, the best first, then those that could not and why."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("makespan", justify="right")
+    table.add_column("against the best", justify="right")
+    table.add_column("took", justify="right")
+    table.add_column("")
+    solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
+    for candidate in solved:
+        least_ns = solved[0].objective_ns or 1
+        table.add_row(
+            candidate.method,
+            format_duration_ns(candidate.makespan_ns or 0),
+            f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
+            f"{candidate.seconds * 1e3:.1f} ms",
+            "◀ chosen" if candidate.method == best else "",
+        )
+    out = console()
+    out.print(table)
+    for candidate in candidates:
+        if candidate.objective_ns is None:
+            out.print(Text(f"not {candidate.method}: {candidate.why_not.removeprefix(candidate.method).strip()}", "dim"))
+
+
+def print_compiled(compiled: Compiled, output: Path) -> None:
+    """The certificate, and how each candidate did."""
+    plan = compiled.plan
+    print_candidates(compiled.candidates, plan.made_by.method, f"{plan.name}: {len(compiled.candidates)} candidates")
+    out = console()
+    for line in certificate_lines(plan.certificate):
+        out.print(line)
+    out.print(f"written to {output} in {compiled.seconds:.2f} s")
+
+
+def compiled_json(compiled: Compiled) -> dict[str, Any]:
+    """The object of `compile --json`."""
+    certificate = compiled.plan.certificate
+    return {
+        "makespan_ns": certificate.makespan_ns,
+        "lower_bound_ns": certificate.lower_bound_ns,
+        "gap": certificate.gap,
+        "bound": certificate.bound,
+        "method": compiled.plan.made_by.method,
+        "seconds": compiled.seconds,
+        "candidates": [
+            {"method": entry.method, "makespan_ns": entry.makespan_ns, "seconds": entry.seconds}
+            if entry.makespan_ns is not None
+            else {"method": entry.method, "why_not": entry.why_not, "seconds": entry.seconds}
+            for entry in compiled.candidates
+        ],
+        "history": [
+            {
+                "seconds": step.seconds,
+                "makespan_ns": step.makespan_ns,
+                "lower_bound_ns": step.lower_bound_ns,
+                "found_by": step.found_by,
+            }
+            for step in compiled.history
+        ],
+    }
+
+
+def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> None:
+    """Every violation on a line of its own, or that there is none."""
+    for violation in violations:
+        sys.stdout.write(f"{path}: {violation}\n")
+    if not violations:
+        ops = sum(len(rank.compute) for rank in plan.ranks)
+        transfers = sum(len(channel.transfers) for rank in plan.ranks for channel in rank.channels if channel.receives)
+        out = console()
+        out.print(f"{path}: holds: {ops} ops and {transfers} transfers on {len(plan.ranks)} ranks, every rule checked")
+        for line in certificate_lines(plan.certificate):
+            out.print(line)
+
+
+def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
+    """The object of `simulate --json`."""
+    from schedc.analysis.memory import peak_bytes
+
+    peaks = peak_bytes(problem, schedule)
+    return {
+        "makespan_ns": timeline.makespan_ns,
+        "stage_span_ns": timeline.stage_span_ns,
+        "bubble_ratio": timeline.bubble_ratio,
+        "ranks": [
+            {
+                "rank": rank,
+                "busy_ns": busy_ns,
+                "idle_ns": timeline.makespan_ns - busy_ns,
+                "peak_activation_bytes": peaks[rank],
+            }
+            for rank, busy_ns in enumerate(timeline.busy_ns)
+        ],
+    }
+
+
+def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> None:
+    """Makespan and bubble, and per rank what it computes, waits and holds."""
+    from schedc.analysis.memory import peak_bytes
+
+    out = console()
+    out.print(
+        f"{problem.name}: makespan {format_duration_ns(timeline.makespan_ns)},"
+        f" stage span {format_duration_ns(timeline.stage_span_ns)}, bubble ratio {timeline.bubble_ratio:.2%}"
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in ("rank", "busy", "idle", "idle share", "peak activations", "limit"):
+        table.add_column(header, justify="right")
+    for rank, (busy_ns, peak) in enumerate(zip(timeline.busy_ns, peak_bytes(problem, schedule), strict=True)):
+        idle_ns, limit = timeline.makespan_ns - busy_ns, problem.memory_limit_bytes[rank]
+        table.add_row(
+            str(rank),
+            format_duration_ns(busy_ns),
+            format_duration_ns(idle_ns),
+            f"{idle_ns / max(1, timeline.makespan_ns):.2%}",
+            format_bytes(peak),
+            "none" if limit is None else format_bytes(limit),
+        )
+    out.print(table)
+
+
+def print_templates(templates: Sequence[Template]) -> None:
+    """The known schedules, what each needs, and where it was published."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in ("template", "placement", "what it is", "source"):
+        table.add_column(header)
+    for template in templates:
+        table.add_row(template.name, template.placements, template.summary, template.source)
+    console().print(table)
+
+
+def print_bounds(problem: Problem, bounds: Sequence[Bound]) -> None:
+    """Each lower bound, the one that binds first."""
+    table = Table(
+        title=f"{problem.name}: no schedule is faster than", title_justify="left", box=None, header_style="bold", pad_edge=False
+    )
+    for header in ("bound", "value", "where"):
+        table.add_column(header, justify="right" if header == "value" else "left")
+    for bound in sorted(bounds, key=lambda bound: -bound.value_ns):
+        table.add_row(bound.name, format_duration_ns(bound.value_ns), bound.detail)
+    console().print(table)

@@ -1,0 +1,201 @@
+"""The driver: Problem → bounds → method → Schedule → verified → Plan → verified.
+
+`compile_problem` is the compiler behind `schedc compile`: whatever method made the schedule, the same simulator times it
+and the same verifiers accept it, and no plan leaves that its own verifier refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc import __version__
+from schedc.analysis.bounds import best_bound, lower_bounds, minimum_limit_bytes
+from schedc.analysis.memory import peak_bytes
+from schedc.analysis.simulate import simulate
+from schedc.errors import CheckFailed, Infeasible, InvalidInput, NoPlanFound
+from schedc.ir.plan import Certificate, MadeBy, Plan
+from schedc.lower.lower import lower
+from schedc.solvers.base import NO_LIMITS, Limits
+from schedc.solvers.portfolio import OUT_OF_TIME, Candidate, best_of, candidate_names, try_methods
+from schedc.units import format_bytes
+from schedc.verify.job import check_pipeline
+from schedc.verify.plan import verify_plan
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from schedc.analysis.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.verify.violation import Violation
+
+__all__ = ["Compiled", "Improvement", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """One step of a compile's history: a better schedule, and what was known then."""
+
+    seconds: float
+    makespan_ns: int
+    lower_bound_ns: int
+    found_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A verified plan, and how it came to be."""
+
+    plan: Plan
+    seconds: float
+    candidates: tuple[Candidate, ...]
+    history: tuple[Improvement, ...]
+
+
+def compile_problem(
+    problem: Problem,
+    *,
+    method: str = "auto",
+    limits: Limits = NO_LIMITS,
+    job_sha256: str = "",
+    report: Callable[[Candidate], None] = lambda _: None,
+) -> Compiled:
+    """The best plan that the method finds.
+
+    Args:
+        problem: what must be done.
+        method: `auto`, or a method's name with options in braces.
+        limits: when a search ends, and its seed.
+        job_sha256: of the job file, for the plan.
+        report: hears of each candidate as soon as it is timed.
+
+    Raises:
+        InvalidInput: the problem contradicts itself, or the method's name or options are wrong.
+        Infeasible: a rank's memory limit is below what one microbatch needs.
+        NoPlanFound: no method found a schedule within the memory limits.
+        CheckFailed: a method's schedule, or the plan made of it, breaks a rule; a defect of schedc.
+    """
+    begun = time.perf_counter()
+    violations = verify_problem(problem)
+    if violations:
+        raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
+    _check_feasible(problem)
+    bound = best_bound(problem)
+    history: list[Improvement] = []
+
+    def note(candidate: Candidate) -> None:
+        if candidate.makespan_ns is not None and (not history or candidate.makespan_ns < history[-1].makespan_ns):
+            history.append(
+                Improvement(
+                    seconds=time.perf_counter() - begun,
+                    makespan_ns=candidate.makespan_ns,
+                    lower_bound_ns=bound.value_ns,
+                    found_by=candidate.method,
+                )
+            )
+        report(candidate)
+
+    candidates = try_methods(problem, candidate_names(problem) if method == "auto" else (method,), limits=limits, report=note)
+    best = best_of(candidates)
+    if best is None or best.schedule is None:
+        raise NoPlanFound(
+            f"{problem.name}: no plan found: " + "; ".join(f"{entry.method}: {entry.why_not}" for entry in candidates)
+        )
+    made_by = MadeBy(
+        schedc=__version__,
+        method=best.method,
+        seed=limits.seed,
+        job_sha256=job_sha256,
+        reproducible=all(entry.why_not != OUT_OF_TIME for entry in candidates),
+    )
+    plan = certify(problem, best.schedule, made_by)
+    return Compiled(plan=plan, seconds=time.perf_counter() - begun, candidates=tuple(candidates), history=tuple(history))
+
+
+def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, ...]:
+    """What each method makes of the problem, without a plan.
+
+    Raises:
+        InvalidInput: the problem contradicts itself, or a method's name or options are wrong.
+    """
+    violations = verify_problem(problem)
+    if violations:
+        raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
+    return tuple(try_methods(problem, methods, limits=NO_LIMITS, report=lambda _: None))
+
+
+def certify(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
+    """The plan of a schedule, with its certificate, after both verifiers accepted it.
+
+    Raises:
+        CheckFailed: a verifier refuses the schedule or the plan.
+    """
+    violations = verify_schedule(problem, schedule)
+    if violations:
+        raise CheckFailed(f"{problem.name}: the schedule of {made_by.method} breaks a rule: {_first_of(violations)}")
+    timeline = simulate(problem, schedule)
+    bound = best_bound(problem)
+    objective_ns = timeline.objective_ns(problem.objective)
+    certificate = Certificate(
+        makespan_ns=timeline.makespan_ns,
+        lower_bound_ns=bound.value_ns,
+        gap=(objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0,
+        bound=bound.name,
+        bubble_ratio=timeline.bubble_ratio,
+        peak_activation_bytes=peak_bytes(problem, schedule),
+        stage_span_ns=timeline.stage_span_ns,
+        objective=problem.objective,
+    )
+    plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
+    violations = check_plan(plan)
+    if violations:
+        raise CheckFailed(f"{problem.name}: the plan of {made_by.method} breaks a rule: {_first_of(violations)}")
+    return plan
+
+
+def check_plan(plan: Plan) -> tuple[Violation, ...]:
+    """Every rule that the plan breaks, its certificate's analytic bounds computed anew."""
+    problem_violations = verify_problem(plan.problem)
+    if problem_violations:
+        return problem_violations
+    return verify_plan(plan, bounds={bound.name: bound.value_ns for bound in lower_bounds(plan.problem)})
+
+
+def replay(plan: Plan, problem: Problem | None = None) -> Timeline:
+    """The plan's timeline, under its own costs or those of another problem with the same pipeline.
+
+    Raises:
+        CheckFailed: the other problem has another pipeline, or the plan's orders break a rule.
+    """
+    violations: tuple[Violation, ...] = ()
+    if problem is not None:
+        violations = check_pipeline(plan, problem)
+    costs = problem or plan.problem
+    violations = violations or verify_problem(costs)
+    if not violations:
+        unlimited = dataclasses.replace(
+            costs, memory_limit_bytes=(None,) * costs.ranks
+        )  # timing a plan that needs too much is fine
+        violations = verify_schedule(unlimited, plan.schedule())
+    if violations:
+        raise CheckFailed(f"{plan.name}: the plan cannot be timed: {_first_of(violations)}")
+    return simulate(costs, plan.schedule())
+
+
+def _check_feasible(problem: Problem) -> None:
+    for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
+        if limit is not None and limit < needed:
+            raise Infeasible(
+                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
+                f" alone needs {format_bytes(needed)} there, the smallest limit that would do"
+            )
+
+
+def _first_of(violations: tuple[Violation, ...]) -> str:
+    more = len(violations) - 1
+    return f"{violations[0]}" + (f" (and {more} more)" if more else "")

@@ -1,0 +1,214 @@
+"""The command line as its users run it: every command, its JSON, its exit statuses, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from schedc.cli.app import main
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples" / "m70-2dc" / "job.toml"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def schedc(*arguments: object, width: int = 110) -> Done:
+    """Run the command line in this process, on a terminal of this width that shows no colour."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        patch.setenv("COLUMNS", str(width))
+        main([str(argument) for argument in arguments])
+    code = ended.value.code
+    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of the M70 example by 1F1B."""
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    done = schedc("compile", JOB, "-o", path, "--method", "1f1b")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_compile_auto_prints_candidates_and_certificate_and_writes_a_plan_that_verifies(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    done = schedc("compile", JOB, "-o", path)
+    assert done.returncode == 0, done.stderr
+    for expected in ("1f1b", "zb-h1", "greedy", "pipemorph", "not zb-v: needs a wave placement", "lower bound", "bubble ratio"):
+        assert expected in done.stdout
+    assert schedc("verify", path, "--job", JOB).returncode == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> None:
+    done = schedc("compile", JOB, "-o", tmp_path / "plan.json", "--json")
+    found = json.loads(done.stdout)
+    keys = {"makespan_ns", "lower_bound_ns", "gap", "bound", "method", "seconds", "candidates", "history"}
+    assert keys <= found.keys()
+    by_method = {entry["method"]: entry for entry in found["candidates"]}
+    assert by_method["1f1b"]["makespan_ns"] == 4_543_000_000
+    assert by_method["zb-h1"]["makespan_ns"] == 4_174_000_000
+    assert "wave" in by_method["zb-v"]["why_not"]
+    assert found["makespan_ns"] == min(entry["makespan_ns"] for entry in found["candidates"] if "makespan_ns" in entry)
+    assert found["history"][-1]["makespan_ns"] == found["makespan_ns"]
+    assert found["history"][-1]["found_by"] == found["method"]
+    assert found["gap"] == (found["makespan_ns"] - found["lower_bound_ns"]) / found["makespan_ns"]
+
+
+def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    schedc("compile", JOB, "-o", tmp_path / "one.json", "--quiet")
+    command = [sys.executable, "-m", "schedc.cli.app", "compile", str(JOB), "-o", str(tmp_path / "two.json"), "--quiet"]
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "7"})
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+
+
+def test_simulate_prints_each_rank_and_the_published_makespan(plan: Path) -> None:
+    found = json.loads(schedc("simulate", plan, "--json").stdout)
+    assert found["makespan_ns"] == 4_543_000_000
+    assert [entry["rank"] for entry in found["ranks"]] == list(range(8))
+    for entry in found["ranks"]:
+        assert entry["busy_ns"] == 16 * 105_000_000
+        assert entry["busy_ns"] + entry["idle_ns"] == found["makespan_ns"]
+    assert found["ranks"][0]["peak_activation_bytes"] == 8 << 30
+    assert "4.543 s" in schedc("simulate", plan).stdout
+
+
+def test_simulate_with_another_job_takes_its_costs(plan: Path, tmp_path: Path) -> None:
+    """The same pipeline without delay between the sites: CrossPipe's first cell."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text().replace('"76 ms"', '"0 ms"'))
+    assert json.loads(schedc("simulate", plan, "--job", job, "--json").stdout)["makespan_ns"] == 2_415_000_000
+
+
+def test_simulate_refuses_a_job_with_another_pipeline(plan: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text().replace("microbatches = 16", "microbatches = 12"))
+    done = schedc("simulate", plan, "--job", job)
+    assert done.returncode == 1
+    assert "pipeline.microbatches" in done.stderr
+
+
+def test_verify_names_the_broken_rule_and_its_place(plan: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text(plan.read_text().replace('"makespan_ns": 4543000000', '"makespan_ns": 4000000000'))
+    done = schedc("verify", broken)
+    assert done.returncode == 1
+    assert "certificate.makespan_ns" in done.stdout
+    assert json.loads(schedc("verify", broken, "--json").stdout)["holds"] is False
+
+
+def test_verify_with_a_job_notices_other_costs(plan: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text().replace('"38 ms"', '"39 ms"'))
+    done = schedc("verify", plan, "--job", job)
+    assert done.returncode == 1
+    assert "costs.stages[0]" in done.stdout
+
+
+@pytest.mark.parametrize("width", [60, 110, 200])
+def test_show_fits_the_terminal_and_shows_ranks_links_and_memory(plan: Path, width: int) -> None:
+    done = schedc("show", plan, width=width)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    for rank in range(8):
+        assert any(line.startswith(f"rank {rank} ") and "=" in line and ">" in line for line in lines)
+        assert any(line.startswith(f"mem {rank} ") and "█" in line for line in lines) is (rank == 0)
+    assert sum(line.startswith("link ") for line in lines) == 2
+
+
+def test_show_a_stretch_of_time(plan: Path) -> None:
+    done = schedc("show", plan, "--from", "0ms", "--to", "38 ms")
+    rank_rows = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert rank_rows[0].split()[2].startswith("0>>>>")
+    assert set(rank_rows[1].split()[2]) == {"·"}
+
+
+def test_bounds_prints_every_bound_with_the_binding_one_first() -> None:
+    found = json.loads(schedc("bounds", JOB, "--json").stdout)
+    assert {"work", "link", "residency", "path"} <= found.keys()
+    best = max(found, key=lambda name: found[name]["value_ns"])
+    rows = schedc("bounds", JOB).stdout.splitlines()
+    assert rows[2].split()[0] == best
+    assert 0 < found[best]["value_ns"] <= 2_736_000_000  # the proven optimum
+
+
+def test_templates_are_listed_and_timed() -> None:
+    assert "dualpipe-v" in schedc("templates").stdout
+    timed = schedc("templates", JOB).stdout
+    assert "4.543 s" in timed
+    assert "needs" in timed
+
+
+@pytest.mark.parametrize("file", ["job", "plan"])
+def test_schema_is_a_json_schema(file: str) -> None:
+    found = json.loads(schedc("schema", file).stdout)
+    assert "$schema" in found or "$ref" in found or "properties" in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (("compile", "missing.toml", "-o", "plan.json"), 2, "missing.toml"),
+        (("compile", JOB, "-o", "/nonexistent/folder/plan.json"), 2, "/nonexistent/folder"),
+        (("compile", JOB, "-o", "plan.json", "--method", "zbh1"), 2, "did you mean 'zb-h1'"),
+        (("compile", JOB, "-o", "plan.json", "--method", "zb-v"), 4, "zb-v needs a wave placement"),
+        (("compile", JOB, "-o", "plan.json", "--method", "greedy{n_sub}"), 2, "name=value"),
+        (("compile", JOB, "-o", "plan.json", "--method", "greedy{sub=2}"), 2, "n_sub"),
+        (("compile", JOB, "-o", "plan.json", "--time-limit", "60"), 2, "60"),
+        (("verify", "missing.json"), 2, "missing.json"),
+        (("verify", JOB), 2, "job.toml"),
+        (("show", ROOT), 2, "directory"),
+        (("schema", "topology"), 2, "topology"),
+        (("nonsense",), 2, "nonsense"),
+    ],
+)
+def test_bad_use_gets_a_message_and_a_status_but_never_a_traceback(
+    arguments: tuple[object, ...], status: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = schedc(*arguments)
+    assert done.returncode == status, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_small_a_limit_is_proven_infeasible_with_the_smallest_that_would_do(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text().replace('limit = "8 GiB"', 'limit = "1000 MiB"'))
+    done = schedc("compile", job, "-o", tmp_path / "plan.json")
+    assert done.returncode == 3
+    assert "rank 0" in done.stderr
+    assert "1 GiB" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Torch, ortools, numpy and numba stay out of `schedc --help`, whatever the machine's speed."""
+    script = (
+        "import sys\n"
+        "from schedc.cli.app import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'ortools', 'numpy', 'numba', 'highspy', 'pulp', 'msgspec'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "compile" in done.stdout
