@@ -7,6 +7,7 @@ and the same verifiers accept it, and no plan leaves that its own verifier refus
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ from schedc.analysis.bounds import best_bound, lower_bounds, minimum_limit_bytes
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
 from schedc.errors import CheckFailed, Infeasible, InvalidInput, NoPlanFound
+from schedc.ir.index import tables_of
 from schedc.ir.plan import Certificate, MadeBy, Plan
 from schedc.lower.lower import lower
 from schedc.solvers.base import NO_LIMITS, Limits
-from schedc.solvers.portfolio import OUT_OF_TIME, Candidate, best_of, candidate_names, try_methods
+from schedc.solvers.incumbent import Improvement, Incumbent
+from schedc.solvers.portfolio import Candidate, solve, try_methods
 from schedc.units import format_bytes
 from schedc.verify.job import check_pipeline
 from schedc.verify.plan import verify_plan
@@ -34,17 +37,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.verify.violation import Violation
 
-__all__ = ["Compiled", "Improvement", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
-    """One step of a compile's history: a better schedule, and what was known then."""
-
-    seconds: float
-    makespan_ns: int
-    lower_bound_ns: int
-    found_by: str
+__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +48,8 @@ class Compiled:
     seconds: float
     candidates: tuple[Candidate, ...]
     history: tuple[Improvement, ...]
+    solver_log: tuple[str, ...] = ()
+    """What a solver's bound rests on; the certificate has its digest."""
 
 
 def compile_problem(
@@ -63,7 +58,7 @@ def compile_problem(
     method: str = "auto",
     limits: Limits = NO_LIMITS,
     job_sha256: str = "",
-    report: Callable[[Candidate], None] = lambda _: None,
+    report: Callable[[Improvement], None] = lambda _: None,
 ) -> Compiled:
     """The best plan that the method finds.
 
@@ -72,7 +67,7 @@ def compile_problem(
         method: `auto`, or a method's name with options in braces.
         limits: when a search ends, and its seed.
         job_sha256: of the job file, for the plan.
-        report: hears of each candidate as soon as it is timed.
+        report: hears of each better schedule or bound at once.
 
     Raises:
         InvalidInput: the problem contradicts itself, or the method's name or options are wrong.
@@ -86,35 +81,22 @@ def compile_problem(
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     _check_feasible(problem)
     bound = best_bound(problem)
-    history: list[Improvement] = []
-
-    def note(candidate: Candidate) -> None:
-        if candidate.makespan_ns is not None and (not history or candidate.makespan_ns < history[-1].makespan_ns):
-            history.append(
-                Improvement(
-                    seconds=time.perf_counter() - begun,
-                    makespan_ns=candidate.makespan_ns,
-                    lower_bound_ns=bound.value_ns,
-                    found_by=candidate.method,
-                )
-            )
-        report(candidate)
-
-    candidates = try_methods(problem, candidate_names(problem) if method == "auto" else (method,), limits=limits, report=note)
-    best = best_of(candidates)
-    if best is None or best.schedule is None:
-        raise NoPlanFound(
-            f"{problem.name}: no plan found: " + "; ".join(f"{entry.method}: {entry.why_not}" for entry in candidates)
-        )
+    outcome = solve(problem, method, limits, bound_ns=bound.value_ns, bound_by=bound.name, report=report)
+    best = outcome.incumbent
+    if best.schedule is None:
+        reasons = "; ".join(f"{entry.method}: {entry.why_not}" for entry in outcome.candidates)
+        raise NoPlanFound(f"{problem.name}: no plan found: {reasons}")
     made_by = MadeBy(
-        schedc=__version__,
-        method=best.method,
-        seed=limits.seed,
-        job_sha256=job_sha256,
-        reproducible=all(entry.why_not != OUT_OF_TIME for entry in candidates),
+        schedc=__version__, method=best.found_by, seed=limits.seed, job_sha256=job_sha256, reproducible=not best.cut_short
     )
-    plan = certify(problem, best.schedule, made_by)
-    return Compiled(plan=plan, seconds=time.perf_counter() - begun, candidates=tuple(candidates), history=tuple(history))
+    plan = certify(problem, best.schedule, made_by, solver_bound=best if best.solver_log else None)
+    return Compiled(
+        plan=plan,
+        seconds=time.perf_counter() - begun,
+        candidates=outcome.candidates,
+        history=tuple(best.history),
+        solver_log=best.solver_log,
+    )
 
 
 def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, ...]:
@@ -126,11 +108,20 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
     violations = verify_problem(problem)
     if violations:
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
-    return tuple(try_methods(problem, methods, limits=NO_LIMITS, report=lambda _: None))
+    candidates: list[Candidate] = []
+    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by="", report=lambda _: None)
+    try_methods(incumbent, methods, NO_LIMITS, candidates)
+    return tuple(candidates)
 
 
-def certify(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
+def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bound: Incumbent | None = None) -> Plan:
     """The plan of a schedule, with its certificate, after both verifiers accepted it.
+
+    Args:
+        problem: what the ops cost.
+        schedule: the schedule.
+        made_by: for the plan.
+        solver_bound: an incumbent whose bound a solver proved, if that is better than the analytic ones.
 
     Raises:
         CheckFailed: a verifier refuses the schedule or the plan.
@@ -140,12 +131,17 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
         raise CheckFailed(f"{problem.name}: the schedule of {made_by.method} breaks a rule: {_first_of(violations)}")
     timeline = simulate(problem, schedule)
     bound = best_bound(problem)
+    bound_ns, bound_by, digest = bound.value_ns, bound.name, ""
+    if solver_bound is not None:
+        bound_ns, bound_by = solver_bound.bound_ns, solver_bound.bound_by
+        digest = hashlib.sha256("\n".join(solver_bound.solver_log).encode()).hexdigest()
     objective_ns = timeline.objective_ns(problem.objective)
     certificate = Certificate(
         makespan_ns=timeline.makespan_ns,
-        lower_bound_ns=bound.value_ns,
-        gap=(objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0,
-        bound=bound.name,
+        lower_bound_ns=bound_ns,
+        gap=(objective_ns - bound_ns) / objective_ns if objective_ns else 0.0,
+        bound=bound_by,
+        solver_log_sha256=digest,
         bubble_ratio=timeline.bubble_ratio,
         peak_activation_bytes=peak_bytes(problem, schedule),
         stage_span_ns=timeline.stage_span_ns,

@@ -1,4 +1,4 @@
-"""What every solver has in common: a constructive method takes a Problem and gives a Schedule, or says why it cannot.
+"""What every method has in common: a constructive one makes a Schedule of a Problem, a search improves an incumbent.
 
 A constructive method is a pure function `construct(problem, **options) -> Schedule`; it raises `schedc.errors.Unsupported` where
 it does not exist for the problem's numbers. Nobody trusts what a method thinks of its own result: the simulator times it and the
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.incumbent import Incumbent
 
-__all__ = ["NO_LIMITS", "Construct", "Limits", "Solved"]
+__all__ = ["NO_LIMITS", "Construct", "Limits", "Search", "Solved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,13 @@ class Limits:
 
     time_s: float | None = None
     """Wall-clock seconds; a result that they cut short is marked as not reproducible."""
+    gap: float = 0.0
+    """Good enough: a search ends when (objective − bound) / objective is no more."""
     seed: int = 0
+    workers: int = 8
+    """Search threads of a solver; more of them than cores still pays, since each searches in another way."""
+    deterministic: float | None = None
+    """A limit in units that do not depend on the machine, about seconds; the result is then the same everywhere."""
 
 
 NO_LIMITS = Limits()
@@ -38,7 +45,16 @@ class Solved:
     objective_ns: int
     lower_bound_ns: int
     status: str
-    log_sha256: str = ""
+    log: tuple[str, ...] = ()
+    """What the bound rests on, line by line: solver, version, parameters, model, status. Nothing in it depends on a clock."""
+
+
+class Search(Protocol):
+    """A method that improves what is known about a problem, within limits."""
+
+    def __call__(self, incumbent: Incumbent, limits: Limits, /) -> None:
+        """Offer schedules and bounds to the incumbent until the gap, the limit, or a proof."""
+        ...
 
 
 class Construct(Protocol):

@@ -1,102 +1,147 @@
-"""The portfolio behind `--method auto`: many cheap methods, each timed by the simulator, the best one kept.
+"""The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
-A Problem goes in; every candidate comes out with what it reached or why it could not, in the order tried, the best one marked by
-`best_of`. Only a time limit that is reached makes the result depend on the machine; it then says so.
+A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
+search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
+rule, then CP-SAT, and ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
-from schedc.solvers.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.incumbent import Incumbent
+from schedc.solvers.registry import SEARCHES, TEMPLATE_NAMES, constructive, search_of
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from schedc.ir.index import Tables
     from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.base import Limits
+    from schedc.solvers.incumbent import Improvement
 
-__all__ = ["OUT_OF_TIME", "Candidate", "best_of", "candidate_names", "try_methods"]
+__all__ = ["OUT_OF_TIME", "Candidate", "Outcome", "solve", "try_methods"]
 
 OUT_OF_TIME = "not tried, the time limit was reached"
 
 LARGE_OPS = 50_000
 """From this many compute ops on, only the strongest variant of each heuristic is tried."""
 
+CPSAT_OPS = 12_000
+"""Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What one method made of the problem: a schedule and its times, or the reason why not."""
+    """What one constructive method made of the problem, or the reason why not."""
 
     method: str
     seconds: float
-    schedule: Schedule | None = None
     makespan_ns: int | None = None
     objective_ns: int | None = None
     why_not: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the methods found."""
+
+    incumbent: Incumbent
+    candidates: tuple[Candidate, ...]
+
+
+def solve(
+    problem: Problem,
+    method: str,
+    limits: Limits,
+    *,
+    bound_ns: int,
+    bound_by: str,
+    report: Callable[[Improvement], None],
+) -> Outcome:
+    """Run the method on the problem until the gap, the limit, a proof, or an interruption.
+
+    Args:
+        problem: a valid problem.
+        method: `auto`, or a method's name with options in braces.
+        limits: when to stop.
+        bound_ns: the best analytic lower bound on the objective.
+        bound_by: its name.
+        report: hears of each improvement at once.
+
+    Raises:
+        InvalidInput: the method's name or options are wrong.
+        KeyboardInterrupt: the run was interrupted before there was any schedule.
+    """
+    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=bound_ns, bound_by=bound_by, report=report)
+    name = method.partition("{")[0]
+    candidates: list[Candidate] = []
+    try:
+        if name != "auto" and name not in SEARCHES:
+            try_methods(incumbent, (method,), limits, candidates)
+        else:
+            searches = _auto_searches(problem) if name == "auto" else (method,)
+            runs = [search_of(search) for search in searches]  # a wrong option is told before anything runs
+            try_methods(incumbent, candidate_names(problem), limits, candidates)
+            for run in runs:
+                if incumbent.schedule is None or incumbent.gap <= limits.gap:
+                    break
+                left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
+                if left_s is not None and left_s <= 0 and limits.deterministic is None:
+                    incumbent.cut_short = True
+                    break
+                run(incumbent, replace(limits, time_s=left_s))
+    except KeyboardInterrupt:
+        if incumbent.schedule is None:
+            raise
+        incumbent.cut_short = True
+    return Outcome(incumbent=incumbent, candidates=tuple(candidates))
+
+
 def candidate_names(problem: Problem) -> tuple[str, ...]:
-    """The methods that `auto` tries, with their options."""
-    large = 3 * sum(len(problem.path(microbatch)) for microbatch in range(problem.microbatches)) >= LARGE_OPS
-    greedy = ("greedy",) if large else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    """The constructive methods that every search starts from, with their options."""
+    greedy = ("greedy",) if _num_ops(problem) >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
     return (*TEMPLATE_NAMES, *greedy, "pipemorph", "pipemorph{policy=initial}")
 
 
-def try_methods(
-    problem: Problem, methods: Iterable[str], *, limits: Limits, report: Callable[[Candidate], None]
-) -> list[Candidate]:
-    """Run each method on the problem until the time limit; `report` hears of each candidate at once.
+def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, candidates: list[Candidate]) -> None:
+    """Offer each method's schedule to the incumbent, and append what became of it to the candidates.
 
     Raises:
         InvalidInput: a method's name or options are wrong.
     """
-    tables = tables_of(problem)
-    candidates = []
-    first_begun = time.perf_counter()
     for method in methods:
         construct = constructive(method)
         begun = time.perf_counter()
         try:
-            if limits.time_s is not None and begun - first_begun > limits.time_s:
+            late = limits.time_s is not None and incumbent.seconds > limits.time_s
+            if late and incumbent.schedule is not None and _num_ops(incumbent.problem) >= LARGE_OPS:
+                incumbent.cut_short = True
                 raise Unsupported(OUT_OF_TIME)
-            schedule = construct(problem)
+            schedule = construct(incumbent.problem)
+            excess = incumbent.exceeds_memory(schedule)
+            if excess is not None:
+                rank, peak, limit = excess
+                raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
         except Unsupported as reason:
-            candidate = Candidate(method=method, seconds=time.perf_counter() - begun, why_not=str(reason))
+            candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not=str(reason)))
         else:
-            candidate = _judge(problem, method, schedule, begun, tables)
-        report(candidate)
-        candidates.append(candidate)
-    return candidates
+            makespan_ns, objective_ns = incumbent.offer(schedule, method)
+            seconds = time.perf_counter() - begun
+            candidates.append(Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns))
 
 
-def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The candidate with the smallest objective, the first of equals; None if none has a schedule."""
-    solved = [candidate for candidate in candidates if candidate.schedule is not None]
-    return min(solved, key=lambda candidate: candidate.objective_ns or 0, default=None)
+def _auto_searches(problem: Problem) -> tuple[str, ...]:
+    """What `auto` runs after the constructive methods."""
+    if _num_ops(problem) > CPSAT_OPS:
+        return ("local",)
+    several_chunks = len(problem.stages) > problem.ranks
+    return ("local{rounds=30}", "cpsat") if several_chunks else ("local{rounds=3}", "cpsat")
 
 
-def _judge(problem: Problem, method: str, schedule: Schedule, begun: float, tables: Tables) -> Candidate:
-    """Time the schedule, or say where it exceeds the memory limit."""
-    peaks = peak_bytes(problem, schedule)
-    for rank, (peak, limit) in enumerate(zip(peaks, problem.memory_limit_bytes, strict=True)):
-        if limit is not None and peak > limit:
-            why_not = f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}"
-            return Candidate(method=method, seconds=time.perf_counter() - begun, why_not=why_not)
-    timeline = simulate(problem, schedule, tables=tables)
-    return Candidate(
-        method=method,
-        seconds=time.perf_counter() - begun,
-        schedule=schedule,
-        makespan_ns=timeline.makespan_ns,
-        objective_ns=timeline.objective_ns(problem.objective),
-    )
+def _num_ops(problem: Problem) -> int:
+    return 3 * sum(len(problem.path(microbatch)) for microbatch in range(problem.microbatches))

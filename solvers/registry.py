@@ -1,6 +1,7 @@
 """The methods by name: what `--method` and a job's `[solver] method` take, with options in braces, `greedy{n_sub=2}`.
 
-A name and the text of its options go in; a constructive method bound to its options comes out. Modules load when they are used.
+A name and the text of its options go in; a constructive method, or a search, bound to its options comes out. Modules load when they
+are used.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
-    from schedc.solvers.base import Construct
+    from collections.abc import Callable
 
-__all__ = ["METHODS", "TEMPLATE_NAMES", "constructive"]
+    from schedc.solvers.base import Construct, Search
+
+__all__ = ["METHODS", "SEARCHES", "TEMPLATE_NAMES", "constructive", "search_of"]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 
@@ -25,25 +28,44 @@ METHODS: dict[str, str] = {
     "greedy": "schedc.solvers.greedy:greedy",
     "pipemorph": "schedc.solvers.pipemorph:pipemorph",
 }
-"""Each method's module and function; for templates, the module's table."""
+"""Each constructive method's module and function; for templates, the module's table."""
+
+SEARCHES: dict[str, str] = {name: f"schedc.solvers.searches:{name}" for name in ("local", "cpsat", "milp")}
+"""Each search's module and function."""
 
 
 def constructive(text: str) -> Construct:
-    """The method that `text` names, with its options.
+    """The constructive method that `text` names, with its options.
 
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
     name, _, rest = text.partition("{")
     if name not in METHODS:
-        raise InvalidInput(f"method {name!r} is unknown{nearest(name, METHODS)}; expected auto, {', '.join(METHODS)}")
-    module, _, attribute = METHODS[name].partition(":")
-    found = getattr(import_module(module), attribute)
+        known = ("auto", *METHODS, *SEARCHES)
+        raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
+    found = _load(METHODS[name])
     method: Construct = found[name].construct if name in TEMPLATE_NAMES else found
     return partial(method, **_options(text, rest, method)) if rest else method
 
 
-def _options(text: str, braced: str, method: Construct) -> dict[str, object]:
+def search_of(text: str) -> Search:
+    """The search that `text` names, with its options; the name is one of `SEARCHES`.
+
+    Raises:
+        InvalidInput: the options cannot be read.
+    """
+    name, _, rest = text.partition("{")
+    search: Search = _load(SEARCHES[name])
+    return partial(search, **_options(text, rest, search)) if rest else search
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _options(text: str, braced: str, method: Callable[..., object]) -> dict[str, Any]:
     """The options between the braces, each of the type of the method's default for it."""
     if not braced.endswith("}"):
         raise InvalidInput(f"method {text!r}: expected options in braces, as in greedy{{n_sub=2}}")
@@ -52,7 +74,7 @@ def _options(text: str, braced: str, method: Construct) -> dict[str, object]:
         for name, parameter in signature(method).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for option in filter(None, map(str.strip, braced[:-1].split(","))):
         name, equals, value = option.partition("=")
         if not equals:
@@ -60,9 +82,17 @@ def _options(text: str, braced: str, method: Construct) -> dict[str, object]:
         if name not in known:
             expected = f"expected {', '.join(known)}" if known else "it has none"
             raise InvalidInput(f"method {text!r}: the option {name!r} is unknown{nearest(name, known)}; {expected}")
-        wanted = type(known[name])
-        try:
-            options[name] = wanted(value) if wanted in (int, float, str) else int(value)
-        except ValueError:
-            raise InvalidInput(f"method {text!r}: the option {name!r} is {value!r}, expected a number") from None
+        options[name] = _value(value, known[name])
+        if isinstance(options[name], str) and not isinstance(known[name], str):
+            raise InvalidInput(f"method {text!r}: the option {name!r} is {value!r}, expected a number")
     return options
+
+
+def _value(text: str, default: object) -> object:
+    """The option's value: a number where it reads as one, else a truth value or a word."""
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text, text) if isinstance(default, (bool, str)) else text

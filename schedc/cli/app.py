@@ -32,6 +32,10 @@ PlanJobOption = Annotated[Path | None, typer.Option("--job", metavar="JOB", help
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
 
 
+DEFAULT_TIME_S = 60.0
+"""How long `compile` searches unless the job or an option says otherwise."""
+
+
 class SchemaName(StrEnum):
     """The two files that have a schema."""
 
@@ -68,7 +72,12 @@ def compile_command(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan.")],
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
+    gap: Annotated[float | None, typer.Option(min=0, max=1, help="Stop when proven to be within this gap, as in 0.01.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="What random numbers start from.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Search threads of a solver.")] = 8,
+    deterministic_limit: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so much work, not time: the same plan on every machine.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
 ) -> None:
@@ -82,7 +91,13 @@ def compile_command(
     loaded = load_job(job)
     settings = loaded.solver
     limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
-    limits = Limits(time_s=None if limit_ns is None else limit_ns / 1e9, seed=settings.seed if seed is None else seed)
+    limits = Limits(
+        time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
+        gap=settings.gap if gap is None else gap,
+        seed=settings.seed if seed is None else seed,
+        workers=workers,
+        deterministic=deterministic_limit,
+    )
     with render.progress(quiet or as_json) as report:
         compiled = compile_problem(
             loaded.problem, method=method or settings.method, limits=limits, job_sha256=loaded.sha256, report=report

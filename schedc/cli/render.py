@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Certificate, Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.incumbent import Improvement
     from schedc.solvers.portfolio import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
@@ -55,17 +56,19 @@ def print_json(value: object) -> None:
 
 
 @contextmanager
-def progress(hidden: bool) -> Iterator[Callable[[Candidate], None]]:
-    """A spinner with the best candidate so far, on standard error; yields what is told of each candidate."""
+def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
+    """A line with the incumbent and the bound, live on standard error; yields what is told of each improvement."""
     errors = Console(stderr=True)
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), console=errors, transient=True)
-    best: list[int] = []
+    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True)
     task = bar.add_task("compiling", total=None)
 
-    def report(candidate: Candidate) -> None:
-        if candidate.makespan_ns is not None and (not best or candidate.makespan_ns < best[-1]):
-            best.append(candidate.makespan_ns)
-            bar.update(task, description=f"best {format_duration_ns(best[-1])} by {candidate.method}")
+    def report(step: Improvement) -> None:
+        gap = (step.makespan_ns - step.lower_bound_ns) / max(1, step.makespan_ns)
+        bar.update(
+            task,
+            description=f"makespan {format_duration_ns(step.makespan_ns)} by {step.found_by},"
+            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {gap:.2%}",
+        )
 
     if hidden or not errors.is_terminal:
         yield report
@@ -77,10 +80,11 @@ def progress(hidden: bool) -> Iterator[Callable[[Candidate], None]]:
 def certificate_lines(certificate: Certificate) -> list[str]:
     """The certificate in words."""
     value_ns = certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns
+    word = f"by {certificate.bound}" + (", for whole blocks" if certificate.solver_log_sha256 else "")
     worth = f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal"
     return [
         f"{certificate.objective} {format_duration_ns(value_ns)}, {worth}"
-        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
+        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, {word})",
         f"bubble ratio {certificate.bubble_ratio:.2%}, peak activations {format_bytes(max(certificate.peak_activation_bytes))}",
     ]
 
@@ -145,6 +149,8 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
             }
             for step in compiled.history
         ],
+        "reproducible": compiled.plan.made_by.reproducible,
+        "solver_log": list(compiled.solver_log),
     }
 
 

@@ -77,6 +77,8 @@ class Certificate:
     peak_activation_bytes: tuple[int, ...]
     stage_span_ns: int = 0
     objective: str = "makespan"
+    solver_log_sha256: str = ""
+    """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
     reproducible: bool = True
 
 
-class CertificateEntry(_Entry, frozen=True):
+class CertificateEntry(_Entry, frozen=True, omit_defaults=True):
     """What the plan is worth, and how well that is known."""
 
     makespan_ns: Count
@@ -66,6 +66,7 @@ class CertificateEntry(_Entry, frozen=True):
     peak_activation_bytes: tuple[Count, ...]
     stage_span_ns: Count = 0
     objective: str = "makespan"
+    solver_log_sha256: str = ""
 
 
 class StageEntry(_Entry, frozen=True, omit_defaults=True):

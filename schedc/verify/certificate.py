@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANALYTIC_BOUNDS",
+    "SOLVER_BOUNDS",
+    "check_bound_source",
     "check_bounds",
     "check_bubble_ratio",
     "check_gap",
@@ -28,8 +30,11 @@ __all__ = [
     "check_stage_span",
 ]
 
-ANALYTIC_BOUNDS = ("work", "link", "residency", "path")
+ANALYTIC_BOUNDS = ("work", "link", "residency", "warm-up", "path")
 """The bounds that follow from the problem alone, so that whoever has it can compute them again."""
+
+SOLVER_BOUNDS = ("cpsat", "milp")
+"""The bounds that rest on a solver's word. They hold for schedules of whole blocks."""
 
 TOLERANCE = 1e-6
 """How far a claimed ratio may be from the true one: files may round it."""
@@ -113,6 +118,20 @@ def check_gap(plan: Plan) -> Iterator[Violation]:
     if not abs(plan.certificate.gap - expected) <= TOLERANCE:
         message = f"claims {plan.certificate.gap}, but objective and lower bound give {expected}"
         yield Violation("gap", "certificate.gap", message)
+
+
+def check_bound_source(plan: Plan) -> Iterator[Violation]:
+    """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut."""
+    claims = plan.certificate
+    if claims.bound not in ANALYTIC_BOUNDS + SOLVER_BOUNDS:
+        expected = ", ".join(ANALYTIC_BOUNDS + SOLVER_BOUNDS)
+        yield Violation("bound-source", "certificate.bound", f"names the bound {claims.bound!r}, expected one of {expected}")
+    if claims.bound in SOLVER_BOUNDS and plan.parts:
+        message = f"the bound {claims.bound!r} holds for whole blocks, but the plan cuts some"
+        yield Violation("bound-source", "certificate.bound", message)
+    if claims.solver_log_sha256 and claims.bound not in SOLVER_BOUNDS:
+        message = f"names a solver's log, but the bound {claims.bound!r} is no solver's"
+        yield Violation("bound-source", "certificate.solver_log_sha256", message)
 
 
 def check_bounds(plan: Plan, bounds: Mapping[str, int]) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.verify.certificate import (
+    check_bound_source,
     check_bounds,
     check_bubble_ratio,
     check_gap,
@@ -89,5 +90,6 @@ def _certificate(plan: Plan, needs: Mapping[Op, Need], bounds: Mapping[str, int]
     yield from check_peak_memory(plan)
     yield from check_lower_bound(plan)
     yield from check_gap(plan)
+    yield from check_bound_source(plan)
     if bounds is not None:
         yield from check_bounds(plan, bounds)

@@ -1,0 +1,112 @@
+"""What a formulation schedules: the blocks and transfers of a Problem, in ticks, and what must come before what.
+
+Every formulation reads this one table, so that CP-SAT and MILP are asked the same question. Blocks are whole, or W in equal
+parts where the problem allows its weights to be cut. Fused backwards appear only where the problem does not split: elsewhere B
+followed by W at once does everything that BW does, no later (cost model), provided that BW is not faster than its two halves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.schedule import Parts
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.models.grid import Grid
+
+__all__ = ["Blocks", "Transfer", "blocks_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message: after its producer, on its resource for the occupancy, then the latency before its consumer."""
+
+    producer: Op
+    consumer: Op
+    resource: str
+    occupancy: int
+    latency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a problem. Durations are in ticks."""
+
+    duration: dict[Op, int]
+    """Every op, by stage, kind, microbatch, part."""
+    needs: tuple[tuple[Op, Op], ...]
+    """(before, after) without a transfer: on one rank."""
+    transfers: tuple[Transfer, ...]
+    chains: tuple[tuple[Op, ...], ...]
+    """Per stage and kind, its ops in microbatch order: where microbatches are alike, this loses nothing (CrossPipe 4.1)."""
+    parts: tuple[Parts, ...]
+    gather: dict[int, int]
+    """Per stage, its all-gather, where there is one."""
+    scatter: dict[int, int]
+    """Per stage, its reduce-scatter, where there is one."""
+    complete: bool
+    """Whether every schedule of the problem is matched by one of these blocks; else a bound holds for these blocks only."""
+
+
+def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
+    """The blocks of the problem on a grid, every W cut into so many equal parts."""
+    backward = Kind.B if problem.split_backward else Kind.BW
+    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+    duration: dict[Op, int] = {}
+    needs: list[tuple[Op, Op]] = []
+    transfers: list[Transfer] = []
+    chains: dict[tuple[int, Kind], list[Op]] = {}
+    cut = weight_parts if problem.split_backward else 1
+    parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
+    alike = all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
+    # Only alike microbatches may be taken in order without losing anything; two paths leave open when a rank's span begins.
+    complete = alike and (problem.objective == "makespan" or len(problem.paths) == 1)
+    for stage, microbatch in problem.blocks():
+        for kind in kinds:
+            block_ns = problem.duration_ns(kind, stage, microbatch)
+            if kind is Kind.W and cut > 1:
+                shares_ns = parts[stage].durations_ns(block_ns)
+                ops = [(Op(kind, stage, microbatch, part), share_ns) for part, share_ns in enumerate(shares_ns)]
+            else:
+                ops = [(Op(kind, stage, microbatch), block_ns)]
+            for op, op_ns in ops:
+                duration[op] = grid.ticks(op_ns)
+                chains.setdefault((stage, kind), []).append(op)
+        halves_ns = sum(problem.duration_ns(kind, stage, microbatch) for kind in (Kind.B, Kind.W))
+        complete &= not problem.split_backward or problem.duration_ns(Kind.BW, stage, microbatch) >= halves_ns
+        needs.append((Op(Kind.F, stage, microbatch), Op(backward, stage, microbatch)))
+        if problem.split_backward:
+            needs.append((Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch, 0 if cut > 1 else WHOLE)))
+    for microbatch in range(problem.microbatches):
+        path = problem.path(microbatch)
+        for before, after in pairwise(path):
+            for producer, consumer in (
+                (Op(Kind.F, before, microbatch), Op(Kind.F, after, microbatch)),
+                (Op(backward, after, microbatch), Op(backward, before, microbatch)),
+            ):
+                source, destination = problem.rank_of(producer), problem.rank_of(consumer)
+                if source == destination:
+                    needs.append((producer, consumer))
+                    continue
+                link = problem.link(source, destination)
+                occupancy = grid.ticks(link.occupancy_ns(problem.message_bytes(producer)))
+                name = link.trunk or f"{source}>{destination}"
+                transfers.append(Transfer(producer, consumer, name, occupancy, grid.ticks(link.latency_ns)))
+    parallel = problem.data_parallel
+    used = {op.stage for op in duration}
+    gathers = parallel.all_gather_ns if parallel else ()
+    scatters = parallel.reduce_scatter_ns if parallel else ()
+    return Blocks(
+        duration,
+        tuple(needs),
+        tuple(transfers),
+        tuple(map(tuple, chains.values())),
+        parts,
+        {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(gathers) if stage in used},
+        {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(scatters) if stage in used},
+        complete,
+    )

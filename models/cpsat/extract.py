@@ -1,0 +1,73 @@
+"""Between schedules and the variables of the CP-SAT model: hints in, orders out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ortools.sat.python import cp_model
+
+    from schedc.analysis.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.models.cpsat.model import Variables
+    from schedc.models.grid import Grid
+
+__all__ = ["add_hint", "schedule_of"]
+
+
+def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid: Grid, objective_ns: int) -> None:
+    """Hint every variable with the schedule's times; a fused backward hints its two halves."""
+    model, start = variables.model, variables.start
+    hinted: dict[Op, int] = {}
+    for rank, order in enumerate(schedule.orders):
+        for op, start_ns in zip(order, timeline.start_ns(rank), strict=True):
+            at = grid.ticks(start_ns)
+            for target in _targets(op, start):
+                hinted.setdefault(target, at)
+                at += variables.blocks.duration[target]
+    for op, at in hinted.items():
+        model.add_hint(start[op], at)
+    for move in timeline.transfers:
+        producer = move.op._replace(kind=Kind.B) if move.op.kind is Kind.BW and move.op not in start else move.op
+        if producer in variables.send:
+            model.add_hint(variables.send[producer], grid.ticks(move.start_ns))
+    model.add_hint(variables.objective, grid.ticks(objective_ns))
+
+
+def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
+    """The variables that an op of some schedule stands for, in the order in which they follow each other."""
+    if op in start:
+        return [op]
+    kinds = (Kind.B, Kind.W) if op.kind is Kind.BW else (op.kind,)
+    targets: list[Op] = []
+    for block in (op._replace(kind=kind, part=WHOLE) for kind in kinds if op.part <= 0):
+        part = block if block in start else block._replace(part=0)
+        while part in start:
+            targets.append(part)
+            part = part._replace(part=part.part + 1) if part.part != WHOLE else part._replace(stage=-1)
+    return targets
+
+
+def schedule_of(variables: Variables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
+    """The orders of a solution; ops that start together are ordered by their end, then as their needs ask."""
+    depth = {op: number for number, op in enumerate(_by_needs(variables))}
+    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+    times = {op: value(start) for op, start in variables.start.items()}
+    for op in sorted(times, key=lambda op: (times[op], times[op] + variables.blocks.duration[op], depth[op])):
+        orders[problem.rank_of(op)].append(op)
+    return Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
+
+
+def _by_needs(variables: Variables) -> list[Op]:
+    """All ops, each after what it needs: forwards along the path, backwards against it."""
+
+    def key(op: Op) -> tuple[int, int, int, int]:
+        backward = op.kind is not Kind.F
+        return (op.microbatch, int(backward), -op.stage if backward else op.stage, op.part)
+
+    return sorted(variables.start, key=key)

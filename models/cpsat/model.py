@@ -1,0 +1,162 @@
+"""The CP-SAT model of a Problem: which constraints it has and what it minimizes.
+
+Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, in ticks of the grid, in its
+window. Constraints, each in a function of its name: precedence; one op at a time per rank, one transfer at a time per link or
+trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
+
+A link serves its transfers in any order here, where the simulator serves them in order of ready time: the model is a relaxation
+in this, so its bounds hold, and a schedule that it finds is timed again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ortools.sat.python import cp_model
+
+from schedc.ir.ops import Kind, Op
+from schedc.models.cpsat.memory import add_memory_limit
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.models.blocks import Blocks
+    from schedc.models.windows import Windows
+
+__all__ = ["Variables", "build"]
+
+
+@dataclass(slots=True)
+class Variables:
+    """The model and the variables that are read back."""
+
+    model: cp_model.CpModel
+    blocks: Blocks
+    start: dict[Op, cp_model.IntVar]
+    send: dict[Op, cp_model.IntVar]
+    """Per producer whose transfer occupies its link: when it starts to."""
+    objective: cp_model.IntVar
+
+    def end(self, op: Op) -> cp_model.LinearExprT:
+        """The op's end."""
+        return self.start[op] + self.blocks.duration[op]
+
+
+def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> Variables:
+    """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
+
+    Raises:
+        ValueError: `upper` is below `lower` or the longest path, so that there is no such schedule.
+    """
+    lower = max(lower, windows.path)
+    if upper < lower:
+        raise ValueError(f"no schedule has an objective of {upper} ticks; none is below {lower}")
+    model = cp_model.CpModel()
+    start = {
+        op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, f"{Kind(op.kind).name}{op[1:]}")
+        for op, length in blocks.duration.items()
+    }
+    variables = Variables(model, blocks, start, {}, model.new_int_var(lower, upper, "objective"))
+    shared: dict[str, list[cp_model.IntervalVar]] = defaultdict(list)
+    add_precedences(variables)
+    add_rank_no_overlap(variables, problem)
+    add_transfers(variables, windows, upper, shared)
+    add_microbatch_order(variables)
+    add_memory_limit(model, start, problem, blocks, upper + max(windows.origin.values()))
+    add_collectives(variables, problem, upper, shared)
+    for intervals in shared.values():
+        model.add_no_overlap(intervals)
+    add_objective(variables, problem, windows)
+    return variables
+
+
+def add_precedences(variables: Variables) -> None:
+    """An op starts after what it needs on its own rank has ended."""
+    for before, after in variables.blocks.needs:
+        variables.model.add(variables.start[after] >= variables.end(before))
+
+
+def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
+    """A rank runs one op at a time."""
+    intervals: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
+    for op, length in variables.blocks.duration.items():
+        interval = variables.model.new_fixed_size_interval_var(variables.start[op], length, "")
+        intervals[problem.rank_of(op)].append(interval)
+    for on_rank in intervals.values():
+        variables.model.add_no_overlap(on_rank)
+
+
+def add_transfers(variables: Variables, windows: Windows, upper: int, shared: dict[str, list[cp_model.IntervalVar]]) -> None:
+    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
+
+    The transfers of one stage and kind keep their microbatch order, as their producers do.
+    """
+    model, start = variables.model, variables.start
+    lanes: dict[tuple[Kind, int], list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
+    for move in variables.blocks.transfers:
+        ready, consumer = variables.end(move.producer), start[move.consumer]
+        if move.occupancy == 0:
+            model.add(consumer >= ready + move.latency)
+            continue
+        earliest = windows.head[move.producer] + variables.blocks.duration[move.producer]
+        consumer_length = variables.blocks.duration[move.consumer]
+        latest = upper - windows.tail[move.consumer] - consumer_length - move.latency - move.occupancy
+        send = model.new_int_var(earliest, latest, "")
+        variables.send[move.producer] = send
+        model.add(send >= ready)
+        model.add(consumer >= send + move.occupancy + move.latency)
+        shared[move.resource].append(model.new_fixed_size_interval_var(send, move.occupancy, ""))
+        lanes[move.producer.kind, move.producer.stage].append((send, move.occupancy))
+    for lane in lanes.values():
+        for (first, occupancy), (second, _) in pairwise(lane):
+            model.add(second >= first + occupancy)
+
+
+def add_microbatch_order(variables: Variables) -> None:
+    """Per stage and kind, the ops run in microbatch order; this removes the symmetry between alike microbatches."""
+    for chain in variables.blocks.chains:
+        for before, after in pairwise(chain):
+            variables.model.add(variables.start[after] >= variables.end(before))
+
+
+def add_collectives(variables: Variables, problem: Problem, upper: int, shared: dict[str, list[cp_model.IntervalVar]]) -> None:
+    """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7)."""
+    parallel = problem.data_parallel
+    if parallel is None:
+        return
+    model, blocks = variables.model, variables.blocks
+    ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
+    last_kind = Kind.W if problem.split_backward else Kind.BW
+    for stage in sorted({op.stage for op in blocks.duration}):
+        resource = parallel.trunk or f"collectives of rank {problem.stages[stage].rank}"
+        if length := blocks.gather.get(stage, 0):
+            begin = model.new_int_var(0, upper, "")
+            shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
+            model.add(variables.start[ends[stage, Kind.F][0]] >= begin + length)
+        if length := blocks.scatter.get(stage, 0):
+            begin = model.new_int_var(0, upper + length, "")
+            shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
+            model.add(begin >= variables.end(ends[stage, last_kind][-1]))
+            if problem.objective == "makespan":
+                model.add(variables.objective >= begin + length)
+
+
+def add_objective(variables: Variables, problem: Problem, windows: Windows) -> None:
+    """Minimize the last end on any rank, from 0 or from the rank's first start.
+
+    The simulator starts a rank's first op as soon as it can. So does this model where the objective is the stage span; otherwise a
+    span could be shortened by starting late.
+    """
+    if problem.objective == "stage-span":
+        for rank, origin in windows.origin.items():
+            first = [
+                op for op in variables.start if problem.rank_of(op) == rank and windows.head[op] == origin and op.kind == Kind.F
+            ]
+            if len(problem.paths) == 1:
+                variables.model.add(variables.start[first[0]] == origin)
+    for chain in variables.blocks.chains:
+        origin = windows.origin[problem.rank_of(chain[-1])]
+        variables.model.add(variables.objective >= variables.end(chain[-1]) - origin)
+    variables.model.minimize(variables.objective)

@@ -1,0 +1,113 @@
+"""CP-SAT as a solver: a Problem and an incumbent in, a better schedule and a proven lower bound out.
+
+The model is `schedc.models.cpsat`; this module runs it: search parameters, limits, seed, progress. CP-SAT's objective is never
+trusted: schedules are timed by the simulator, and only the bound is CP-SAT's own word. It holds for schedules of whole blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ortools.sat.python import cp_model
+
+from schedc.analysis.simulate import simulate
+from schedc.models.blocks import blocks_of
+from schedc.models.cpsat.extract import add_hint, schedule_of
+from schedc.models.cpsat.model import build
+from schedc.models.grid import grid_of
+from schedc.models.windows import windows_of
+from schedc.solvers.base import Solved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.models.cpsat.model import Variables
+    from schedc.solvers.base import Limits
+
+__all__ = ["solve_cpsat"]
+
+
+def solve_cpsat(
+    problem: Problem,
+    incumbent: Schedule,
+    *,
+    limits: Limits,
+    known_bound_ns: int = 0,
+    on_schedule: Callable[[Schedule], None] = lambda _: None,
+    on_bound: Callable[[int], None] = lambda _: None,
+) -> Solved:
+    """Improve the incumbent, or prove that nothing is better.
+
+    Args:
+        problem: what must be done.
+        incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
+        limits: when to stop, and the seed.
+        known_bound_ns: a lower bound that is known already; the search does not look below it.
+        on_schedule: hears of every better schedule.
+        on_bound: hears of every better bound, in nanoseconds.
+    """
+    timeline = simulate(problem, incumbent)
+    best, best_ns = incumbent, timeline.objective_ns(problem.objective)
+    grid = grid_of(problem, timeline.makespan_ns)
+    blocks = blocks_of(problem, grid)
+    windows = windows_of(problem, blocks)
+    # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so the known bound is rounded down with them.
+    floor = -(-known_bound_ns // grid.tick_ns) if grid.exact else 0
+    variables = build(problem, blocks, windows, floor, grid.ticks(best_ns))
+    add_hint(variables, incumbent, timeline, grid, best_ns)
+    solver = _solver(limits)
+    listener = _Listener(variables, problem, on_schedule)
+    if blocks.complete:
+        solver.best_bound_callback = lambda bound: on_bound(min(int(bound) * grid.tick_ns, best_ns))
+    status = solver.solve(variables.model, listener)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        found = schedule_of(variables, problem, solver.value)
+        found_ns = simulate(problem, found).objective_ns(problem.objective)
+        if found_ns < best_ns:
+            best, best_ns = found, found_ns
+    bound_ns = min(int(solver.best_objective_bound) * grid.tick_ns, best_ns) if blocks.complete else 0
+    name = solver.status_name(status)
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=_log(solver, variables, name))
+
+
+def _solver(limits: Limits) -> cp_model.CpSolver:
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = limits.workers
+    parameters.random_seed = limits.seed
+    parameters.relative_gap_limit = limits.gap
+    if limits.deterministic is not None:
+        parameters.max_deterministic_time = limits.deterministic
+        parameters.interleave_search = True  # the workers take turns in a fixed order
+    elif limits.time_s is not None:
+        parameters.max_time_in_seconds = limits.time_s
+    return solver
+
+
+def _log(solver: cp_model.CpSolver, variables: Variables, status: str) -> tuple[str, ...]:
+    """What the bound rests on. The model's digest lets anybody who builds the same model check that it was this one."""
+    model = hashlib.sha256(str(variables.model.proto).encode()).hexdigest()
+    parameters = " ".join(str(solver.parameters).split())
+    variable_count, constraint_count = len(variables.model.proto.variables), len(variables.model.proto.constraints)
+    return (
+        f"solver CP-SAT, ortools {version('ortools')}",
+        f"parameters {parameters}",
+        f"model {variable_count} variables, {constraint_count} constraints, sha256 {model}",
+        f"status {status}, best bound {int(solver.best_objective_bound)} ticks",
+    )
+
+
+class _Listener(cp_model.CpSolverSolutionCallback):
+    """Turns each solution of the solver into a schedule."""
+
+    def __init__(self, variables: Variables, problem: Problem, on_schedule: Callable[[Schedule], None]) -> None:
+        super().__init__()
+        self._variables, self._problem, self._on_schedule = variables, problem, on_schedule
+
+    def on_solution_callback(self) -> None:
+        """Report the solution."""
+        self._on_schedule(schedule_of(self._variables, self._problem, self.value))

@@ -1,0 +1,101 @@
+"""The best schedule so far and the best bound so far, while several methods work on one problem.
+
+Methods offer schedules and bounds; each schedule is timed by the simulator before it counts, so that no method's own word is
+taken for it. The history of improvements is what `compile --json` prints and what is shown live.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from schedc.analysis.memory import peak_bytes
+from schedc.analysis.simulate import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.index import Tables
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["Improvement", "Incumbent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """One step of a compile's history: a better schedule or bound, and what was known then."""
+
+    seconds: float
+    makespan_ns: int
+    lower_bound_ns: int
+    found_by: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Incumbent:
+    """What is known about one problem; changes as methods make offers."""
+
+    problem: Problem
+    tables: Tables
+    bound_ns: int
+    bound_by: str
+    report: Callable[[Improvement], None]
+    begun: float = field(default_factory=time.perf_counter)
+    schedule: Schedule | None = None
+    objective_ns: int = 0
+    makespan_ns: int = 0
+    found_by: str = ""
+    whole: Schedule | None = None
+    """The best schedule that cuts no block: where the formulations start."""
+    whole_ns: int = 0
+    solver_log: tuple[str, ...] = ()
+    cut_short: bool = False
+    """Whether a clock or an interruption ended a search, so that another run may end elsewhere."""
+    history: list[Improvement] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Since the work on the problem began."""
+        return time.perf_counter() - self.begun
+
+    @property
+    def gap(self) -> float:
+        """(objective − bound) / objective; 1 while there is no schedule."""
+        return (
+            1.0 if self.schedule is None or not self.objective_ns else max(0, self.objective_ns - self.bound_ns) / self.objective_ns
+        )
+
+    def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
+        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective."""
+        timeline = simulate(self.problem, schedule, tables=self.tables)
+        makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
+        if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
+            self.whole, self.whole_ns = schedule, objective_ns
+        if self.schedule is None or objective_ns < self.objective_ns:
+            self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
+            self._note(found_by)
+        return makespan_ns, objective_ns
+
+    def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
+        """Take the lower bound if it is better than the one known."""
+        if bound_ns > self.bound_ns:
+            self.bound_ns, self.bound_by, self.solver_log = bound_ns, bound_by, solver_log
+            if self.schedule is not None:
+                self._note(bound_by)
+
+    def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
+        """The first rank that holds more than its limit, with peak and limit in bytes."""
+        peaks = peak_bytes(self.problem, schedule)
+        for rank, (peak, limit) in enumerate(zip(peaks, self.problem.memory_limit_bytes, strict=True)):
+            if limit is not None and peak > limit:
+                return rank, peak, limit
+        return None
+
+    def _note(self, found_by: str) -> None:
+        improvement = Improvement(
+            seconds=self.seconds, makespan_ns=self.makespan_ns, lower_bound_ns=self.bound_ns, found_by=found_by
+        )
+        self.history.append(improvement)
+        self.report(improvement)

@@ -1,0 +1,186 @@
+"""Local search over the rule of a list scheduler, not over the order: caps, priorities, and a look-ahead.
+
+A Problem goes in, the best Schedule of many rules comes out (design notes: search over the rule, not over the order). Rules are
+climbed in rounds of a fixed number of evaluations, several climbs beside each other; a round's results do not depend on the clock,
+only how many rounds there are may.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+
+__all__ = ["Found", "facts_of", "local_search"]
+
+CLIMBS = 8
+"""Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best schedule of a local search."""
+
+    schedule: Schedule
+    end_ns: int
+    """Its objective by the kernel's clock, which serves shared trunks in the order of starts."""
+    cut_short: bool
+    """Whether the clock ended it."""
+
+
+UNLIMITED = np.int64(1) << 60
+
+
+def facts_of(problem: Problem) -> Facts:
+    """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
+    tables = tables_of(problem)
+    stages = len(problem.stages)
+    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
+    path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
+    fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    duration = np.zeros((3, stages), np.int64)
+    for stage, each in enumerate(visits):
+        microbatch = each[0] if each else 0
+        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+        for row, kind in enumerate(kinds):
+            duration[row, stage] = problem.duration_ns(kind, stage, microbatch)
+    columns = np.arange(stages)
+    occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
+    resource = np.full((3, stages), -1, np.int64)
+    for direction in (0, 1):
+        occupancy[direction] = tables.occupancy_ns[direction, path_of, columns]
+        latency[direction] = tables.latency_ns[direction, path_of, columns]
+        resource[direction] = tables.resource[direction, path_of, columns]
+    parallel = problem.data_parallel
+    gate = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
+    tail = np.array(parallel.reduce_scatter_ns if parallel else [0] * stages, np.int64)
+    return Facts(
+        stage_rank=tables.rank_of_stage,
+        count=np.array([len(each) for each in visits], np.int64),
+        fed_by=fed_by,
+        feeds=feeds,
+        duration=duration,
+        occupancy=occupancy,
+        latency=latency,
+        resource=resource,
+        resources=len(tables.resource_names),
+        gate=gate,
+        tail=tail,
+        held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
+        kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
+        limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
+        split=problem.split_backward,
+        span=problem.objective == "stage-span",
+    )
+
+
+def local_search(
+    problem: Problem,
+    *,
+    evaluations: int = 0,
+    rounds: int = 20,
+    seed: int = 0,
+    time_s: float | None = None,
+    good_enough_ns: int = 0,
+) -> Found | None:
+    """The best schedule found, or None if every rule stranded itself on memory.
+
+    Args:
+        problem: any placement, any memory limits.
+        evaluations: rules tried per climb and round; 0: as many as cost about a million ops.
+        rounds: at most so many.
+        seed: of the random changes.
+        time_s: end after the round in which so many seconds have passed.
+        good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
+    """
+    facts = facts_of(problem)
+    stages = len(problem.stages)
+    evaluations = evaluations or max(20, 1_000_000 // int(3 * facts.count.sum()))
+    most_cap = np.maximum(facts.count, 1)
+    longest = int(facts.duration.max())
+    generator = np.random.default_rng(seed)
+    pool = [_first_rule(facts, most_cap, number, generator) for number in range(CLIMBS)]
+    values = [int(STRANDED)] * CLIMBS
+    begun, cut_short = time.perf_counter(), False
+    with ThreadPoolExecutor(2) as threads:
+        for turn in range(rounds):
+            heat = 0.01 * (1 - turn / rounds)
+            jobs = [
+                threads.submit(
+                    climb, facts, cap, priority, look, most_cap, longest, evaluations, seed * 7919 + turn * CLIMBS + number, heat
+                )
+                for number, (cap, priority, look) in enumerate(pool)
+            ]
+            for number, job in enumerate(jobs):
+                value, look = job.result()
+                values[number] = int(value)
+                pool[number] = (pool[number][0], pool[number][1], int(look))
+            if min(values) <= good_enough_ns:
+                break
+            if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
+                cut_short = True
+                break
+            ranking = sorted(range(CLIMBS), key=values.__getitem__)
+            for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
+                cap, priority, look = pool[winner]
+                pool[loser] = (cap.copy(), priority.copy(), look)
+    best = min(range(CLIMBS), key=values.__getitem__)
+    if values[best] >= STRANDED:
+        return None
+    cap, priority, look = pool[best]
+    order = np.zeros((problem.ranks, int(facts.count.sum()) * 3), np.int16)
+    run_rule(facts, cap, priority, look, order)
+    return Found(_schedule(problem, facts, order, stages), values[best], cut_short)
+
+
+def _first_rule(
+    facts: Facts, most_cap: NDArray[np.int64], number: int, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """B before F before W, later stages first; in-flight caps from 1F1B's up to all."""
+    stages = len(most_cap)
+    depth = np.array([_depth(facts, stage) for stage in range(stages)], np.int64)
+    longest = int(depth.max()) + 1
+    cap = np.minimum(most_cap, np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
+    priority = np.zeros((3, stages), np.int64)
+    priority[0] = 100 - depth
+    priority[1] = depth - longest
+    priority[2] = 300
+    return cap, priority + generator.integers(-3, 4, size=priority.shape), 0
+
+
+def _depth(facts: Facts, stage: int) -> int:
+    depth = 0
+    while facts.fed_by[stage] >= 0:
+        stage, depth = int(facts.fed_by[stage]), depth + 1
+    return depth
+
+
+def _schedule(problem: Problem, facts: Facts, order: NDArray[np.int16], stages: int) -> Schedule:
+    kinds = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W)
+    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
+    per_block = 3 if problem.split_backward else 2
+    orders = []
+    for rank in range(problem.ranks):
+        done = np.zeros((3, stages), np.int64)
+        length = int(facts.count[facts.stage_rank == rank].sum()) * per_block
+        ops = []
+        for code in order[rank, :length].tolist():
+            kind, stage = divmod(code, stages)
+            ops.append(Op(kinds[kind], stage, visits[stage][done[kind, stage]]))
+            done[kind, stage] += 1
+        orders.append(tuple(ops))
+    return Schedule(orders=tuple(orders))

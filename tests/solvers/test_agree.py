@@ -1,0 +1,80 @@
+"""Exact solvers agree: MILP, CP-SAT and brute force find the same optima of small random problems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import SearchTooLarge, optimum
+from small_problems import small_problem
+
+from schedc.solvers.base import NO_LIMITS, Limits
+from schedc.solvers.cpsat import solve_cpsat
+from schedc.solvers.greedy import greedy
+from schedc.solvers.milp import solve_milp
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.solvers.base import Solved
+
+MOST_STATES = 3_000
+"""Brute force gives up on larger searches."""
+
+
+def milp(problem: Problem) -> Solved:
+    found = solve_milp(problem, greedy(problem, n_sub=1), limits=NO_LIMITS)
+    assert found.status == "OPTIMAL"
+    assert verify_schedule(problem, found.schedule) == ()
+    assert found.lower_bound_ns <= found.objective_ns
+    return found
+
+
+def agree(problem: Problem) -> None:
+    """Both models have the same optimum, which is their bound; what comes of it differs where a link's order is theirs."""
+    one = milp(problem)
+    other = solve_cpsat(problem, greedy(problem, n_sub=1), limits=Limits(workers=2))
+    assert other.status == "OPTIMAL"
+    assert one.lower_bound_ns == other.lower_bound_ns
+    if one.lower_bound_ns == one.objective_ns:
+        assert one.objective_ns == other.objective_ns or other.objective_ns > other.lower_bound_ns
+
+
+def brute_force(problem: Problem) -> int | None:
+    """The optimum, or None where the search is too large or does not know the problem's collectives."""
+    several = len(problem.stages) > problem.ranks
+    try:
+        return None if several and problem.data_parallel else optimum(problem, most_states=MOST_STATES)
+    except SearchTooLarge:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_milp_equals_cpsat(seed: int) -> None:
+    agree(small_problem(seed))
+
+
+@pytest.mark.parametrize("seed", range(1000, 1010))
+def test_milp_equals_cpsat_on_trunks(seed: int) -> None:
+    agree(small_problem(seed, shared_trunks=True))
+
+
+@pytest.mark.slow
+def test_milp_equals_cpsat_on_200_problems() -> None:
+    for seed in range(200):
+        agree(small_problem(seed, shared_trunks=seed % 2 == 1))
+
+
+@pytest.mark.parametrize("objective", ["makespan", "stage-span"])
+def test_milp_equals_brute_force(objective: str) -> None:
+    """Where the model leaves nothing to a link, its optimum is the optimum; elsewhere its bound is below it."""
+    equal = 0
+    for seed in range(40):
+        problem = small_problem(seed, objective=objective)
+        expected_ns = brute_force(problem)
+        if expected_ns is None:
+            continue
+        found = milp(problem)
+        assert found.lower_bound_ns <= expected_ns <= found.objective_ns
+        equal += found.lower_bound_ns == expected_ns == found.objective_ns
+    assert equal >= 20

@@ -1,0 +1,90 @@
+"""CP-SAT against brute force: equal optima where the model is exact, valid bounds everywhere."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import SearchTooLarge, optimum
+from problems import m70, make_problem
+from tiny_problems import random_schedule, tiny_problem
+
+from schedc.analysis.bounds import lower_bounds
+from schedc.analysis.simulate import simulate
+from schedc.models.blocks import blocks_of
+from schedc.models.grid import grid_of
+from schedc.solvers.base import Limits
+from schedc.solvers.cpsat import solve_cpsat
+from schedc.solvers.registry import constructive
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+def exact(problem: Problem) -> bool:
+    """Whether the model is the problem, not a relaxation: each link carries one stage's transfers, or they take no time on it."""
+    users: dict[str, set[tuple[str, int]]] = {}
+    for move in blocks_of(problem, grid_of(problem, 1)).transfers:
+        if move.occupancy:
+            users.setdefault(move.resource, set()).add((move.producer.kind.name, move.producer.stage))
+    return all(len(each) == 1 for each in users.values())
+
+
+def check(seed: int) -> bool:
+    """One random tiny problem; returns whether its optimum was compared for equality."""
+    random = Random(seed)
+    problem = tiny_problem(random, most_ops=18)
+    incumbent = constructive("greedy{n_sub=1}")(problem)
+    try:
+        best_ns = optimum(problem)
+    except SearchTooLarge:
+        return False
+    assert best_ns is not None
+    solved = solve_cpsat(problem, incumbent, limits=Limits(time_s=20, workers=1))
+    assert not verify_schedule(problem, solved.schedule)
+    assert simulate(problem, solved.schedule).objective_ns(problem.objective) == solved.objective_ns
+    assert solved.lower_bound_ns <= best_ns <= solved.objective_ns
+    if not exact(problem) or not blocks_of(problem, grid_of(problem, 1)).complete:
+        return False
+    assert solved.lower_bound_ns == solved.objective_ns == best_ns
+    return True
+
+
+def test_equals_brute_force_on_tiny_problems() -> None:
+    compared = sum(check(seed) for seed in range(90))
+    assert compared >= 20
+
+
+@pytest.mark.slow
+def test_equals_brute_force_on_three_hundred_tiny_problems() -> None:
+    compared = sum(check(seed) for seed in range(1000, 1900))
+    assert compared >= 300
+
+
+@pytest.mark.parametrize(
+    ("latency", "occupancy", "optimum_ms"), [(0, 0, 2128), (2, 0.25, 2470), (2, 2, 2736)], ids=["none", "latency", "both"]
+)
+def test_the_known_optima_of_m70_are_proven(latency: float, occupancy: float, optimum_ms: int) -> None:
+    """Design notes: ZB-H1 is optimal without delay, and 2736 ms is with a slow middle link of (2, 2)."""
+    problem = m70(latency, occupancy)
+    solved = solve_cpsat(problem, constructive("greedy{n_sub=1}")(problem), limits=Limits())
+    assert solved.objective_ns == solved.lower_bound_ns == optimum_ms * 1_000_000
+    assert all(bound.value_ns <= solved.objective_ns for bound in lower_bounds(problem))
+
+
+def test_a_schedule_with_fused_backwards_is_a_hint() -> None:
+    problem = make_problem(3, 4, costs_ns=(3, 4, 5), links={(0, 1): (2, 3), (1, 0): (2, 3)})
+    solved = solve_cpsat(problem, constructive("1f1b")(problem), limits=Limits(workers=1))
+    assert solved.objective_ns <= simulate(problem, constructive("zb-h2")(problem)).makespan_ns
+    assert solved.objective_ns == solved.lower_bound_ns
+
+
+def test_the_incumbent_is_kept_where_nothing_is_better() -> None:
+    problem = make_problem(2, 2, costs_ns=(3, 4, 5), in_flight=2)
+    start = random_schedule(Random(1), problem)
+    assert start is not None
+    first = solve_cpsat(problem, start, limits=Limits(workers=1))
+    again = solve_cpsat(problem, first.schedule, limits=Limits(workers=1))
+    assert again.objective_ns == again.lower_bound_ns == first.objective_ns

@@ -1,0 +1,107 @@
+"""The portfolio: what ends it, what it keeps, and what it says about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from problems import m70, make_problem
+
+from schedc.compile import compile_problem
+from schedc.errors import InvalidInput
+from schedc.ir.plan import MadeBy
+from schedc.solvers import searches
+from schedc.solvers.base import Limits
+from schedc.text.plan_file import plan_json
+
+if TYPE_CHECKING:
+    from schedc.solvers.incumbent import Improvement, Incumbent
+
+MS = 1_000_000
+
+
+def test_auto_proves_the_known_optimum_and_its_plan_says_by_whom() -> None:
+    compiled = compile_problem(m70(2, 2))
+    certificate = compiled.plan.certificate
+    assert certificate.makespan_ns == certificate.lower_bound_ns == 2736 * MS
+    assert certificate.bound == "cpsat"
+    assert len(certificate.solver_log_sha256) == 64
+    assert "ortools" in compiled.solver_log[0]
+    assert compiled.plan.made_by.reproducible
+
+
+def test_the_history_only_improves_and_ends_at_the_plan() -> None:
+    heard: list[Improvement] = []
+    compiled = compile_problem(m70(0.25, 0.25), report=heard.append)
+    assert compiled.history == tuple(heard)
+    makespans = [step.makespan_ns for step in heard]
+    bounds = [step.lower_bound_ns for step in heard]
+    assert makespans == sorted(makespans, reverse=True)
+    assert bounds == sorted(bounds)
+    assert makespans[-1] == compiled.plan.certificate.makespan_ns == 2204 * MS
+    assert [step.seconds for step in heard] == sorted(step.seconds for step in heard)
+
+
+def test_a_gap_that_is_met_at_once_ends_the_search() -> None:
+    compiled = compile_problem(m70(2, 2), limits=Limits(gap=0.5))
+    assert compiled.plan.certificate.bound != "cpsat"
+    assert compiled.plan.made_by.method.startswith("greedy")
+    assert compiled.plan.made_by.reproducible
+
+
+def test_no_time_leaves_the_constructive_methods() -> None:
+    compiled = compile_problem(m70(2, 2), limits=Limits(time_s=0))
+    assert all(step.found_by != "cpsat" for step in compiled.history)
+    assert {entry.method for entry in compiled.candidates} >= {"1f1b", "zb-h1", "greedy", "pipemorph"}
+
+
+def test_an_interruption_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_incumbent: Incumbent, _limits: Limits) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searches, "cpsat", interrupted)
+    compiled = compile_problem(m70(2, 2), method="cpsat")
+    assert compiled.plan.certificate.makespan_ns < 2800 * MS
+    assert not compiled.plan.made_by.reproducible
+
+
+def test_an_interruption_before_any_schedule_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedc.solvers.portfolio.try_methods", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_problem(m70(2, 2))
+
+
+def test_a_deterministic_limit_gives_the_same_bytes_twice() -> None:
+    problem = m70(2, 0.25, microbatches=8)
+    limits = Limits(deterministic=0.5, seed=3)
+    plans = [plan_json(compile_problem(problem, limits=limits).plan) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_a_clock_that_cuts_a_search_short_is_told() -> None:
+    compiled = compile_problem(m70(2, 0.25, microbatches=32, in_flight=10), method="cpsat", limits=Limits(time_s=0.3))
+    assert not compiled.plan.made_by.reproducible
+
+
+def test_a_schedule_that_cuts_blocks_gets_no_solver_bound() -> None:
+    """One rank would idle for a part of a W: two microbatches, a long way, and W's that fit into the wait only in parts."""
+    problem = make_problem(2, 2, costs_ns=[(10, 10, 31), (10, 10, 10)], links={(0, 1): (40, 0), (1, 0): (40, 0)}, in_flight=2)
+    compiled = compile_problem(problem)
+    if compiled.plan.parts:
+        assert compiled.plan.certificate.bound not in ("cpsat", "milp")
+        assert compiled.plan.certificate.solver_log_sha256 == ""
+    assert compiled.plan.certificate.makespan_ns <= compile_problem(problem, method="cpsat").plan.certificate.makespan_ns
+
+
+@pytest.mark.parametrize("method", ["cpsat{threads=2}", "local{rounds=many}", "simulated-annealing"])
+def test_wrong_methods_are_told_before_anything_runs(method: str) -> None:
+    with pytest.raises(InvalidInput):
+        compile_problem(m70(0, 0), method=method)
+
+
+def test_made_by_names_the_method_and_the_seed() -> None:
+    compiled = compile_problem(m70(0, 0), limits=Limits(seed=11), job_sha256="ab" * 32)
+    assert compiled.plan.made_by == MadeBy(schedc="0.1.0", method="zb-h1", seed=11, job_sha256="ab" * 32)
