@@ -63,8 +63,7 @@ def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
     cut = weight_parts if problem.split_backward else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
     alike = all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
-    # Only alike microbatches may be taken in order without losing anything; two paths leave open when a rank's span begins.
-    complete = alike and (problem.objective == "makespan" or len(problem.paths) == 1)
+    complete = alike  # only alike microbatches may be taken in their order without losing anything
     for stage, microbatch in problem.blocks():
         for kind in kinds:
             block_ns = problem.duration_ns(kind, stage, microbatch)

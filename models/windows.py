@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from schedc.ir.ops import Kind, Op
+
 if TYPE_CHECKING:
-    from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks
 
-__all__ = ["Windows", "windows_of"]
+__all__ = ["Windows", "certain_first_ops", "windows_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,28 @@ class Windows:
     """The least time from its end to the end of everything; to the end of its rank's span, where that is the objective."""
     origin: dict[int, int]
     """Per rank, when its clock starts: 0, or for the stage span the head of its first op."""
+    first_ops: tuple[Op, ...]
+    """For the stage span, where it is certain with which op each rank begins, and when: at its head."""
     path: int
     """The longest path: no schedule has a smaller objective."""
+
+
+def certain_first_ops(problem: Problem) -> list[Op]:
+    """The op with which each rank begins at its head in every schedule that takes microbatches in order; empty where that is open.
+
+    Microbatch 0 comes to every rank before any other, and finds every link free, if one path visits each rank once before it visits
+    any again, no two links share a trunk, and no all-gather is waited for.
+    """
+    trunks = [link.trunk for link in problem.links if link.trunk is not None]
+    parallel = problem.data_parallel
+    head = problem.paths[0][: problem.ranks]
+    certain = (
+        len(problem.paths) == 1
+        and len({problem.stages[stage].rank for stage in head}) == problem.ranks
+        and len(set(trunks)) == len(trunks)
+        and (parallel is None or not parallel.all_gather_ns)
+    )
+    return [Op(Kind.F, stage, 0) for stage in head] if certain else []
 
 
 def windows_of(problem: Problem, blocks: Blocks) -> Windows:
@@ -51,10 +72,8 @@ def windows_of(problem: Problem, blocks: Blocks) -> Windows:
             waiting[later] -= 1
             if waiting[later] == 0:
                 order.append(later)
-    origin = dict.fromkeys(range(problem.ranks), 0)
-    if problem.objective == "stage-span":
-        for rank in origin:
-            origin[rank] = min((start for op, start in head.items() if problem.rank_of(op) == rank), default=0)
+    first_ops = tuple(certain_first_ops(problem)) if problem.objective == "stage-span" else ()
+    origin = dict.fromkeys(range(problem.ranks), 0) | {problem.rank_of(op): head[op] for op in first_ops}
     tail = {op: -origin[problem.rank_of(op)] for op in blocks.duration}
     if problem.objective == "makespan":
         for chain in blocks.chains:
@@ -62,4 +81,4 @@ def windows_of(problem: Problem, blocks: Blocks) -> Windows:
     for op in reversed(order):
         for later, gap in after[op]:
             tail[op] = max(tail[op], gap + blocks.duration[later] + tail[later])
-    return Windows(head, tail, origin, max(head[op] + length + tail[op] for op, length in blocks.duration.items()))
+    return Windows(head, tail, origin, first_ops, max(head[op] + length + tail[op] for op, length in blocks.duration.items()))

@@ -21,7 +21,7 @@ __all__ = [
     "parse_duration_ns",
 ]
 
-MAX_QUANTITY = 2**53
+MAX_QUANTITY = 2**53 - 1
 """The largest quantity: 104 days in nanoseconds, 8 PiB in bytes, and the last integer up to which a double holds all."""
 
 _DURATIONS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}

@@ -6,6 +6,7 @@ trusted: schedules are timed by the simulator, and only the bound is CP-SAT's ow
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.windows import windows_of
 from schedc.solvers.base import Solved
+from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,21 +57,27 @@ def solve_cpsat(
     grid = grid_of(problem, timeline.makespan_ns)
     blocks = blocks_of(problem, grid)
     windows = windows_of(problem, blocks)
-    # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so the known bound is rounded down with them.
-    floor = -(-known_bound_ns // grid.tick_ns) if grid.exact else 0
-    variables = build(problem, blocks, windows, floor, grid.ticks(best_ns))
-    add_hint(variables, incumbent, timeline, grid, best_ns)
+    asked, asked_ns = problem, best_ns
+    if problem.objective == "stage-span" and not windows.first_ops:
+        # Where it is open with which op a rank's span begins, the makespan stands in for the span, and bounds nothing.
+        asked, asked_ns = dataclasses.replace(problem, objective="makespan"), timeline.makespan_ns
+        windows = windows_of(asked, blocks)
+    valid = blocks.complete and asked is problem
+    # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
+    floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
+    variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
+    add_hint(variables, incumbent, timeline, grid, asked_ns)
     solver = _solver(limits)
     listener = _Listener(variables, problem, on_schedule)
-    if blocks.complete:
+    if valid:
         solver.best_bound_callback = lambda bound: on_bound(min(int(bound) * grid.tick_ns, best_ns))
     status = solver.solve(variables.model, listener)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = schedule_of(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
-        if found_ns < best_ns:
+        if found_ns < best_ns and not verify_schedule(problem, found):
             best, best_ns = found, found_ns
-    bound_ns = min(int(solver.best_objective_bound) * grid.tick_ns, best_ns) if blocks.complete else 0
+    bound_ns = min(int(solver.best_objective_bound) * grid.tick_ns, best_ns) if valid else 0
     name = solver.status_name(status)
     return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=_log(solver, variables, name))
 
@@ -91,11 +99,12 @@ def _solver(limits: Limits) -> cp_model.CpSolver:
 def _log(solver: cp_model.CpSolver, variables: Variables, status: str) -> tuple[str, ...]:
     """What the bound rests on. The model's digest lets anybody who builds the same model check that it was this one."""
     model = hashlib.sha256(str(variables.model.proto).encode()).hexdigest()
-    parameters = " ".join(str(solver.parameters).split())
+    settings = solver.parameters
+    parameters = f"{settings.num_workers} workers, seed {settings.random_seed}, gap {settings.relative_gap_limit}"
     variable_count, constraint_count = len(variables.model.proto.variables), len(variables.model.proto.constraints)
     return (
         f"solver CP-SAT, ortools {version('ortools')}",
-        f"parameters {parameters}",
+        parameters,
         f"model {variable_count} variables, {constraint_count} constraints, sha256 {model}",
         f"status {status}, best bound {int(solver.best_objective_bound)} ticks",
     )

@@ -29,6 +29,9 @@ CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
 
+MOST = {"n_sub": 256, "in_flight": 2**20, "weight_lag": 1_000, "look_ahead": 1_000}
+"""The largest values of the options that are numbers: larger ones change nothing, but cost time and overflow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyRule:
@@ -180,7 +183,7 @@ def _number(name: str, value: object, number: Callable[[str], Number], least: in
         found = number(str(value))
     except ValueError:
         found = None
-    if found is None or not least <= found < float("inf"):
+    if found is None or not least <= found <= MOST[name]:
         kind = "whole number" if number is int else "number"
-        raise InvalidInput(f"greedy: {name} is {value!r}; expected a {kind} of at least {least}{otherwise}")
+        raise InvalidInput(f"greedy: {name} is {value!r}; expected a {kind} from {least} to {MOST[name]}{otherwise}")
     return found

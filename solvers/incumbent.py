@@ -52,7 +52,7 @@ class Incumbent:
     whole_ns: int = 0
     solver_log: tuple[str, ...] = ()
     cut_short: bool = False
-    """Whether a clock or an interruption ended a search, so that another run may end elsewhere."""
+    """Whether a clock, an interruption or racing threads had a part in what was found, so that another run may end elsewhere."""
     history: list[Improvement] = field(default_factory=list)
 
     @property
@@ -77,6 +77,11 @@ class Incumbent:
             self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
             self._note(found_by)
         return makespan_ns, objective_ns
+
+    def offer_valid(self, schedule: Schedule, found_by: str) -> None:
+        """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""
+        if self.exceeds_memory(schedule) is None:
+            self.offer(schedule, found_by)
 
     def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
         """Take the lower bound if it is better than the one known."""

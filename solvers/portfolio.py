@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.base import Limits
+    from schedc.solvers.base import Limits, Search
     from schedc.solvers.incumbent import Improvement
 
 __all__ = ["OUT_OF_TIME", "Candidate", "Outcome", "solve", "try_methods"]
@@ -94,7 +94,7 @@ def solve(
                 if left_s is not None and left_s <= 0 and limits.deterministic is None:
                     incumbent.cut_short = True
                     break
-                run(incumbent, replace(limits, time_s=left_s))
+                _run(run, incumbent, replace(limits, time_s=left_s), told=name != "auto")
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise
@@ -102,10 +102,19 @@ def solve(
     return Outcome(incumbent=incumbent, candidates=tuple(candidates))
 
 
+def _run(run: Search, incumbent: Incumbent, limits: Limits, *, told: bool) -> None:
+    """Run one search. One that does not exist for the problem is an error only where it was asked for by name."""
+    try:
+        run(incumbent, limits)
+    except Unsupported:
+        if told:
+            raise
+
+
 def candidate_names(problem: Problem) -> tuple[str, ...]:
     """The constructive methods that every search starts from, with their options."""
     greedy = ("greedy",) if _num_ops(problem) >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
-    return (*TEMPLATE_NAMES, *greedy, "pipemorph", "pipemorph{policy=initial}")
+    return (*TEMPLATE_NAMES, *greedy, "paced", "paced{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
 
 
 def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, candidates: list[Candidate]) -> None:
@@ -138,7 +147,7 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, ca
 def _auto_searches(problem: Problem) -> tuple[str, ...]:
     """What `auto` runs after the constructive methods."""
     if _num_ops(problem) > CPSAT_OPS:
-        return ("local",)
+        return ("local{rounds=4}", "periodic")
     several_chunks = len(problem.stages) > problem.ranks
     return ("local{rounds=30}", "cpsat") if several_chunks else ("local{rounds=3}", "cpsat")
 

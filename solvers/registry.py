@@ -26,11 +26,12 @@ TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "han
 METHODS: dict[str, str] = {
     **dict.fromkeys(TEMPLATE_NAMES, "schedc.solvers.templates:TEMPLATES"),
     "greedy": "schedc.solvers.greedy:greedy",
+    "paced": "schedc.solvers.periodic_paced:paced",
     "pipemorph": "schedc.solvers.pipemorph:pipemorph",
 }
 """Each constructive method's module and function; for templates, the module's table."""
 
-SEARCHES: dict[str, str] = {name: f"schedc.solvers.searches:{name}" for name in ("local", "cpsat", "milp")}
+SEARCHES: dict[str, str] = {name: f"schedc.solvers.searches:{name}" for name in ("local", "periodic", "cpsat", "milp")}
 """Each search's module and function."""
 
 

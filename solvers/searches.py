@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from schedc.solvers.base import Limits, Solved
     from schedc.solvers.incumbent import Incumbent
 
-__all__ = ["cpsat", "local", "milp"]
+__all__ = ["cpsat", "local", "milp", "periodic"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
@@ -26,9 +27,18 @@ def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
     )
-    if best is not None and incumbent.exceeds_memory(best.schedule) is None:
-        incumbent.offer(best.schedule, "local")
-    incumbent.cut_short |= best is not None and best.cut_short
+    if best is not None:
+        incumbent.offer_valid(best.schedule, "local")
+        incumbent.cut_short |= best.cut_short
+
+
+def periodic(incumbent: Incumbent, limits: Limits) -> None:
+    """Periodic schedules: one wave of microbatches, solved with its period as objective and repeated."""
+    from schedc.solvers.periodic import periodic as repeat
+
+    timed = limits.deterministic is None
+    incumbent.offer_valid(repeat(incumbent.problem, limits=limits if timed else replace(limits, time_s=None)), "periodic")
+    incumbent.cut_short |= timed and incumbent.found_by == "periodic"
 
 
 def cpsat(incumbent: Incumbent, limits: Limits) -> None:
@@ -40,7 +50,7 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
         _start(incumbent),
         limits=limits,
         known_bound_ns=incumbent.bound_ns,
-        on_schedule=lambda schedule: _offer(incumbent, schedule, "cpsat"),
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "cpsat"),
     )
     _take(incumbent, solved, "cpsat", limits)
 
@@ -49,7 +59,13 @@ def milp(incumbent: Incumbent, limits: Limits) -> None:
     """HiGHS from the best schedule of whole blocks."""
     from schedc.solvers.milp import solve_milp
 
-    solved = solve_milp(incumbent.problem, _start(incumbent), limits=limits)
+    solved = solve_milp(
+        incumbent.problem,
+        _start(incumbent),
+        limits=limits,
+        known_bound_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "milp"),
+    )
     _take(incumbent, solved, "milp", limits)
 
 
@@ -59,14 +75,10 @@ def _start(incumbent: Incumbent) -> Schedule:
     return incumbent.whole
 
 
-def _offer(incumbent: Incumbent, schedule: Schedule, found_by: str) -> None:
-    if incumbent.exceeds_memory(schedule) is None:
-        incumbent.offer(schedule, found_by)
-
-
 def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
     """The solver's last word. Its bound is on schedules of whole blocks, so it says nothing about one that cuts blocks."""
-    _offer(incumbent, solved.schedule, name)
+    incumbent.offer_valid(solved.schedule, name)
     if incumbent.schedule is not None and not incumbent.schedule.parts:
         incumbent.raise_bound(min(solved.lower_bound_ns, incumbent.objective_ns), name, solved.log)
-    incumbent.cut_short |= solved.status != "OPTIMAL" and limits.deterministic is None
+    if limits.deterministic is None and (solved.status != "OPTIMAL" or incumbent.found_by == name):
+        incumbent.cut_short = True  # threads raced for what was found, or a clock ended them

@@ -135,27 +135,22 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             model.add(variables.start[ends[stage, Kind.F][0]] >= begin + length)
-        if length := blocks.scatter.get(stage, 0):
-            begin = model.new_int_var(0, upper + length, "")
+        length = blocks.scatter.get(stage, 0)
+        if length and problem.objective == "makespan":  # the stage span ends with compute, and what follows can always come last
+            begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             model.add(begin >= variables.end(ends[stage, last_kind][-1]))
-            if problem.objective == "makespan":
-                model.add(variables.objective >= begin + length)
+            model.add(variables.objective >= begin + length)
 
 
 def add_objective(variables: Variables, problem: Problem, windows: Windows) -> None:
     """Minimize the last end on any rank, from 0 or from the rank's first start.
 
-    The simulator starts a rank's first op as soon as it can. So does this model where the objective is the stage span; otherwise a
-    span could be shortened by starting late.
+    The simulator starts a rank's first op as soon as it can. So does this model where a span begins with it; otherwise a span could
+    be shortened by starting late.
     """
-    if problem.objective == "stage-span":
-        for rank, origin in windows.origin.items():
-            first = [
-                op for op in variables.start if problem.rank_of(op) == rank and windows.head[op] == origin and op.kind == Kind.F
-            ]
-            if len(problem.paths) == 1:
-                variables.model.add(variables.start[first[0]] == origin)
+    for op in windows.first_ops:
+        variables.model.add(variables.start[op] == windows.head[op])
     for chain in variables.blocks.chains:
         origin = windows.origin[problem.rank_of(chain[-1])]
         variables.model.add(variables.objective >= variables.end(chain[-1]) - origin)

@@ -8,6 +8,7 @@ or the solvers. Heads and tails are in `bounds_frame`; for `stage-span` every ra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from schedc.analysis.bounds_frame import Frame, Resource, frames_of, resource_na
 from schedc.analysis.bounds_one_machine import Job, one_machine_bound
 from schedc.analysis.bounds_residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds_waves import wave_jobs
+from schedc.analysis.bounds_windows import window_bound_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ __all__ = [
     "path_bound",
     "residency_bound",
     "warm_up_bound",
+    "windows_bound",
     "work_bound",
 ]
 
@@ -50,16 +53,25 @@ class Bound:
     """Where it binds: a rank, a link, a trunk, a microbatch."""
 
 
+@lru_cache(maxsize=16)
 def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
     """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
     frames = frames_of(problem, visits_of(problem))
     simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
-    return (*simple, _warm_up(problem, frames))
+    return (*simple, _warm_up(problem, frames), _windows(problem, frames))
 
 
 def best_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds`; of equal ones, the first."""
     return max(lower_bounds(problem), key=lambda bound: bound.value_ns)
+
+
+def windows_bound(problem: Problem) -> Bound:
+    """Per rank with one stage: its work, and the idle time between forwards and the backwards that they wait for.
+
+    Proof: at `window_bound_of_rank`.
+    """
+    return _windows(problem, frames_of(problem, visits_of(problem)))
 
 
 def work_bound(problem: Problem) -> Bound:
@@ -127,6 +139,13 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
         if problem.memory_limit_bytes[rank] is not None
     )
     return _largest("residency", candidates, otherwise="no memory limits")
+
+
+def _windows(problem: Problem, frames: Frames) -> Bound:
+    candidates = (
+        (window_bound_of_rank(problem, frame, rank), f"rank {rank}") for frame in frames.values() for rank in range(problem.ranks)
+    )
+    return _largest("windows", candidates, otherwise="several stages on each rank, or several paths")
 
 
 def _path(frames: Frames) -> Bound:

@@ -6,6 +6,7 @@ Heavy modules are imported inside the command that needs them, so that `schedc -
 
 from __future__ import annotations
 
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -72,8 +73,8 @@ def compile_command(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan.")],
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
-    gap: Annotated[float | None, typer.Option(min=0, max=1, help="Stop when proven to be within this gap, as in 0.01.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="What random numbers start from.")] = None,
+    gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="What random numbers start from.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Search threads of a solver.")] = 8,
     deterministic_limit: Annotated[
         float | None, typer.Option(min=0, help="Stop after so much work, not time: the same plan on every machine.")
@@ -197,6 +198,19 @@ def templates(job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="
 
 
 @app.command()
+def bench(
+    instances: Annotated[str, typer.Argument(metavar="SET", help="A named set of instances; an unknown name lists them.")],
+    methods: Annotated[str, typer.Option(metavar="A,B", help="The methods, separated by commas.")] = "greedy,auto",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each search after this long.")] = "60s",
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV, too.")] = None,
+) -> None:
+    """Run methods side by side on known instances: makespan, bound, gap, time, memory, and what was published."""
+    from schedc.cli.bench import run_bench
+
+    run_bench(instances, methods, time_limit, csv)
+
+
+@app.command()
 def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="Which of the two files.")]) -> None:
     """Print the JSON Schema of the job or the plan file."""
     from schedc.cli import render
@@ -213,6 +227,8 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the entry point of the `schedc` script. Always ends by `SystemExit`."""
+    if arguments is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:
         app(arguments)
     except SchedcError as error:
@@ -221,9 +237,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         typer.echo("schedc: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, as in `schedc show plan.json | head`
-        sys.stderr.close()
-        sys.exit(141)
 
 
 if __name__ == "__main__":

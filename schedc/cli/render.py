@@ -80,11 +80,11 @@ def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
 def certificate_lines(certificate: Certificate) -> list[str]:
     """The certificate in words."""
     value_ns = certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns
-    word = f"by {certificate.bound}" + (", for whole blocks" if certificate.solver_log_sha256 else "")
-    worth = f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal"
+    scope = " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
+    worth = (f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal") + scope
     return [
         f"{certificate.objective} {format_duration_ns(value_ns)}, {worth}"
-        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, {word})",
+        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
         f"bubble ratio {certificate.bubble_ratio:.2%}, peak activations {format_bytes(max(certificate.peak_activation_bytes))}",
     ]
 

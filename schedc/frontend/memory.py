@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.frontend.profile import per_stage
-from schedc.units import format_bytes
+from schedc.units import MAX_QUANTITY, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,8 @@ def memory_limits(
         return _per_rank(memory.limit_bytes, ranks, location / "limit")
     if memory.in_flight is not None:
         counts = _per_rank(memory.in_flight, ranks, location / "in_flight")
-        return tuple(count * held for count, held in zip(counts, _microbatch_bytes(stages, placed, ranks), strict=True))
+        limits = [count * held for count, held in zip(counts, _microbatch_bytes(stages, placed, ranks), strict=True)]
+        return tuple(min(limit, MAX_QUANTITY) for limit in limits)  # no rank holds more than that in all, see job.py
     if memory.capacity_bytes is None or memory.static_bytes is None:
         raise (location / "static").refuse("nothing", 'a size such as "512 MiB" or a list of them, as memory.capacity is given')
     capacities = _per_rank(memory.capacity_bytes, ranks, location / "capacity")

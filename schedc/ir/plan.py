@@ -68,11 +68,11 @@ class Certificate:
 
     makespan_ns: int
     lower_bound_ns: int
-    """No schedule of the problem has a smaller objective."""
+    """No schedule of the problem has a smaller objective; where a solver says so (`bound`), none that cuts no block into parts."""
     gap: float
     """(objective − lower bound) / objective."""
     bound: str
-    """Where the lower bound comes from: `work`, `link`, `residency`, `warm-up`, `path`, or a solver."""
+    """Where the lower bound comes from: `work`, `link`, `residency`, `warm-up`, `windows`, `path`, or a solver."""
     bubble_ratio: float
     peak_activation_bytes: tuple[int, ...]
     stage_span_ns: int = 0

@@ -157,6 +157,9 @@ class _RankReader:
 
 def _problem(file: PlanFile, num_ops: int) -> Problem:
     pipeline, costs = file.pipeline, file.costs
+    if pipeline.ranks > len(pipeline.stages):  # as below, a wrong digit would have the verifier count for ever
+        found = f"found {pipeline.ranks}, but {len(pipeline.stages)} in $.pipeline.stages"
+        raise InvalidInput(f"$.pipeline.ranks: {found}; expected one stage or more for each rank")
     path_of = pipeline.path_of
     if len(path_of) == 1:
         if pipeline.microbatches > max(num_ops, 1):  # else a wrong digit would ask for all the memory there is

@@ -30,7 +30,7 @@ __all__ = [
     "check_stage_span",
 ]
 
-ANALYTIC_BOUNDS = ("work", "link", "residency", "warm-up", "path")
+ANALYTIC_BOUNDS = ("work", "link", "residency", "warm-up", "windows", "path")
 """The bounds that follow from the problem alone, so that whoever has it can compute them again."""
 
 SOLVER_BOUNDS = ("cpsat", "milp")

@@ -25,7 +25,7 @@ from schedc.verify.plan_channels import channel_ends
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["check_rendezvous"]
 
+_MOST_NODES = 4_000
+"""The search for a shortest circle takes time by the square of the nodes, and a plan may have half a million."""
+
 
 def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
     """No op and no transfer waits for itself, over any number of others; reports the shortest circle.
+
+    Where more than `_MOST_NODES` of them stand still, it is the shortest one of those at which the queues stand still.
 
     Args:
         plan: its compute queues are a sound schedule, and its channels carry what is needed and nothing else.
@@ -43,9 +48,11 @@ def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation
     """
     first_op = list(accumulate((len(rank.compute) for rank in plan.ranks), initial=0))
     node_of = {op: first_op[-1] + index for index, op in enumerate(needs)}
-    cycle = shortest_cycle(first_op[-1] + len(needs), _graph(plan, needs, first_op, node_of))
+    nodes, successors = _blocked(_graph(plan, needs, first_op, node_of), _queues(plan, first_op, node_of))
+    cycle = shortest_cycle(len(nodes), successors)
     if cycle is None:
         return
+    cycle = [nodes[index] for index in cycle]
     names = [token(op) for rank in plan.ranks for op in rank.compute]
     places = [f"ranks[{rank.rank}].compute[{index}]" for rank in plan.ranks for index in range(len(rank.compute))]
     for op, need in needs.items():
@@ -69,6 +76,44 @@ def _graph(plan: Plan, needs: Mapping[Op, Need], first_op: list[int], node_of: M
         for before, after in pairwise(channel.transfers):
             waiting[node_of[before]].append(node_of[after])
         for op, post in zip(channel.transfers, channel.post_before, strict=False):
-            if post:
+            if 0 < post <= len(plan.ranks[rank].compute):  # others wait for nothing here; `check_post_before` names them
                 waiting[first_op[rank] + post - 1].append(node_of[op])
     return waiting
+
+
+def _queues(plan: Plan, first_op: list[int], node_of: Mapping[Op, int]) -> list[Sequence[int]]:
+    """The nodes of each compute queue and of each end of a channel, in order; every node is in one or more."""
+    compute: list[Sequence[int]] = [range(begin, end) for begin, end in pairwise(first_op)]
+    return compute + [[node_of[op] for op in end.channel.transfers] for end in channel_ends(plan)]
+
+
+def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """The nodes that never proceed, and per node the indices of those that wait for it.
+
+    Of too many, only the heads of the queues that stand still and what these wait for. That contains a cycle: a head waits for
+    another of these, and whatever is no head stands behind one.
+    """
+    missing = [0] * len(waiting)
+    for others in waiting:
+        for node in others:
+            missing[node] += 1
+    free = [node for node, count in enumerate(missing) if not count]
+    while free:
+        for node in waiting[free.pop()]:
+            missing[node] -= 1
+            if not missing[node]:
+                free.append(node)
+    nodes = [node for node, count in enumerate(missing) if count]
+    queued: list[list[int]] = []
+    if len(nodes) > _MOST_NODES:
+        stuck = [[node for node in queue if missing[node]] for queue in queues]
+        heads = {queue[0] for queue in stuck if queue}
+        nodes = sorted(heads.union(node for node in nodes if not heads.isdisjoint(waiting[node])))
+        kept = set(nodes)
+        queued = [[node for node in queue if node in kept] for queue in stuck]
+    number = {node: index for index, node in enumerate(nodes)}
+    successors = [[number[other] for other in waiting[node] if other in number] for node in nodes]
+    for queue in queued:
+        for at, node in enumerate(queue):
+            successors[number[node]] += [number[other] for other in queue[at + 1 :]]
+    return nodes, successors

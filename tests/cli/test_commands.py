@@ -65,15 +65,17 @@ def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> No
     assert by_method["1f1b"]["makespan_ns"] == 4_543_000_000
     assert by_method["zb-h1"]["makespan_ns"] == 4_174_000_000
     assert "wave" in by_method["zb-v"]["why_not"]
-    assert found["makespan_ns"] == min(entry["makespan_ns"] for entry in found["candidates"] if "makespan_ns" in entry)
+    assert found["makespan_ns"] == found["lower_bound_ns"] == 2_736_000_000  # the proven optimum
+    assert found["makespan_ns"] <= min(entry["makespan_ns"] for entry in found["candidates"] if "makespan_ns" in entry)
     assert found["history"][-1]["makespan_ns"] == found["makespan_ns"]
-    assert found["history"][-1]["found_by"] == found["method"]
+    assert found["method"] in {step["found_by"] for step in found["history"]}
     assert found["gap"] == (found["makespan_ns"] - found["lower_bound_ns"]) / found["makespan_ns"]
 
 
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
-    schedc("compile", JOB, "-o", tmp_path / "one.json", "--quiet")
-    command = [sys.executable, "-m", "schedc.cli.app", "compile", str(JOB), "-o", str(tmp_path / "two.json"), "--quiet"]
+    limit = ("--deterministic-limit", "1")
+    schedc("compile", JOB, "-o", tmp_path / "one.json", "--quiet", *limit)
+    command = [sys.executable, "-m", "schedc.cli.app", "compile", str(JOB), "-o", str(tmp_path / "two.json"), "--quiet", *limit]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "7"})
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
 

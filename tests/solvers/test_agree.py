@@ -69,7 +69,7 @@ def test_milp_equals_cpsat_on_200_problems() -> None:
 def test_milp_equals_brute_force(objective: str) -> None:
     """Where the model leaves nothing to a link, its optimum is the optimum; elsewhere its bound is below it."""
     equal = 0
-    for seed in range(40):
+    for seed in range(30):
         problem = small_problem(seed, objective=objective)
         expected_ns = brute_force(problem)
         if expected_ns is None:
@@ -77,4 +77,4 @@ def test_milp_equals_brute_force(objective: str) -> None:
         found = milp(problem)
         assert found.lower_bound_ns <= expected_ns <= found.objective_ns
         equal += found.lower_bound_ns == expected_ns == found.objective_ns
-    assert equal >= 20
+    assert equal >= 15

@@ -194,6 +194,10 @@ def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:
     [
         ("n_sub", 0),
         ("n_sub", 1.5),
+        ("n_sub", 257),
+        ("in_flight", 10**30),
+        ("weight_lag", "1e308"),
+        ("look_ahead", "1e308"),
         ("in_flight", -1),
         ("in_flight", "all"),
         ("alternate", 2),

@@ -193,6 +193,10 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "$.pipeline.microbatches: found 1000000000000000, but the compute queues hold 24 ops in all;"
         " expected one op or more for each microbatch",
     ),
+    "ranks without end": (
+        lambda p: p["pipeline"].update(ranks=10**15),
+        "$.pipeline.ranks: found 1000000000000000, but 3 in $.pipeline.stages; expected one stage or more for each rank",
+    ),
     "no microbatch": (lambda p: p["pipeline"].update(microbatches=0), "$.pipeline.microbatches: found 0, expected int >= 1"),
     "a long text": (
         lambda p: p.update(name=["n" * 100]),

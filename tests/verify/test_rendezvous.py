@@ -3,7 +3,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import one_f_one_b, plan_of, plans, small_plan
@@ -11,6 +13,7 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
+from schedc.verify import rendezvous
 from schedc.verify.plan_needs import needs_of
 from schedc.verify.rendezvous import check_rendezvous
 
@@ -132,9 +135,27 @@ def test_a_receive_posted_after_its_consumer() -> None:
     assert not runs_to_its_end(late, needs_of(late))
 
 
+def test_a_post_beyond_the_queue_is_left_to_its_own_check() -> None:
+    plan = small_plan()
+    posts = next(channel.post_before for channel in plan.ranks[1].channels if channel.name == "recv_prev")
+    beyond = len(plan.ranks[1].compute) + 1
+    assert circle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], beyond))) == ""
+    assert circle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], 10**12))) == ""
+
+
+def test_a_circle_among_many_is_found_at_once() -> None:
+    """Of 7,200 ops and transfers nearly all stand still behind two transfers whose ends disagree."""
+    problem = make_problem(4, 400)
+    plan = plan_of(problem, one_f_one_b(problem))
+    f = [Op(Kind.F, 1, microbatch) for microbatch in range(400)]
+    swapped = with_channel(plan, 2, "recv_prev", transfers=(*f[:3], f[390], *f[4:390], f[3], *f[391:]))
+    assert circle(swapped) == "[F1.3 from rank 1 to 2] -> [F1.389 from rank 1 to 2] -> [F1.3 from rank 1 to 2]"
+
+
+@pytest.mark.parametrize("most", [0, 10**9])
 @given(st.data(), plans())
-def test_it_reports_exactly_the_plans_that_get_stuck(data: st.DataObject, plan: Plan) -> None:
-    """Channels in any order on both ends together or on each alone, and receives posted anywhere."""
+def test_it_reports_exactly_the_plans_that_get_stuck(most: int, data: st.DataObject, plan: Plan) -> None:
+    """Channels in any order on both ends together or on each alone, and receives posted anywhere; of all nodes or of heads."""
     pairs = [(rank.rank, channel) for rank in plan.ranks for channel in rank.channels if not channel.receives]
     for source, channel in pairs:
         destination = plan.ranks[channel.peer]
@@ -146,7 +167,8 @@ def test_it_reports_exactly_the_plans_that_get_stuck(data: st.DataObject, plan: 
         early = (0,) * len(received)
         plan = with_channel(plan, channel.peer, name, transfers=received, post_before=data.draw(st.one_of(st.just(early), posts)))
     needs = needs_of(plan)
-    found = circle(plan)
+    with patch.object(rendezvous, "_MOST_NODES", most):
+        found = circle(plan)
     assert bool(found) != runs_to_its_end(plan, needs)
     if found:
         steps = found.split(" -> ")

@@ -1,0 +1,78 @@
+"""Between schedules and the variables of the MILP: a start in, orders out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.models.milp.variables import op_name, send_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pulp
+
+    from schedc.analysis.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.models.milp.variables import Variables
+
+__all__ = ["order_values", "schedule_of"]
+
+
+def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
+    """The values of the order variables in a schedule; a solver finds the times that go with them.
+
+    A fused backward stands for its two halves; a block that the schedule cuts otherwise than the model does stands where its last
+    part is. The ops of a chain are alike, and so are their transfers: they are named anew in microbatch order.
+    """
+    blocks = variables.blocks
+    when: dict[str, tuple[int, int, int]] = {}
+    found: dict[tuple[Kind, int], dict[int, tuple[int, int, int]]] = defaultdict(dict)
+    for rank, order in enumerate(schedule.orders):
+        for number, (op, start_ns) in enumerate(zip(order, timeline.start_ns(rank), strict=True)):
+            for half, kind in enumerate((Kind.B, Kind.W) if op.kind is Kind.BW and _is_split(variables) else (op.kind,)):
+                found[kind, op.stage][op.microbatch] = (start_ns, number, half)
+    for chain in blocks.chains:
+        alike = sorted(found[chain[0].kind, chain[0].stage].values())
+        cut = len(chain) // len(alike)
+        when |= {op_name(op): alike[index // cut] for index, op in enumerate(chain)}
+    lanes: dict[tuple[Kind, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for move in timeline.transfers:
+        kind = Kind.B if move.op.kind is Kind.BW and _is_split(variables) else move.op.kind
+        lanes[kind, move.op.stage].append((move.start_ns, move.ready_ns, move.source))
+    for times in lanes.values():
+        times.sort(reverse=True)
+    when |= {send_name(producer): lanes[producer.kind, producer.stage].pop() for producer in sorted(variables.send)}
+    for span in timeline.collectives:
+        when[f"{span.collective.kind}{span.collective.stage}"] = (span.start_ns, span.ready_ns, span.rank)
+    return {(a, b): int(when[a] < when[b]) for a, b in variables.order}
+
+
+def _is_split(variables: Variables) -> bool:
+    return any(op.kind is Kind.B for op in variables.start)
+
+
+def schedule_of(variables: Variables, problem: Problem, value: Callable[[pulp.LpVariable], float]) -> Schedule:
+    """The orders of a solution, by its order variables, so that times may be off by a rounding error.
+
+    An op's place in its rank's order is the number of ops that come before it.
+    """
+    chosen = {pair: value(order) > 0.5 for pair, order in variables.order.items()}
+    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+    for op in variables.start:
+        orders[problem.rank_of(op)].append(op)
+    for on_rank in orders:
+        names = {op: op_name(op) for op in on_rank}
+        place: dict[Op, int] = {}
+        for op, name in names.items():
+            place[op] = sum(_comes_first(variables, chosen, other, name) for other in names.values() if other != name)
+        on_rank.sort(key=place.__getitem__)
+    return Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
+
+
+def _comes_first(variables: Variables, chosen: dict[tuple[str, str], bool], a: str, b: str) -> bool:
+    if (a, b) in chosen:
+        return chosen[a, b]
+    return not chosen[b, a] if (b, a) in chosen else variables.before[a, b] == 1

@@ -1,0 +1,163 @@
+"""The MILP of a Problem: which constraints it has and what it minimizes.
+
+Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, continuous, in ticks of the
+grid, in its window; for each pair of them on one rank, link or trunk whose order is open, a binary. Constraints, each in a
+function of its name: precedence; one op at a time per rank, one transfer at a time per link or trunk; microbatch order; memory;
+collectives. Objective: the makespan or the stage span, at most the incumbent's.
+
+A link serves its transfers in any order here, where the simulator serves them in order of ready time: the model is a relaxation in
+this, as the CP-SAT model is. All data are integers, and with the order given the least starts are longest paths: the optimum is an
+integer number of ticks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pulp
+
+from schedc.ir.ops import Kind
+from schedc.models.milp.graph import graph_of
+from schedc.models.milp.horizon import horizon_of
+from schedc.models.milp.memory import add_memory_limit
+from schedc.models.milp.order import Task, add_no_overlap, add_work_cuts
+from schedc.models.milp.variables import Variables, op_name, send_name
+
+if TYPE_CHECKING:
+    from schedc.ir.ops import Op
+    from schedc.ir.problem import Problem
+    from schedc.models.blocks import Blocks
+    from schedc.models.milp.graph import Graph
+    from schedc.models.milp.horizon import Horizon
+
+__all__ = ["build"]
+
+
+def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> Variables:
+    """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
+
+    Raises:
+        ValueError: `upper` is below `lower` or what every schedule takes, so that there is no such schedule.
+    """
+    graph = graph_of(blocks)
+    horizon = horizon_of(problem, blocks, graph, upper)
+    lower = max(lower, horizon.least)
+    if upper < lower:
+        raise ValueError(f"no schedule has an objective of {upper} ticks; none is below {lower}")
+    model = pulp.LpProblem("schedc")
+    start = {op: model.add_variable(op_name(op), horizon.earliest[op], horizon.latest[op]) for op in blocks.duration}
+    variables = Variables(model, blocks, start, model.add_variable("objective", lower, upper))
+    shared: dict[str, list[Task]] = defaultdict(list)
+    add_objective(variables, problem, horizon)
+    add_precedences(variables)
+    add_rank_no_overlap(variables, problem, graph, horizon)
+    add_transfers(variables, horizon, shared)
+    add_microbatch_order(variables)
+    add_memory_limit(variables, problem)
+    add_collectives(variables, problem, horizon, shared)
+    for tasks in shared.values():
+        add_no_overlap(variables, tasks, graph)
+    return variables
+
+
+def add_precedences(variables: Variables) -> None:
+    """An op starts after what it needs on its own rank has ended."""
+    for before, after in variables.blocks.needs:
+        variables.model += variables.start[after] >= variables.end(before)
+
+
+def add_rank_no_overlap(variables: Variables, problem: Problem, graph: Graph, horizon: Horizon) -> None:
+    """A rank runs one op at a time."""
+    tasks: dict[int, list[Task]] = defaultdict(list)
+    for op, length in variables.blocks.duration.items():
+        task = Task(op_name(op), variables.start[op], length, horizon.earliest[op], horizon.latest[op], op, op)
+        tasks[problem.rank_of(op)].append(task)
+    tails = {op_name(op): tail for op, tail in horizon.tail.items()}
+    for rank, on_rank in tasks.items():
+        add_no_overlap(variables, on_rank, graph)
+        add_work_cuts(variables, on_rank, {task.name: tails[task.name] for task in on_rank}, horizon.origin[rank])
+
+
+def add_transfers(variables: Variables, horizon: Horizon, shared: dict[str, list[Task]]) -> None:
+    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
+
+    The transfers of one stage and kind keep their microbatch order, as their producers do.
+    """
+    lanes: dict[tuple[Kind, int], list[Task]] = defaultdict(list)
+    for move in variables.blocks.transfers:
+        ready, consumer = variables.end(move.producer), variables.start[move.consumer]
+        if move.occupancy == 0:
+            variables.model += consumer >= ready + move.latency
+            continue
+        earliest = horizon.earliest[move.producer] + variables.blocks.duration[move.producer]
+        latest = horizon.latest[move.consumer] - move.latency - move.occupancy
+        name, lane = send_name(move.producer), (move.producer.kind, move.producer.stage)
+        send = variables.model.add_variable(name, earliest, latest)
+        variables.send[move.producer] = send
+        variables.model += send >= ready
+        variables.model += consumer >= send + move.occupancy + move.latency
+        task = Task(name, send, move.occupancy, earliest, latest, move.producer, move.consumer, lane)
+        shared[move.resource].append(task)
+        lanes[lane].append(task)
+    for tasks in lanes.values():
+        for first, second in pairwise(tasks):
+            variables.model += second.start >= first.start + first.length
+
+
+def add_microbatch_order(variables: Variables) -> None:
+    """Per stage and kind, the ops run in microbatch order; this removes the symmetry between alike microbatches."""
+    for chain in variables.blocks.chains:
+        for before, after in pairwise(chain):
+            variables.model += variables.start[after] >= variables.end(before)
+
+
+def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, shared: dict[str, list[Task]]) -> None:
+    """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7).
+
+    Where the stage span is minimized no `RS` is modelled: it could always come after everything else on its resource.
+    """
+    parallel = problem.data_parallel
+    if parallel is None:
+        return
+    blocks = variables.blocks
+    ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
+    last_kind = Kind.W if problem.split_backward else Kind.BW
+    for stage in sorted({op.stage for op in blocks.duration}):
+        resource = parallel.trunk or f"collectives of rank {problem.stages[stage].rank}"
+        if length := blocks.gather.get(stage, 0):
+            forward = ends[stage, Kind.F][0]
+            task = _collective(variables, f"AG{stage}", length, 0, horizon.latest[forward] - length, until=forward)
+            variables.model += variables.start[forward] >= task.start + length
+            shared[resource].append(task)
+        if (length := blocks.scatter.get(stage, 0)) and problem.objective == "makespan":
+            last = ends[stage, last_kind][-1]
+            earliest = horizon.earliest[last] + blocks.duration[last]
+            task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=last)
+            variables.model += task.start >= variables.end(last)
+            variables.model += variables.objective >= task.start + length
+            shared[resource].append(task)
+
+
+def _collective(
+    variables: Variables, name: str, length: int, earliest: int, latest: int, *, after: Op | None = None, until: Op | None = None
+) -> Task:
+    return Task(name, variables.model.add_variable(name, earliest, latest), length, earliest, latest, after, until)
+
+
+def add_objective(variables: Variables, problem: Problem, horizon: Horizon) -> None:
+    """Minimize the last end on any rank, from 0 or from the rank's first start.
+
+    Where a rank's first start is a decision, nothing keeps the model from starting late what the simulator starts as soon as it
+    can: the model is a relaxation there.
+    """
+    variables.model += variables.objective
+    begin: dict[int, pulp.LpVariable | int] = {}
+    for rank, origin in horizon.origin.items():
+        begin[rank] = variables.model.add_variable(f"begin:{rank}", 0, horizon.end) if origin is None else origin
+    for chain in variables.blocks.chains:
+        rank = problem.rank_of(chain[0])
+        if chain[0].kind is Kind.F and horizon.origin[rank] is None:
+            variables.model += begin[rank] <= variables.start[chain[0]]
+        variables.model += variables.objective >= variables.end(chain[-1]) + horizon.tail[chain[-1]] - begin[rank]

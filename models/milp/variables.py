@@ -1,0 +1,46 @@
+"""The MILP and its variables: what the constraints write to and what is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import token
+
+if TYPE_CHECKING:
+    import pulp
+
+    from schedc.ir.ops import Op
+    from schedc.models.blocks import Blocks
+
+__all__ = ["Variables", "op_name", "send_name"]
+
+
+@dataclass(slots=True)
+class Variables:
+    """The model and its variables; times are continuous, in ticks. Tasks (ops, transfers, collectives) go by their names."""
+
+    model: pulp.LpProblem
+    blocks: Blocks
+    start: dict[Op, pulp.LpVariable]
+    objective: pulp.LpVariable
+    send: dict[Op, pulp.LpVariable] = field(default_factory=dict)
+    """Per producer whose transfer occupies its link: when it starts to."""
+    order: dict[tuple[str, str], pulp.LpVariable] = field(default_factory=dict)
+    """Per pair of tasks whose order is open: 1 where the first one comes first."""
+    before: dict[tuple[str, str], pulp.LpAffineExpression | int] = field(default_factory=dict)
+    """Per pair of tasks of one resource, both ways: whether the first one comes first, as 0, 1 or a term."""
+
+    def end(self, op: Op) -> pulp.LpAffineExpression:
+        """The op's end."""
+        return self.start[op] + self.blocks.duration[op]
+
+
+def op_name(op: Op) -> str:
+    """The name of an op in the model: its token, which holds none of the characters that PuLP replaces."""
+    return token(op).replace("/", ":")
+
+
+def send_name(producer: Op) -> str:
+    """The name of the transfer that the op sends."""
+    return f"send:{op_name(producer)}"

@@ -1,0 +1,128 @@
+"""The runner: instances and methods in, one row for each pair out, one pair after the other, each in a process of its own.
+
+A method that cannot, crashes, or has to be killed is a row that says so, not the end of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from schedc.bench.cell import Answer, Request
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.bench.instances import Instance
+    from schedc.solvers.base import Limits
+
+__all__ = ["Row", "run", "split_methods"]
+
+GRACE_S = 60.0
+"""How long a cell may take beyond twice its time limit: methods look at the clock between their steps only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one method made of one instance."""
+
+    instance: Instance
+    method: str
+    answer: Answer
+
+    @property
+    def ratio(self) -> float | None:
+        """The objective over the best comparable published value; None where one of the two is missing."""
+        published = self.instance.published_best()
+        if published is None or self.answer.objective_ns is None:
+            return None
+        return self.answer.objective_ns / published[1]
+
+
+def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits) -> Iterator[Row]:
+    """A row for each instance and method, instance by instance, as soon as it is known.
+
+    Args:
+        instances: what to compile.
+        methods: `auto` or methods' names, with options in braces.
+        limits: of each cell.
+
+    Raises:
+        InvalidInput: a method's name or options are wrong.
+    """
+    for instance in instances:
+        for method in methods:
+            answer = _ask(Request(problem=instance.problem, method=method, limits=limits))
+            if answer.usage_error:
+                raise InvalidInput(answer.why_not)
+            yield Row(instance=instance, method=method, answer=answer)
+
+
+def split_methods(text: str) -> tuple[str, ...]:
+    """The methods of a comma-separated list; commas inside braces belong to a method's options.
+
+    Raises:
+        InvalidInput: one of them is empty, or stands there twice.
+    """
+    methods = tuple(part.strip() for part in re.split(r",(?![^{]*\})", text))
+    if "" in methods:
+        raise InvalidInput(f"methods {text!r}: found an empty name; expected names separated by commas, as in 1f1b,auto")
+    twice = [method for index, method in enumerate(methods) if method in methods[:index]]
+    if twice:
+        raise InvalidInput(f"methods {text!r}: {twice[0]} stands there twice; name each method once")
+    return methods
+
+
+def _ask(request: Request) -> Answer:
+    """The answer of a fresh process, or how it failed to give one."""
+    limit_s = request.limits.time_s
+    kill_after_s = None if limit_s is None else 2 * limit_s + GRACE_S
+    with TemporaryFile() as question, TemporaryFile() as answer, TemporaryFile() as errors, _tether() as tether:
+        question.write(pickle.dumps(request))
+        question.seek(0)
+        # A session of its own, so that whatever the cell starts can be ended with it.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "schedc.bench.cell", str(tether)],
+            stdin=question,
+            stdout=answer,
+            stderr=errors,
+            pass_fds=(tether,),
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(kill_after_s)
+        except subprocess.TimeoutExpired:
+            return Answer(why_not=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
+        finally:
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        answer.seek(0)
+        errors.seek(0)
+        if status == 0:
+            return Answer(**json.load(answer))
+        lines = errors.read().decode(errors="replace").split("\n")
+    ended = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return Answer(why_not=f"crashed, ended {ended}" + (f": {last}" if last else ""))
+
+
+@contextmanager
+def _tether() -> Iterator[int]:
+    """The reading end of a pipe that closes when this process ends, however it ends; nothing is ever written to it."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,154 @@
+"""The MILP as a whole: its windows, the start it is given, and the orders read from it, against simulated schedules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pulp
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import make_problem, problems
+from small_problems import small_problem
+
+from schedc.analysis.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import DataParallel
+from schedc.ir.schedule import Schedule
+from schedc.models.blocks import blocks_of
+from schedc.models.grid import Grid
+from schedc.models.milp.extract import order_values, schedule_of
+from schedc.models.milp.graph import graph_of
+from schedc.models.milp.horizon import horizon_of
+from schedc.models.milp.model import build
+from schedc.solvers.greedy import greedy
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.models.milp.horizon import Horizon
+
+NANOSECONDS = Grid(1, True)
+OBJECTIVES = st.sampled_from(["makespan", "stage-span"])
+
+
+def horizon(problem: Problem, upper: int) -> Horizon:
+    blocks = blocks_of(problem, NANOSECONDS)
+    return horizon_of(problem, blocks, graph_of(blocks), upper)
+
+
+def greedy_or_skip(problem: Problem) -> Schedule:
+    try:
+        return greedy(problem, n_sub=1)
+    except Unsupported:
+        assume(False)
+        raise
+
+
+def split(schedule: Schedule) -> bool:
+    return all(op.kind is not Kind.BW for order in schedule.orders for op in order)
+
+
+def test_graph_knows_what_follows() -> None:
+    graph = graph_of(blocks_of(make_problem(2, 2), NANOSECONDS))
+    f0, f1, b0 = Op(Kind.F, 0, 0), Op(Kind.F, 0, 1), Op(Kind.B, 0, 0)
+    assert graph.follows(f0, b0) and graph.follows(f0, f1)
+    assert not graph.follows(f1, b0) and not graph.follows(b0, f1) and not graph.follows(f0, f0)
+
+
+def test_windows_of_the_makespan() -> None:
+    """F F B B W of 10 each and two transfers of 5 are the path; all have the 5 that the upper bound leaves, W of rank 1 more."""
+    problem = make_problem(2, 1, links={(0, 1): (3, 2), (1, 0): (3, 2)})
+    found = horizon(problem, 65)
+    assert found.least == 60
+    assert {op[:2]: (found.earliest[op], found.latest[op]) for op in found.earliest} == {
+        (Kind.F, 0): (0, 5),
+        (Kind.F, 1): (15, 20),
+        (Kind.B, 1): (25, 30),
+        (Kind.W, 1): (35, 55),
+        (Kind.B, 0): (40, 45),
+        (Kind.W, 0): (50, 55),
+    }
+
+
+def test_windows_of_the_stage_span() -> None:
+    """The second rank begins at 15 in every schedule, so it ends by 15 more than the upper bound."""
+    problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective="stage-span")
+    found = horizon(problem, 85)
+    assert found.origin == {0: 0, 1: 15}
+    assert found.latest[Op(Kind.W, 1, 1)] == 90
+    assert found.latest[Op(Kind.F, 1, 0)] == 15
+    assert found.latest[Op(Kind.B, 1, 1)] == 50
+    assert found.end == 100
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        make_problem(2, 2, placement="bidirectional"),
+        make_problem(3, 2, links={(0, 1): (3, 2), (1, 2): (3, 2)}, trunks={(0, 1): "t", (1, 2): "t"}),
+        replace(
+            make_problem(3, 2),
+            data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1, 1), all_gather_ns=(1, 1, 1), trunk="t"),
+        ),
+        make_problem(3, 2, placement=[0, 1, 0, 2]),
+    ],
+)
+def test_a_first_start_that_something_can_delay_is_not_certain(problem: Problem) -> None:
+    assert None in horizon(replace(problem, objective="stage-span"), 100).origin.values()
+
+
+@given(problems(), OBJECTIVES)
+@settings(max_examples=60)
+def test_windows_hold_a_simulated_schedule(problem: Problem, objective: str) -> None:
+    problem = replace(problem, objective=objective)
+    schedule = greedy_or_skip(problem)
+    timeline = simulate(problem, schedule)
+    found = horizon(problem, timeline.objective_ns(objective))
+    assert found.least <= timeline.objective_ns(objective)
+    for rank, order in enumerate(schedule.orders):
+        for op, start_ns in zip(order, timeline.start_ns(rank), strict=True):
+            if op in found.earliest:
+                assert found.earliest[op] <= start_ns <= found.latest[op]
+
+
+@given(st.integers(0, 10_000), OBJECTIVES, st.booleans())
+@settings(max_examples=40)
+def test_a_schedule_is_a_solution(seed: int, objective: str, shared_trunks: bool) -> None:
+    """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back."""
+    problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks)
+    schedule = greedy_or_skip(problem)
+    assume(split(schedule) == problem.split_backward)
+    timeline = simulate(problem, schedule)
+    upper = timeline.objective_ns(objective)
+    variables = build(problem, blocks_of(problem, NANOSECONDS), 0, upper)
+    for pair, value in order_values(variables, schedule, timeline).items():
+        variables.order[pair].lowBound = variables.order[pair].upBound = value
+    assert variables.model.solve(pulp.HiGHS(msg=False)) == pulp.LpStatusOptimal
+    assert pulp.value(variables.objective) <= upper + 1e-6
+    assert schedule_of(variables, problem, pulp.value) == schedule
+
+
+def test_a_fused_backward_stands_for_its_halves() -> None:
+    problem = make_problem(2, 3)
+    fused = Schedule(
+        orders=(
+            tuple(Op(kind, 0, m) for kind in (Kind.F, Kind.BW) for m in range(3)),
+            tuple(Op(kind, 1, m) for m in range(3) for kind in (Kind.F, Kind.BW)),
+        )
+    )
+    timeline = simulate(problem, fused)
+    variables = build(problem, blocks_of(problem, NANOSECONDS), 0, timeline.makespan_ns)
+    values = order_values(variables, fused, timeline)
+    assert values
+    found = schedule_of(variables, problem, lambda variable: values[next(p for p, v in variables.order.items() if v is variable)])
+    assert found.orders[1] == tuple(Op(kind, 1, m) for m in range(3) for kind in (Kind.F, Kind.B, Kind.W))
+    assert found.orders[0][:5] == (*(Op(Kind.F, 0, m) for m in range(3)), Op(Kind.B, 0, 0), Op(Kind.W, 0, 0))
+
+
+def test_an_upper_bound_below_every_schedule_is_refused() -> None:
+    problem = make_problem(2, 1)
+    for lower, upper in ((0, 49), (60, 59)):
+        with pytest.raises(ValueError, match=f"no schedule has an objective of {upper} ticks; none is below {upper + 1}"):
+            build(problem, blocks_of(problem, NANOSECONDS), lower, upper)

@@ -1,0 +1,75 @@
+"""The cyclic model: its least period is the true one on small cases, and what it repeats is always valid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ortools.sat.python import cp_model
+from problems import make_problem, problems
+
+from schedc.analysis.bounds import windows_bound
+from schedc.analysis.simulate import simulate
+from schedc.models.grid import grid_of
+from schedc.models.periodic import build_cycle
+from schedc.solvers.base import NO_LIMITS
+from schedc.solvers.periodic import solve_wave, unroll
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+def least_period(problem: Problem, wave: int) -> int:
+    cycle = build_cycle(problem, grid_of(problem, 100_000), wave, 4_000)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(cycle.model) == cp_model.OPTIMAL
+    return solver.value(cycle.steps) * cycle.step
+
+
+def test_period_is_the_busiest_rank_s_work_where_memory_is_plenty() -> None:
+    problem = make_problem(3, 20, costs_ns=[(5, 7, 3), (4, 6, 2), (5, 5, 4)], in_flight=8, links={(0, 1): (9, 4), (1, 0): (9, 4)})
+    assert least_period(problem, 1) == 15
+
+
+def test_period_is_the_round_trip_where_memory_holds_one_activation() -> None:
+    problem = make_problem(2, 20, costs_ns=(5, 7, 3), activation=(1, 0), in_flight=1, links={(0, 1): (10, 2), (1, 0): (20, 1)})
+    assert least_period(problem, 1) == 2 * (5 + 7) + 33  # W lie in the wait
+    assert least_period(replace(problem, split_backward=False), 1) == 2 * (5 + 7 + 3) + 33
+
+
+def test_a_slow_link_is_the_period_where_it_is_busiest() -> None:
+    problem = make_problem(2, 20, costs_ns=(5, 7, 3), links={(0, 1): (0, 40)})
+    assert least_period(problem, 1) == 40
+
+
+def test_waves_are_shorter_per_microbatch_than_single_ones_where_memory_is_short() -> None:
+    """Three ranks, room for two activations: a period of 18 for one microbatch, of 27 for two that share a wave."""
+    problem = make_problem(3, 20, costs_ns=(4, 5, 2), activation=(1, 0), in_flight=2)
+    assert (least_period(problem, 1), least_period(problem, 2)) == (18, 27)
+
+
+@given(problem=problems(max_ranks=2, placements=("unidirectional",), shared_trunks=False), wave=st.integers(1, 2))
+@settings(max_examples=12, deadline=None)
+def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int) -> None:
+    found = solve_wave(problem, wave, NO_LIMITS)
+    assert found is not None
+    wave_ends_ns = max(at_ns + problem.duration_ns(op.kind, op.stage, 0) for op, at_ns in found.start_ns.items())
+    for waves in (1, 8):
+        longer = replace(problem, microbatches=waves * wave, path_of=(0,) * (waves * wave))
+        schedule = unroll(longer, found)
+        assert verify_schedule(longer, schedule) == ()
+        makespan_ns = simulate(longer, schedule).makespan_ns
+        assert windows_bound(longer).value_ns <= makespan_ns <= wave_ends_ns + (waves - 1) * found.period_ns
+
+
+def test_a_last_wave_may_be_cut_off() -> None:
+    problem = make_problem(3, 12, costs_ns=(5, 7, 3), in_flight=2, links={(0, 1): (9, 4), (1, 0): (9, 4)})
+    found = solve_wave(problem, 2, NO_LIMITS)
+    assert found is not None
+    for microbatches in (1, 2, 5, 6, 7):
+        shorter = replace(problem, microbatches=microbatches, path_of=(0,) * microbatches)
+        assert verify_schedule(shorter, unroll(shorter, found)) == ()
