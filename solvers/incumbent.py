@@ -73,7 +73,9 @@ class Incumbent:
         makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
         if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
             self.whole, self.whole_ns = schedule, objective_ns
-        if self.schedule is None or objective_ns < self.objective_ns:
+        # Of equals, one that cuts no block is better: a solver's bound speaks for it.
+        better_kind = self.schedule is not None and objective_ns == self.objective_ns and self.schedule.parts and not schedule.parts
+        if self.schedule is None or objective_ns < self.objective_ns or better_kind:
             self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
             self._note(found_by)
         return makespan_ns, objective_ns

@@ -101,7 +101,7 @@ def local_search(
 
     Args:
         problem: any placement, any memory limits.
-        evaluations: rules tried per climb and round; 0: as many as cost about a million ops.
+        evaluations: rules tried per climb and round; 0: as many as place about a million ops, 20 to 1,500.
         rounds: at most so many.
         seed: of the random changes.
         time_s: end after the round in which so many seconds have passed.
@@ -109,7 +109,7 @@ def local_search(
     """
     facts = facts_of(problem)
     stages = len(problem.stages)
-    evaluations = evaluations or max(20, 1_000_000 // int(3 * facts.count.sum()))
+    evaluations = evaluations or min(1500, max(20, 1_000_000 // int(3 * facts.count.sum())))
     most_cap = np.maximum(facts.count, 1)
     longest = int(facts.duration.max())
     generator = np.random.default_rng(seed)

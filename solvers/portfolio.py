@@ -84,17 +84,19 @@ def solve(
         if name != "auto" and name not in SEARCHES:
             try_methods(incumbent, (method,), limits, candidates)
         else:
-            searches = _auto_searches(problem) if name == "auto" else (method,)
-            runs = [search_of(search) for search in searches]  # a wrong option is told before anything runs
+            searches = _auto_searches(problem) if name == "auto" else ((method, 1.0),)
+            runs = [(search_of(search), share) for search, share in searches]  # a wrong option is told before anything runs
             try_methods(incumbent, candidate_names(problem), limits, candidates)
-            for run in runs:
+            for run, share in runs:
                 if incumbent.schedule is None or incumbent.gap <= limits.gap:
                     break
                 left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
                 if left_s is not None and left_s <= 0 and limits.deterministic is None:
                     incumbent.cut_short = True
                     break
-                _run(run, incumbent, replace(limits, time_s=left_s), told=name != "auto")
+                slice_s = None if left_s is None else share * left_s
+                work = None if limits.deterministic is None else share * limits.deterministic
+                _run(run, incumbent, replace(limits, time_s=slice_s, deterministic=work), told=name != "auto")
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise
@@ -144,12 +146,14 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, ca
             candidates.append(Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns))
 
 
-def _auto_searches(problem: Problem) -> tuple[str, ...]:
-    """What `auto` runs after the constructive methods."""
+def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
+    """What `auto` runs after the constructive methods, each with the share of the time left that it may take."""
     if _num_ops(problem) > CPSAT_OPS:
-        return ("local{rounds=4}", "periodic")
-    several_chunks = len(problem.stages) > problem.ranks
-    return ("local{rounds=30}", "cpsat") if several_chunks else ("local{rounds=3}", "cpsat")
+        return (("local{rounds=4}", 0.5), ("periodic", 1.0))
+    if len(problem.stages) == problem.ranks:
+        return (("local{rounds=3}", 0.5), ("cpsat", 1.0))
+    # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
+    return (("local{rounds=4}", 0.3), ("cpsat", 0.2), ("local{rounds=60}", 0.6), ("cpsat", 1.0))
 
 
 def _num_ops(problem: Problem) -> int:

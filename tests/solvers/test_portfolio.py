@@ -28,7 +28,7 @@ def test_auto_proves_the_known_optimum() -> None:
 
 def test_a_solvers_bound_is_marked_with_what_it_rests_on() -> None:
     """On a wave no analytic bound is tight here, so only CP-SAT can prove the optimum."""
-    problem = make_problem(2, 2, placement="wave", chunks=2, costs_ns=(3, 4, 5), in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
+    problem = make_problem(2, 3, placement="wave", chunks=2, costs_ns=(3, 4, 5), in_flight=2)
     compiled = compile_problem(problem)
     certificate = compiled.plan.certificate
     assert certificate.gap == 0
