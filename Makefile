@@ -5,6 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint clean
 
 demo: .venv/installed
+	mkdir -p build
 	$(BIN)/schedc compile examples/m70-2dc/job.toml -o build/m70-2dc.plan.json
 	$(BIN)/schedc show build/m70-2dc.plan.json
 

@@ -6,8 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 from schedc.ir.plan import Plan
 from schedc.runtime.groups import Groups
@@ -60,6 +58,7 @@ def load(
         InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
         CheckFailed: the plan breaks a rule, or another rank has refused or has another plan or other weights of a replica.
         Unsupported: the plan asks for what this runtime does not do.
+        TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
     """
     groups = Groups(timeout_s)
     try:
@@ -88,8 +87,7 @@ def _agree(
     except SchedcError as error:
         refusal = error
         report = _Report(error=str(error), plan_sha256="", weights={})
-    reports: list[_Report] = [report] * groups.size
-    dist.all_gather_object(reports, report, group=groups.all)
+    reports = groups.exchange(report)
     if refusal is not None:
         raise refusal
     assert isinstance(plan, Plan)

@@ -7,7 +7,7 @@ keeps the file from being a Plan at all.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -50,11 +50,16 @@ def file_of_plan(plan: Plan) -> PlanFile:
         version=VERSION,
         name=plan.name,
         made_by=MadeByEntry(**asdict(plan.made_by)),
-        certificate=CertificateEntry(**asdict(plan.certificate)),
+        certificate=CertificateEntry(**_given(asdict(plan.certificate), "solver_log_sha256")),
         pipeline=_pipeline(plan.problem),
         costs=_costs(plan),
         ranks=tuple(_rank_entry(rank, writer) for rank in plan.ranks),
     )
+
+
+def _given(values: dict[str, Any], optional: str) -> dict[str, Any]:
+    """The values, without the optional text if it is empty or unset."""
+    return values if values[optional] else {key: value for key, value in values.items() if key != optional}
 
 
 def _pipeline(problem: Problem) -> Pipeline:
@@ -125,7 +130,7 @@ def plan_of_file(file: PlanFile) -> Plan:
         problem=_problem(file, sum(len(rank.compute) for rank in ranks)),
         ranks=ranks,
         parts=tuple(parts),
-        certificate=Certificate(**structs.asdict(file.certificate)),
+        certificate=Certificate(**_given(structs.asdict(file.certificate), "solver_log_sha256")),
         made_by=MadeBy(**structs.asdict(file.made_by)),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
     "FORMAT",
@@ -55,7 +55,7 @@ class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
     reproducible: bool = True
 
 
-class CertificateEntry(_Entry, frozen=True, omit_defaults=True):
+class CertificateEntry(_Entry, frozen=True):
     """What the plan is worth, and how well that is known."""
 
     makespan_ns: Count
@@ -66,7 +66,7 @@ class CertificateEntry(_Entry, frozen=True, omit_defaults=True):
     peak_activation_bytes: tuple[Count, ...]
     stage_span_ns: Count = 0
     objective: str = "makespan"
-    solver_log_sha256: str = ""
+    solver_log_sha256: str | UnsetType = UNSET  # `omit_defaults` tells texts apart by identity, and would not always leave it out
 
 
 class StageEntry(_Entry, frozen=True, omit_defaults=True):

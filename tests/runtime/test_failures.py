@@ -58,3 +58,17 @@ def test_a_rank_that_is_stuck(tmp_path_factory: pytest.TempPathFactory) -> None:
     with rank_processes(2, tmp_path_factory.mktemp("stuck")) as ranks:
         (said,) = ranks.run(pipeline_runs.fail, plan, 0, "stop", 1.0, of=[1])
     assert said[0].startswith("TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev: no answer in 1 s;")
+
+
+@pytest.mark.parametrize(("comes", "doing"), [(False, "connects the ranks 0, 1, 2"), (True, "hears what the others have loaded")])
+def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPathFactory, comes: bool, doing: str) -> None:
+    problem = make_problem(3, 4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    with rank_processes(3, tmp_path_factory.mktemp("absent")) as ranks:
+        results = ranks.run(pipeline_runs.load_without, plan, 1, comes)
+    for rank, said in enumerate(results):
+        if rank == 1:
+            assert said == DEAD
+        else:
+            assert said.startswith(f"TransferFailed: rank {rank} {doing}: another rank has ended or failed, and its own message")
+            assert "\n" not in said
