@@ -85,9 +85,9 @@ def solve(
             try_methods(incumbent, (method,), limits, candidates)
         else:
             searches = _auto_searches(problem) if name == "auto" else ((method, 1.0),)
-            runs = [(search_of(search), share) for search, share in searches]  # a wrong option is told before anything runs
+            runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is told at once
             try_methods(incumbent, candidate_names(problem), limits, candidates)
-            for run, share in runs:
+            for search, run, share in runs:
                 if incumbent.schedule is None or incumbent.gap <= limits.gap:
                     break
                 left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
@@ -96,7 +96,8 @@ def solve(
                     break
                 slice_s = None if left_s is None else share * left_s
                 work = None if limits.deterministic is None else share * limits.deterministic
-                _run(run, incumbent, replace(limits, time_s=slice_s, deterministic=work), told=name != "auto")
+                given = replace(limits, time_s=slice_s, deterministic=work)
+                candidates.append(_run(search, run, incumbent, given, told=name != "auto"))
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise
@@ -104,13 +105,21 @@ def solve(
     return Outcome(incumbent=incumbent, candidates=tuple(candidates))
 
 
-def _run(run: Search, incumbent: Incumbent, limits: Limits, *, told: bool) -> None:
+def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, told: bool) -> Candidate:
     """Run one search. One that does not exist for the problem is an error only where it was asked for by name."""
+    begun, before_ns = time.perf_counter(), incumbent.objective_ns
+    why_not = "found nothing better"
     try:
         run(incumbent, limits)
-    except Unsupported:
+    except Unsupported as reason:
         if told:
             raise
+        why_not = str(reason)
+    seconds = time.perf_counter() - begun
+    if incumbent.objective_ns == before_ns:
+        return Candidate(method=search, seconds=seconds, why_not=why_not)
+    makespan_ns, objective_ns = incumbent.makespan_ns, incumbent.objective_ns
+    return Candidate(method=search, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns)
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:

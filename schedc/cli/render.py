@@ -98,6 +98,7 @@ def print_candidates(candidates: Sequence[Candidate], best: str | None, title: s
     table.add_column("took", justify="right")
     table.add_column("")
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
+    chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
     for candidate in solved:
         least_ns = solved[0].objective_ns or 1
         table.add_row(
@@ -105,7 +106,7 @@ def print_candidates(candidates: Sequence[Candidate], best: str | None, title: s
             format_duration_ns(candidate.makespan_ns or 0),
             f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
             f"{candidate.seconds * 1e3:.1f} ms",
-            "◀ chosen" if candidate.method == best else "",
+            "◀ chosen" if candidate is chosen else "",
         )
     out = console()
     out.print(table)

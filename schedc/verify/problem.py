@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_counts",
     "check_data_parallel",
+    "check_layers",
     "check_link_ranks",
     "check_link_unique",
     "check_links_present",
@@ -117,6 +118,25 @@ def check_microbatch_costs(problem: Problem) -> Iterator[Violation]:
                 yield Violation("microbatch-costs", f"stages[{index}].{name}", message)
 
 
+def check_layers(problem: Problem) -> Iterator[Violation]:
+    """Where layers are known, all paths cut the model into the same pieces, in order; replicas are told by them."""
+    pieces = [[(stage, problem.stages[stage].layers) for stage in path if _is_stage(problem, stage)] for path in problem.paths]
+    for path in pieces:
+        end: int | None = None
+        for position, (stage, layers) in enumerate(path):
+            place = f"stages[{stage}].layers"
+            if (layers is None) != (path[0][1] is None):
+                yield Violation("layers", place, f"expected layers of all stages of a path or of none, found {_shown(layers)} here")
+            elif layers is not None and (layers[0] >= layers[1] or (position and layers[0] != end)):
+                begin = "the end of the stage before" if end is None else str(end)
+                yield Violation("layers", place, f"found {_shown(layers)}, expected one or more layers, from {begin} on")
+            end = None if layers is None else layers[1]
+    cuts = [[layers for _, layers in path] for path in pieces]
+    for index, cut in enumerate(cuts):
+        if cut != cuts[0] and any(cut + cuts[0]):
+            yield Violation("layers", f"paths[{index}]", "its stages hold other layers than those of path 0, in their order")
+
+
 def check_link_ranks(problem: Problem) -> Iterator[Violation]:
     """A link joins ranks that exist."""
     for index, link in enumerate(problem.links):
@@ -196,6 +216,10 @@ def check_objective(problem: Problem) -> Iterator[Violation]:
         yield Violation("objective", "objective", f"expected {' or '.join(OBJECTIVES)}, found {problem.objective!r}")
 
 
+def _shown(layers: tuple[int, int] | None) -> str:
+    return "none" if layers is None else f"{layers[0]} to {layers[1]}"
+
+
 def _is_stage(problem: Problem, stage: int) -> bool:
     return 0 <= stage < len(problem.stages)
 
@@ -212,6 +236,7 @@ _CHECKS = (
     check_rank_has_stage,
     check_path_of,
     check_microbatch_costs,
+    check_layers,
     check_link_ranks,
     check_link_unique,
     check_links_present,

@@ -28,6 +28,12 @@ def _stage(problem: Problem, index: int, **changes: Any) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def _layered(*layers: tuple[int, int] | None, placement: Any = "unidirectional") -> Problem:
+    problem = make_problem(2, 3, placement=placement)
+    stages = tuple(replace(stage, layers=own) for stage, own in zip(problem.stages, layers, strict=True))
+    return replace(problem, stages=stages)
+
+
 SOUND = make_problem(2, 3)
 ONE_RANK = make_problem(1, 1)
 THREE = replace(make_problem(2, 3, placement=[0, 1, 1]), paths=((0, 1), (2,)))
@@ -60,6 +66,15 @@ BROKEN = [
         "stages[1].backward_weight_ns",
         _problem(stages=_stage(SOUND, 1, backward_weight_ns=(1, 2))),
         "expected 1 duration, or 3, one per microbatch; found 2",
+    ),
+    ("layers", "stages[1].layers", _layered((0, 1), None), "expected layers of all stages of a path or of none, found none here"),
+    ("layers", "stages[0].layers", _layered((2, 1), (1, 3)), "found 2 to 1, expected one or more layers"),
+    ("layers", "stages[1].layers", _layered((0, 2), (3, 4)), "found 3 to 4, expected one or more layers, from 2 on"),
+    (
+        "layers",
+        "paths[1]",
+        replace(_layered((0, 2), (2, 4), (0, 1), (1, 4), placement=[0, 1, 1, 0]), paths=((0, 1), (2, 3)), path_of=(0, 1, 0)),
+        "other layers than those of path 0",
     ),
     ("link-ranks", "links[2].destination", _problem(links=(*BOTH, Link(source=0, destination=2))), "rank 2 does not exist"),
     ("link-ranks", "links[2].source", _problem(links=(*BOTH, Link(source=-1, destination=1))), "rank -1 does not exist"),
@@ -136,6 +151,12 @@ def test_empty_problem_is_refused_without_a_traceback() -> None:
 def test_sound_data_parallel_is_accepted() -> None:
     for parallel in (PARALLEL, replace(PARALLEL, trunk="east"), replace(PARALLEL, all_gather_ns=(), zero_stage=0)):
         assert verify_problem(_problem(links=BOTH, data_parallel=parallel)) == ()
+
+
+def test_sound_layers_are_accepted() -> None:
+    assert verify_problem(_layered((3, 4), (4, 9))) == ()
+    both = _layered((0, 2), (2, 4), (0, 2), (2, 4), placement=[0, 1, 1, 0])
+    assert verify_problem(replace(both, paths=((0, 1), (2, 3)), path_of=(0, 1, 0))) == ()
 
 
 @given(problem=problems())
