@@ -6,6 +6,7 @@ are used.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -41,13 +42,13 @@ def constructive(text: str) -> Construct:
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
-    name, _, rest = text.partition("{")
+    name, brace, rest = text.partition("{")
     if name not in METHODS:
         known = ("auto", *METHODS, *SEARCHES)
         raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
     found = _load(METHODS[name])
     method: Construct = found[name].construct if name in TEMPLATE_NAMES else found
-    return partial(method, **_options(text, rest, method)) if rest else method
+    return partial(method, **_options(text, rest, method)) if brace else method
 
 
 def search_of(text: str) -> Search:
@@ -56,9 +57,9 @@ def search_of(text: str) -> Search:
     Raises:
         InvalidInput: the options cannot be read.
     """
-    name, _, rest = text.partition("{")
+    name, brace, rest = text.partition("{")
     search: Search = _load(SEARCHES[name])
-    return partial(search, **_options(text, rest, search)) if rest else search
+    return partial(search, **_options(text, rest, search)) if brace else search
 
 
 def _load(target: str) -> Any:
@@ -76,13 +77,15 @@ def _options(text: str, braced: str, method: Callable[..., object]) -> dict[str,
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     options: dict[str, Any] = {}
-    for option in filter(None, map(str.strip, braced[:-1].split(","))):
+    for option in filter(None, map(str.strip, re.split(r",(?=\s*\w+=)", braced[:-1]))):  # a value may be a list with commas
         name, equals, value = option.partition("=")
         if not equals:
             raise InvalidInput(f"method {text!r}: found the option {option!r}, expected name=value")
         if name not in known:
             expected = f"expected {', '.join(known)}" if known else "it has none"
             raise InvalidInput(f"method {text!r}: the option {name!r} is unknown{nearest(name, known)}; {expected}")
+        if name in options:
+            raise InvalidInput(f"method {text!r}: the option {name!r} is given twice")
         options[name] = _value(value, known[name])
         if isinstance(options[name], str) and not isinstance(known[name], str):
             raise InvalidInput(f"method {text!r}: the option {name!r} is {value!r}, expected a number")
@@ -90,7 +93,9 @@ def _options(text: str, braced: str, method: Callable[..., object]) -> dict[str,
 
 
 def _value(text: str, default: object) -> object:
-    """The option's value: a number where it reads as one, else a truth value or a word."""
+    """The option's value: a number or a list of numbers where it reads as one, else a truth value or a word."""
+    if "," in text:
+        return tuple(_value(entry, default) for entry in text.split(","))
     for convert in (int, float):
         try:
             return convert(text)

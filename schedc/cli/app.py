@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -162,7 +163,10 @@ def show(
 
     from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
     read = read_plan(plan)
-    print_plan(read, replay(read), from_ns, to_ns)
+    timeline = replay(read)
+    if not from_ns < min(timeline.makespan_ns, timeline.makespan_ns if to_ns is None else to_ns):
+        raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")
+    print_plan(read, timeline, from_ns, to_ns)
 
 
 @app.command()
@@ -227,6 +231,9 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the entry point of the `schedc` script. Always ends by `SystemExit`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark, not a traceback
     if arguments is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:

@@ -20,6 +20,7 @@ __all__ = [
     "check_counts",
     "check_data_parallel",
     "check_layers",
+    "check_length",
     "check_link_ranks",
     "check_link_unique",
     "check_links_present",
@@ -210,6 +211,16 @@ def check_data_parallel(problem: Problem) -> Iterator[Violation]:
         yield Violation(rule, "data_parallel.trunk", message)
 
 
+def check_length(problem: Problem) -> Iterator[Violation]:
+    """All work and transfers one after the other stay far below 2^63 ns, where times in 64 bits would wrap around."""
+    work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in Kind)
+    sizes = [size for stage in problem.stages for size in (stage.message_bytes, stage.gradient_message_bytes)]
+    transfers_ns = sum(link.latency_ns + link.occupancy_ns(max(sizes, default=0)) for link in problem.links)
+    whole_ns = problem.microbatches * (work_ns + 2 * len(problem.stages) * transfers_ns)
+    if whole_ns >= 2**62:
+        yield Violation("length", "stages", f"expected a step below 2^62 ns, found up to {whole_ns} ns of work and transfers")
+
+
 def check_objective(problem: Problem) -> Iterator[Violation]:
     """The objective is one that exists."""
     if problem.objective not in OBJECTIVES:
@@ -243,4 +254,5 @@ _CHECKS = (
     check_memory_limits,
     check_data_parallel,
     check_objective,
+    check_length,
 )

@@ -142,6 +142,33 @@ def test_show_a_stretch_of_time(plan: Path) -> None:
     assert set(rank_rows[1].split()[2]) == {"·"}
 
 
+def test_a_stretch_of_time_beyond_the_end_is_refused(plan: Path) -> None:
+    for times in (("--from", "10s"), ("--from", "2s", "--to", "1s")):
+        done = schedc("show", plan, *times)
+        assert done.returncode == 2
+        assert "--from" in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_no_traceback(plan: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "schedc.cli.app", "show", str(plan)],
+        capture_output=True,
+        check=False,
+        env={"PYTHONIOENCODING": "ascii", "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"rank 0" in done.stdout
+
+
+def test_a_published_warm_up_can_be_asked_for(tmp_path: Path) -> None:
+    """PipeMorph 3.1 without delay: warm-up 7, 5, 3, 1 takes 390 ms."""
+    job = tmp_path / "job.toml"
+    job.write_text((ROOT / "examples" / "pipemorph-4x12" / "job.toml").read_text().replace('"20 ms"', '"0 ms"'))
+    method = "pipemorph{warm_up=7,5,3,1}"
+    done = schedc("compile", job, "-o", tmp_path / "plan.json", "--method", method, "--json")
+    assert json.loads(done.stdout)["makespan_ns"] == 390_000_000
+
+
 def test_bounds_prints_every_bound_with_the_binding_one_first() -> None:
     found = json.loads(schedc("bounds", JOB, "--json").stdout)
     assert {"work", "link", "residency", "path"} <= found.keys()
@@ -173,6 +200,9 @@ def test_schema_is_a_json_schema(file: str) -> None:
         (("compile", JOB, "-o", "plan.json", "--method", "zb-v"), 4, "zb-v needs a wave placement"),
         (("compile", JOB, "-o", "plan.json", "--method", "greedy{n_sub}"), 2, "name=value"),
         (("compile", JOB, "-o", "plan.json", "--method", "greedy{sub=2}"), 2, "n_sub"),
+        (("compile", JOB, "-o", "plan.json", "--method", "greedy{"), 2, "braces"),
+        (("compile", JOB, "-o", "plan.json", "--method", "greedy{n_sub=1,n_sub=2}"), 2, "twice"),
+        (("compile", JOB, "-o", "plan.json", "--method", "pipemorph{warm_up=3,2}"), 2, "warm_up"),
         (("compile", JOB, "-o", "plan.json", "--time-limit", "60"), 2, "60"),
         (("verify", "missing.json"), 2, "missing.json"),
         (("verify", JOB), 2, "job.toml"),
