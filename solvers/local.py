@@ -121,14 +121,24 @@ def local_search(
             heat = 0.01 * (1 - turn / rounds)
             jobs = [
                 threads.submit(
-                    climb, facts, cap, priority, look, most_cap, longest, evaluations, seed * 7919 + turn * CLIMBS + number, heat
+                    climb,
+                    facts,
+                    cap,
+                    lag,
+                    priority,
+                    look,
+                    most_cap,
+                    longest,
+                    evaluations,
+                    seed * 7919 + turn * CLIMBS + number,
+                    heat,
                 )
-                for number, (cap, priority, look) in enumerate(pool)
+                for number, (cap, lag, priority, look) in enumerate(pool)
             ]
             for number, job in enumerate(jobs):
                 value, look = job.result()
                 values[number] = int(value)
-                pool[number] = (pool[number][0], pool[number][1], int(look))
+                pool[number] = (*pool[number][:3], int(look))
             if min(values) <= good_enough_ns:
                 break
             if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
@@ -136,21 +146,21 @@ def local_search(
                 break
             ranking = sorted(range(CLIMBS), key=values.__getitem__)
             for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
-                cap, priority, look = pool[winner]
-                pool[loser] = (cap.copy(), priority.copy(), look)
+                cap, lag, priority, look = pool[winner]
+                pool[loser] = (cap.copy(), lag.copy(), priority.copy(), look)
     best = min(range(CLIMBS), key=values.__getitem__)
     if values[best] >= STRANDED:
         return None
-    cap, priority, look = pool[best]
+    cap, lag, priority, look = pool[best]
     order = np.zeros((problem.ranks, int(facts.count.sum()) * 3), np.int16)
-    run_rule(facts, cap, priority, look, order)
+    run_rule(facts, cap, lag, priority, look, order)
     return Found(_schedule(problem, facts, order, stages), values[best], cut_short)
 
 
 def _first_rule(
     facts: Facts, most_cap: NDArray[np.int64], number: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """B before F before W, later stages first; in-flight caps from 1F1B's up to all."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+    """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
     stages = len(most_cap)
     depth = np.array([_depth(facts, stage) for stage in range(stages)], np.int64)
     longest = int(depth.max()) + 1
@@ -159,7 +169,8 @@ def _first_rule(
     priority[0] = 100 - depth
     priority[1] = depth - longest
     priority[2] = 300
-    return cap, priority + generator.integers(-3, 4, size=priority.shape), 0
+    lag = np.full(stages, number % 3, np.int64)
+    return cap, lag, priority + generator.integers(-3, 4, size=priority.shape), 0
 
 
 def _depth(facts: Facts, stage: int) -> int:

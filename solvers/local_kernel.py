@@ -48,11 +48,12 @@ class Facts(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def run_rule(facts: Facts, cap: Any, priority: Any, look_ahead: Any, order: Any) -> Any:
+def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, order: Any) -> Any:
     """The end of the schedule that the rule gives, and its ops in `order`, as kind × stages × microbatches codes by rank.
 
     Always starts the op that can start earliest; among a rank's ops that can start within `look_ahead` of its earliest, the one of
-    smallest priority. Ops of one stage and kind run in microbatch order.
+    smallest priority. Ops of one stage and kind run in microbatch order. Of a stage's weight gradients, `lag` are held back for
+    later gaps, unless memory is full or no backward is left.
     """
     stage_rank, count, fed_by, feeds, gate, tail = facts.stage_rank, facts.count, facts.fed_by, facts.feeds, facts.gate, facts.tail
     duration, occupancy, latency, resource = facts.duration, facts.occupancy, facts.latency, facts.resource
@@ -84,6 +85,10 @@ def run_rule(facts: Facts, cap: Any, priority: Any, look_ahead: Any, order: Any)
                 continue
             stale[r] = False
             earliest = STRANDED
+            full = False  # a forward is there that memory does not admit
+            for s in range(stages):
+                if stage_rank[s] == r and done[F, s] < count[s] and forward_at[s, done[F, s]] >= 0 and held[s] > room[r]:
+                    full = True
             for s in range(stages):
                 if stage_rank[s] != r:
                     continue
@@ -93,7 +98,8 @@ def run_rule(facts: Facts, cap: Any, priority: Any, look_ahead: Any, order: Any)
                 n = done[B, s]
                 if n < done[F, s] and backward_at[s, n] >= 0:
                     earliest = min(earliest, max(free[r], backward_at[s, n]))
-                if split and done[W, s] < done[B, s]:
+                waiting = done[B, s] - done[W, s]
+                if split and waiting > 0 and (full or waiting > lag[s] or done[B, s] == count[s]):
                     earliest = min(earliest, free[r])
             best_op[r] = -1
             best_at[r] = STRANDED
@@ -115,7 +121,8 @@ def run_rule(facts: Facts, cap: Any, priority: Any, look_ahead: Any, order: Any)
                             continue
                         at = max(free[r], backward_at[s, n])
                     else:
-                        if not (split and n < done[B, s]):
+                        waiting = done[B, s] - n
+                        if not (split and waiting > 0 and (full or waiting > lag[s] or done[B, s] == count[s])):
                             continue
                         at = free[r]
                     if at > earliest + look_ahead:
@@ -171,25 +178,34 @@ def run_rule(facts: Facts, cap: Any, priority: Any, look_ahead: Any, order: Any)
 
 @numba.njit(cache=True, nogil=True)
 def climb(
-    facts: Facts, cap: Any, priority: Any, look_ahead: Any, most_cap: Any, longest: int, evaluations: int, seed: int, heat: float
+    facts: Facts,
+    cap: Any,
+    lag: Any,
+    priority: Any,
+    look_ahead: Any,
+    most_cap: Any,
+    longest: int,
+    evaluations: int,
+    seed: int,
+    heat: float,
 ) -> tuple[Any, Any]:
     """Perturb the rule so many times and keep what is no worse, or little worse while hot; the best end and its rule.
 
-    `cap`, `priority` and the returned look-ahead are changed in place to the best found.
+    `cap`, `lag`, `priority` and the returned look-ahead are changed in place to the best found.
     """
     np.random.seed(seed)
     stages = len(facts.stage_rank)
     order = np.zeros((len(facts.limit), np.sum(facts.count) * 3), np.int16)
-    now_cap, now_priority, now_look = cap.copy(), priority.copy(), look_ahead
-    now = run_rule(facts, now_cap, now_priority, now_look, order)
+    now_cap, now_lag, now_priority, now_look = cap.copy(), lag.copy(), priority.copy(), look_ahead
+    now = run_rule(facts, now_cap, now_lag, now_priority, now_look, order)
     best = now
     best_look = look_ahead
     for turn in range(evaluations):
-        try_cap, try_priority, try_look = now_cap.copy(), now_priority.copy(), now_look
+        try_cap, try_lag, try_priority, try_look = now_cap.copy(), now_lag.copy(), now_priority.copy(), now_look
         moves = 1 + np.random.randint(3)
         for _ in range(moves):
             s = np.random.randint(stages)
-            what = np.random.randint(10)
+            what = np.random.randint(12)
             if what < 4:
                 change = np.random.randint(1, 3) * (1 if np.random.randint(2) else -1)
                 try_cap[s] = min(most_cap[s], max(1, try_cap[s] + change))
@@ -204,14 +220,22 @@ def climb(
                 other = np.random.randint(stages)
                 kind = np.random.randint(3)
                 try_priority[kind, s], try_priority[kind, other] = try_priority[kind, other], try_priority[kind, s]
+            elif what < 11:
+                change = 1 if np.random.randint(2) else -1
+                if np.random.randint(2):
+                    try_lag[s] = max(0, try_lag[s] + change)
+                else:
+                    for other in range(stages):
+                        try_lag[other] = max(0, try_lag[other] + change)
             else:
                 try_look = np.random.randint(0, longest + 1) if np.random.randint(2) else np.int64(0)
-        value = run_rule(facts, try_cap, try_priority, try_look, order)
+        value = run_rule(facts, try_cap, try_lag, try_priority, try_look, order)
         warm = heat * (1.0 - turn / evaluations)
         if value <= now or (value < STRANDED and warm > 0 and np.random.random() < np.exp((now - value) / (warm * best))):
-            now, now_cap, now_priority, now_look = value, try_cap, try_priority, try_look
+            now, now_cap, now_lag, now_priority, now_look = value, try_cap, try_lag, try_priority, try_look
             if value < best:
                 best, best_look = value, try_look
                 cap[:] = try_cap
+                lag[:] = try_lag
                 priority[:] = try_priority
     return best, best_look

@@ -1,0 +1,113 @@
+"""A fixed number of list-scheduling rules on the compiled kernel, the best of which is kept: a Problem in, a Schedule out.
+
+Greedy tries some fifteen rules in plain Python; the kernel places an op in some 40 ns, so that a table of rules and short climbs from
+the best of them take a few milliseconds (design notes: search over the rule, not over the order). Nothing depends on a clock: the
+same problem gives the same schedule. Blocks stay whole.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.solvers.greedy_round_trip import round_trip_in_flight
+from schedc.solvers.local import facts_of
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+
+__all__ = ["rules"]
+
+CAPS: tuple[tuple[bool, int] | None, ...] = (None, *product((False, True), (0, 1, 2, 3)))
+"""Activations in flight: None, as many as memory holds; else so many more than `round_trip_in_flight`, with or without whole
+periods."""
+ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1), (2, 0, 1))
+"""The places of F, B and W among ops that count as ready; 0 goes first."""
+LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
+"""How long a rank may wait for an op that goes first, in units of the longest op."""
+TABLE_OPS = 400_000
+"""On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
+LEAST_RULES = 18
+CLIMB_OPS = 100_000
+"""About so many ops are placed by the climbs together."""
+CLIMBS = 4
+"""The climbs start from so many best rules of the table."""
+
+
+def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
+    """The best schedule of a table of rules and of climbs from its best.
+
+    Args:
+        problem: any placement, links and memory limits. Where durations differ by microbatch, the first's are taken to choose.
+        climb_ops: how many ops the climbs may place; 0: no climbs.
+
+    Raises:
+        Unsupported: every rule stranded itself on memory.
+    """
+    facts = facts_of(problem)
+    ops = int(facts.count.sum()) * (3 if facts.split else 2)
+    caps, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    order = np.zeros((problem.ranks, ops), np.int16)
+    values = _try_all(facts, caps, priorities, looks, order)
+    if values.min() >= STRANDED:
+        raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")
+    ranking = np.argsort(values, kind="stable")
+    best, value, look = int(ranking[0]), int(values[ranking[0]]), int(looks[ranking[0]])
+    cap, priority = caps[best], priorities[best]
+    turns = climb_ops // (CLIMBS * ops) if ops else 0
+    most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
+    for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
+        try_cap, try_priority = caps[start].copy(), priorities[start].copy()
+        reached, try_look = climb(facts, try_cap, try_priority, int(looks[start]), most_cap, longest, turns, number, 0.0)
+        if reached < value:
+            cap, priority, look, value = try_cap, try_priority, int(try_look), int(reached)
+    run_rule(facts, cap, priority, look, order)
+    return _schedule(problem, facts, order)
+
+
+@numba.njit(cache=True, nogil=True)
+def _try_all(facts: Facts, caps: Any, priorities: Any, looks: Any, order: Any) -> Any:
+    """The end of each rule's schedule."""
+    values = np.empty(len(looks), np.int64)
+    for number in range(len(looks)):
+        values[number] = run_rule(facts, caps[number], priorities[number], looks[number], order)
+    return values
+
+
+def _table(problem: Problem, facts: Facts, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The rules' caps [rule, stage], priorities [rule, kind, stage] and look-aheads, at most so many; the most useful first."""
+    depth = np.zeros(len(problem.stages), np.int64)
+    for path in problem.paths:
+        depth[list(path)] = np.arange(len(path))
+    # Within a kind, what local search starts from, too: F of later stages first, B of earlier ones.
+    apart = 2 * len(depth) + 100
+    within = np.stack((-depth, depth, np.zeros_like(depth)))
+    trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
+    in_flight = [facts.count if cap is None else np.minimum(facts.count, trips[cap[0]] + cap[1]) for cap in CAPS]
+    ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
+    looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
+    chosen = [(cap, order, look) for look, order, cap in product(looks_ns, ordered, in_flight)][:most]
+    caps, priorities, looks = zip(*chosen, strict=True)
+    return np.maximum(np.stack(caps), 1), np.stack(priorities), np.array(looks, np.int64)
+
+
+def _schedule(problem: Problem, facts: Facts, order: NDArray[np.int16]) -> Schedule:
+    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
+    kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
+    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
+    orders = []
+    for rank in range(problem.ranks):
+        length = int(facts.count[facts.stage_rank == rank].sum()) * (3 if facts.split else 2)
+        next_of = {kind * stages + stage: iter(visits[stage]) for kind in range(3) for stage in problem.stages_on(rank)}
+        codes = order[rank, :length].tolist()
+        orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
+    return Schedule(orders=tuple(orders))
