@@ -2,7 +2,7 @@
 
 A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
 search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
-rule, then CP-SAT, and ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+rule and over the orders, then CP-SAT, and ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -158,11 +158,18 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, ca
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time left that it may take."""
     if _num_ops(problem) > CPSAT_OPS:
-        return (("local{rounds=4}", 0.5), ("periodic", 1.0))
+        return (("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
-        return (("local{rounds=3}", 0.5), ("cpsat", 1.0))
+        return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
-    return (("local{rounds=4}", 0.3), ("cpsat", 0.2), ("local{rounds=60}", 0.6), ("cpsat", 1.0))
+    return (
+        ("local{rounds=4}", 0.3),
+        ("polish{rounds=4}", 0.2),
+        ("cpsat", 0.2),
+        ("local{rounds=60}", 0.5),
+        ("polish{rounds=60}", 0.5),
+        ("cpsat", 1.0),
+    )
 
 
 def _num_ops(problem: Problem) -> int:

@@ -1,13 +1,13 @@
 """A fixed number of list-scheduling rules on the compiled kernel, the best of which is kept: a Problem in, a Schedule out.
 
-Greedy tries some fifteen rules in plain Python; the kernel places an op in some 40 ns, so that a table of rules and short climbs from
-the best of them take a few milliseconds (design notes: search over the rule, not over the order). Nothing depends on a clock: the
-same problem gives the same schedule. Blocks stay whole.
+Greedy tries some fifteen rules in plain Python; the kernel places an op in some 40 ns, so that a table of rules and short climbs
+from the best of them take a few milliseconds (design notes: search over the rule, not over the order). Nothing depends on a clock:
+the same problem gives the same schedule. Blocks stay whole.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -34,6 +34,8 @@ ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1), (2, 0, 1))
 """The places of F, B and W among ops that count as ready; 0 goes first."""
 LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
 """How long a rank may wait for an op that goes first, in units of the longest op."""
+WEIGHT_LAGS = (0.0, 1.0, 0.5)
+"""How many W a stage leaves waiting, in shares of how many fewer microbatches its round trip holds than the longest one."""
 TABLE_OPS = 400_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 18
@@ -55,36 +57,41 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     """
     facts = facts_of(problem)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
-    caps, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    caps, lags, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     order = np.zeros((problem.ranks, ops), np.int16)
-    values = _try_all(facts, caps, priorities, looks, order)
+    values = _try_all(facts, caps, lags, priorities, looks, order)
     if values.min() >= STRANDED:
         raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")
     ranking = np.argsort(values, kind="stable")
-    best, value, look = int(ranking[0]), int(values[ranking[0]]), int(looks[ranking[0]])
-    cap, priority = caps[best], priorities[best]
+    best = int(ranking[0])
+    value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))
     turns = climb_ops // (CLIMBS * ops) if ops else 0
     most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
     for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
-        try_cap, try_priority = caps[start].copy(), priorities[start].copy()
-        reached, try_look = climb(facts, try_cap, try_priority, int(looks[start]), most_cap, longest, turns, number, 0.0)
+        cap, lag, priority = caps[start].copy(), lags[start].copy(), priorities[start].copy()
+        reached, look = climb(facts, cap, lag, priority, int(looks[start]), most_cap, longest, turns, number, 0.0)
         if reached < value:
-            cap, priority, look, value = try_cap, try_priority, int(try_look), int(reached)
-    run_rule(facts, cap, priority, look, order)
+            value, rule = int(reached), (cap, lag, priority, int(look))
+    run_rule(facts, *rule, order)
     return _schedule(problem, facts, order)
 
 
 @numba.njit(cache=True, nogil=True)
-def _try_all(facts: Facts, caps: Any, priorities: Any, looks: Any, order: Any) -> Any:
+def _try_all(facts: Facts, caps: Any, lags: Any, priorities: Any, looks: Any, order: Any) -> Any:
     """The end of each rule's schedule."""
     values = np.empty(len(looks), np.int64)
     for number in range(len(looks)):
-        values[number] = run_rule(facts, caps[number], priorities[number], looks[number], order)
+        values[number] = run_rule(facts, caps[number], lags[number], priorities[number], looks[number], order)
     return values
 
 
-def _table(problem: Problem, facts: Facts, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The rules' caps [rule, stage], priorities [rule, kind, stage] and look-aheads, at most so many; the most useful first."""
+def _table(
+    problem: Problem, facts: Facts, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The rules' caps and weight lags [rule, stage], priorities [rule, kind, stage] and look-aheads, at most so many.
+
+    What changes most between neighbours decides most, so that the first rules are the most different.
+    """
     depth = np.zeros(len(problem.stages), np.int64)
     for path in problem.paths:
         depth[list(path)] = np.arange(len(path))
@@ -93,11 +100,12 @@ def _table(problem: Problem, facts: Facts, most: int) -> tuple[NDArray[np.int64]
     within = np.stack((-depth, depth, np.zeros_like(depth)))
     trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
     in_flight = [facts.count if cap is None else np.minimum(facts.count, trips[cap[0]] + cap[1]) for cap in CAPS]
+    held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
     looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
-    chosen = [(cap, order, look) for look, order, cap in product(looks_ns, ordered, in_flight)][:most]
-    caps, priorities, looks = zip(*chosen, strict=True)
-    return np.maximum(np.stack(caps), 1), np.stack(priorities), np.array(looks, np.int64)
+    chosen = list(islice(product(held_back, looks_ns, ordered, in_flight), most))
+    lags, looks, priorities, caps = zip(*chosen, strict=True)
+    return np.maximum(np.stack(caps), 1), np.stack(lags), np.stack(priorities), np.array(looks, np.int64)
 
 
 def _schedule(problem: Problem, facts: Facts, order: NDArray[np.int16]) -> Schedule:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.base import Limits, Solved
     from schedc.solvers.incumbent import Incumbent
 
-__all__ = ["cpsat", "local", "milp", "periodic"]
+__all__ = ["cpsat", "local", "milp", "periodic", "polish"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
@@ -30,6 +31,40 @@ def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations
     if best is not None:
         incumbent.offer_valid(best.schedule, "local")
         incumbent.cut_short |= best.cut_short
+
+
+def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
+    """Local search over the orders of the best schedule of whole blocks: single ops are moved as long as nothing gets worse."""
+    from schedc.solvers.polish import polish_schedule
+
+    start = _start(incumbent)
+    if incumbent.problem.split_backward:
+        start = _split(start)
+    found = polish_schedule(
+        incumbent.problem,
+        start,
+        evaluations=evaluations,
+        rounds=rounds,
+        seed=limits.seed,
+        time_s=None if limits.deterministic is not None else limits.time_s,
+        good_enough_ns=incumbent.bound_ns,
+    )
+    incumbent.offer_valid(found.schedule, "polish")
+    incumbent.cut_short |= found.cut_short
+
+
+def _split(schedule: Schedule) -> Schedule:
+    """Each fused backward as B and W, one after the other."""
+    return Schedule(
+        orders=tuple(
+            tuple(
+                each
+                for op in order
+                for each in ([op] if op.kind is not Kind.BW else [op._replace(kind=Kind.B), op._replace(kind=Kind.W)])
+            )
+            for order in schedule.orders
+        )
+    )
 
 
 def periodic(incumbent: Incumbent, limits: Limits) -> None:
