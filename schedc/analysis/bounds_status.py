@@ -1,7 +1,7 @@
 """What one microbatch has done for a machine, and what it holds of a rank's memory, at each step of its way there and back.
 
-Takes the frames of one path; gives the steps of the way that matter, the statuses between them as pairs of bytes held and work done,
-and the most value that some microbatches' statuses can have together within a memory limit.
+Takes the frames of one path; gives the steps of the way that matter, the statuses between them as pairs of bytes held and work
+done, and the most value that some microbatches' statuses can have together within a memory limit.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def most_value(statuses: Iterable[Status], limit_bytes: int | None, count: int) 
         return [0] * (count + 1)
     if limit_bytes is None or count * front[-1][0] <= limit_bytes:
         return [m * front[-1][1] for m in range(count + 1)]
-    unit = max(gcd(*(held for held, _ in front)), -(-limit_bytes // MOST_UNITS))
-    if limit_bytes // (exact := gcd(*(held for held, _ in front))) <= MOST_UNITS:
-        unit = exact
+    unit = gcd(*(held for held, _ in front))
+    if limit_bytes // unit > MOST_UNITS:
+        unit = -(-limit_bytes // MOST_UNITS)
     items = [(held // unit, value) for held, value in front]
     units = limit_bytes // unit
     best = np.zeros(units + 1, dtype=np.int64)

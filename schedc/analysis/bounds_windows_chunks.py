@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds_frame import Frame, Resource
-    from schedc.analysis.bounds_status import Step
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]

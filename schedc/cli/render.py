@@ -172,20 +172,17 @@ def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> d
     """The object of `simulate --json`."""
     from schedc.analysis.memory import peak_bytes
 
-    peaks = peak_bytes(problem, schedule)
+    per_rank = {
+        "busy_ns": timeline.busy_ns,
+        "idle_ns": [timeline.makespan_ns - busy_ns for busy_ns in timeline.busy_ns],
+        "peak_activation_bytes": peak_bytes(problem, schedule),
+    }
     return {
         "makespan_ns": timeline.makespan_ns,
         "stage_span_ns": timeline.stage_span_ns,
         "bubble_ratio": timeline.bubble_ratio,
-        "ranks": [
-            {
-                "rank": rank,
-                "busy_ns": busy_ns,
-                "idle_ns": timeline.makespan_ns - busy_ns,
-                "peak_activation_bytes": peaks[rank],
-            }
-            for rank, busy_ns in enumerate(timeline.busy_ns)
-        ],
+        **per_rank,
+        "ranks": [{"rank": rank, **{name: each[rank] for name, each in per_rank.items()}} for rank in range(problem.ranks)],
     }
 
 

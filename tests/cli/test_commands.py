@@ -84,6 +84,7 @@ def test_simulate_prints_each_rank_and_the_published_makespan(plan: Path) -> Non
     found = json.loads(schedc("simulate", plan, "--json").stdout)
     assert found["makespan_ns"] == 4_543_000_000
     assert [entry["rank"] for entry in found["ranks"]] == list(range(8))
+    assert found["busy_ns"] == [entry["busy_ns"] for entry in found["ranks"]]
     for entry in found["ranks"]:
         assert entry["busy_ns"] == 16 * 105_000_000
         assert entry["busy_ns"] + entry["idle_ns"] == found["makespan_ns"]
