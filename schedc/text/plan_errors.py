@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from difflib import get_close_matches
 
 import msgspec
 from msgspec import inspect
 
+from schedc.spelling import nearest
 from schedc.text.plan_structs import PlanFile
 
 __all__ = ["explain", "shown"]
@@ -54,8 +54,7 @@ def _found(content: bytes, path: str) -> str:
 def _nearest(unknown: str, path: str) -> str:
     """`; did you mean …?`, or all the keys that the object at the path may have."""
     known = _keys_at(path)
-    near = get_close_matches(unknown, known, n=1)
-    return f'; did you mean "{near[0]}"?' if near else f", expected {', '.join(known)}"
+    return nearest(unknown, known) or f", expected {', '.join(known)}"
 
 
 def _keys_at(path: str) -> list[str]:

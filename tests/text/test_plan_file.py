@@ -102,10 +102,10 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "no ranks": (lambda p: p.pop("ranks"), '$: found no key "ranks", which is required'),
     "ranks an object": (lambda p: p.update(ranks={}), "$.ranks: found {}, expected array"),
-    "a near key": (lambda p: p.update(costz={}), '$: found the unknown key "costz"; did you mean "costs"?'),
+    "a near key": (lambda p: p.update(costz={}), "$: found the unknown key \"costz\"; did you mean 'costs'?"),
     "a near key inside": (
         lambda p: p["ranks"][1]["channels"][0].update(post_befor=[]),
-        '$.ranks[1].channels[0]: found the unknown key "post_befor"; did you mean "post_before"?',
+        "$.ranks[1].channels[0]: found the unknown key \"post_befor\"; did you mean 'post_before'?",
     ),
     "a strange key": (
         lambda p: p["costs"]["data_parallel"].update(qqqq=1),
