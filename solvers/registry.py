@@ -29,6 +29,7 @@ METHODS: dict[str, str] = {
     "greedy": "schedc.solvers.greedy:greedy",
     "paced": "schedc.solvers.periodic_paced:paced",
     "pipemorph": "schedc.solvers.pipemorph:pipemorph",
+    "rules": "schedc.solvers.rules:rules",
 }
 """Each constructive method's module and function; for templates, the module's table."""
 

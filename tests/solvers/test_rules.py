@@ -1,0 +1,51 @@
+"""The fixed table of rules: valid schedules on any placement, the same each time, near the proven optimum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from problems import m70, make_problem, problems
+
+from schedc.analysis.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.solvers.greedy import greedy
+from schedc.solvers.rules import rules
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+@settings(max_examples=60)
+@given(problems(max_ranks=4, max_microbatches=5))
+def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
+    try:
+        schedule = rules(problem, climb_ops=200)
+    except Unsupported:
+        assert verify_schedule(problem, greedy(problem)) == ()  # it gives up on memory only, where greedy's reserves are needed
+        return
+    assert verify_schedule(problem, schedule) == ()
+
+
+def test_the_same_problem_gives_the_same_schedule() -> None:
+    assert rules(m70(2, 2)) == rules(m70(2, 2))
+
+
+@pytest.mark.parametrize(("latency", "optimum_ms", "most"), [(0, 2128, 1.0), (2, 2736, 1.03)])
+def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: float) -> None:
+    """M70, 8 ranks, 16 microbatches, memory for 8 (design notes, values to check against)."""
+    problem = m70(latency, latency)
+    assert simulate(problem, rules(problem)).makespan_ns <= most * optimum_ms * 1_000_000
+
+
+def test_climbs_make_it_better() -> None:
+    problem = m70(0.25, 0.25)
+    climbed, table = (simulate(problem, rules(problem, climb_ops=ops)).makespan_ns for ops in (40_000, 0))
+    assert climbed < table
+
+
+def test_a_limit_below_one_microbatch_is_refused() -> None:
+    with pytest.raises(Unsupported, match="out of memory"):
+        rules(make_problem(2, 3, in_flight=0))
