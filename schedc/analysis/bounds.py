@@ -17,6 +17,7 @@ from schedc.analysis.bounds_one_machine import Job, one_machine_bound
 from schedc.analysis.bounds_residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds_waves import wave_jobs
 from schedc.analysis.bounds_windows import window_bound_of_rank
+from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 Frames = dict[int | None, list[Frame]]
+BUSIEST_LINKS = 3
+"""For so many links and trunks the window bound is computed where ranks hold several chunks."""
 WAVE_BLOCKS = 400_000
 """So many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""
 
@@ -67,9 +70,11 @@ def best_bound(problem: Problem) -> Bound:
 
 
 def windows_bound(problem: Problem) -> Bound:
-    """Per rank with one stage: its work, and the idle time between forwards and the backwards that they wait for.
+    """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
-    Proof: at `window_bound_of_rank`.
+    Links count where ranks hold several chunks.
+
+    Proof: at `window_bound_of_rank` and in `bounds_windows_chunks`.
     """
     return _windows(problem, frames_of(problem, visits_of(problem)))
 
@@ -142,10 +147,27 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
 
 
 def _windows(problem: Problem, frames: Frames) -> Bound:
-    candidates = (
-        (window_bound_of_rank(problem, frame, rank), f"rank {rank}") for frame in frames.values() for rank in range(problem.ranks)
-    )
-    return _largest("windows", candidates, otherwise="several stages on each rank, or several paths")
+    candidates = (each for frame in frames.values() for each in chain(_rank_windows(problem, frame), _link_windows(problem, frame)))
+    return _largest("windows", candidates, otherwise="several paths")
+
+
+def _rank_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[int, str]]:
+    for rank in range(problem.ranks):
+        bounds = (window_bound_of_rank(problem, frame, rank), chunk_window_bound_of_rank(problem, frame, rank))
+        yield max(bounds), f"rank {rank}"
+
+
+def _link_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[int, str]]:
+    """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
+    if len(problem.stages) == problem.ranks:
+        return
+    busy_ns: dict[Resource, int] = {}
+    for resource, job in _link_jobs(frame):
+        busy_ns[resource] = busy_ns.get(resource, 0) + job.duration_ns
+    for resource in sorted(busy_ns, key=lambda each: -busy_ns[each])[:BUSIEST_LINKS]:
+        if busy_ns[resource]:
+            best_ns = max(chunk_window_bound_of_link(problem, frame, resource, rank) for rank in range(problem.ranks))
+            yield best_ns, resource_name(resource)
 
 
 def _path(frames: Frames) -> Bound:

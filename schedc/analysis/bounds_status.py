@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds_frame import Frame, Resource
     from schedc.ir.problem import Problem
 
-__all__ = ["Status", "Step", "most_value", "statuses_after", "trip_of"]
+__all__ = ["Status", "Step", "most_value", "pareto_front", "statuses_after", "trip_of"]
 
 Status = tuple[int, int]
 """Bytes held and nanoseconds of work done, of one microbatch."""
@@ -78,7 +78,7 @@ def trip_of(problem: Problem, frames: Sequence[Frame], machine: int | Resource, 
         if stage.rank not in (machine, rank):
             return
         works, holds = stage.rank == machine, stage.rank == rank
-        kept_bytes = stage.activation_after_input_bytes if problem.split_backward and works and holds else 0
+        kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
         totals = [duration_ns + rest_ns for duration_ns, rest_ns in zip(durations, rests, strict=True)]
         steps.append(
             Step(
@@ -140,8 +140,8 @@ def statuses_after(steps: Sequence[Step]) -> list[list[Status]]:
         after = {(held + step.acquired_bytes - step.released_bytes, done_ns + step.work_ns) for held, done_ns in found[-1]}
         if step.rest_ns or step.released_by_rest_bytes:
             after |= {(held - step.released_by_rest_bytes, done_ns + step.rest_ns) for held, done_ns in after}
-        least = _front((held, -done_ns) for held, done_ns in after)
-        found.append(sorted({*_front(after), *((held, -done_ns) for held, done_ns in least)}))
+        least = pareto_front((held, -done_ns) for held, done_ns in after)
+        found.append(sorted({*pareto_front(after), *((held, -done_ns) for held, done_ns in least)}))
     return found
 
 
@@ -152,7 +152,7 @@ def most_value(statuses: Iterable[Status], limit_bytes: int | None, count: int) 
     """
     import numpy as np
 
-    front = [(held, value) for held, value in _front(statuses) if value > 0 and (limit_bytes is None or held <= limit_bytes)]
+    front = [(held, value) for held, value in pareto_front(statuses) if value > 0 and (limit_bytes is None or held <= limit_bytes)]
     if not front:
         return [0] * (count + 1)
     if limit_bytes is None or count * front[-1][0] <= limit_bytes:
@@ -175,7 +175,7 @@ def most_value(statuses: Iterable[Status], limit_bytes: int | None, count: int) 
     return most
 
 
-def _front(points: Iterable[Status]) -> list[Status]:
+def pareto_front(points: Iterable[Status]) -> list[Status]:
     """Those (bytes, value) of which no other has no more bytes and no less value; both ascending."""
     kept: list[Status] = []
     for held, value in sorted(points, key=lambda point: (point[0], -point[1])):

@@ -10,12 +10,13 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds_status import most_value, statuses_after, trip_of
+from schedc.analysis.bounds_status import most_value, pareto_front, statuses_after, trip_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds_frame import Frame, Resource
+    from schedc.analysis.bounds_status import Status
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]
@@ -61,7 +62,8 @@ def _bound(problem: Problem, frames: Sequence[Frame], machine: int | Resource, r
       status before q has. If a step has begun but not ended, count it as ended: no less work, no more bytes. The bytes of all
       statuses are within the limit: `closed[q][j]` is the most work.
     - When it opens, j microbatches at least have ended p. What has begun and not ended counts as not begun: no more work, no more
-      bytes. Again the bytes must fit: `opened[p][j]` is the least work.
+      bytes. Again the bytes must fit: `opened[p][j]` is the least work. As the window closes later, fewer than j have begun q by
+      then, so one at least of the j waits: `waiting[p, q][j]` is the least work with that.
 
     The window idles for the rest of its length. Blocks may be cut, and interrupted between p and q, without change.
 
@@ -85,9 +87,9 @@ def _bound(problem: Problem, frames: Sequence[Frame], machine: int | Resource, r
         before = [status for some in statuses[: at + 1] for status in some]
         others = most_value(before, limit_bytes, count)
         closed.append([j * whole_ns + others[count - j] for j in range(count)])
-        left = [(held_bytes, whole_ns - done_ns) for some in statuses[at + 1 :] for held_bytes, done_ns in some]
-        undone = most_value(left, limit_bytes, count)
+        undone = most_value(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count)
         opened.append([(j + 1) * whole_ns - undone[j + 1] for j in range(count)])
+    waiting = {(p, q): _work_at_opening(statuses, p, q, limit_bytes, count) for q in range(size) for p in range(q)}
     between = {(p, q): _between(statuses, p, q, limit_bytes, count) for p, q in product(range(size), repeat=2)}
     idle = [[0] * count for _ in steps]
     best_ns = 0
@@ -96,7 +98,7 @@ def _bound(problem: Problem, frames: Sequence[Frame], machine: int | Resource, r
         for q, step in enumerate(steps):
             least_ns = max(idle[q][j - 1] if j else 0, step.head_ns - closed[q][j])
             for p in range(q):
-                work_ns = closed[q][j] - opened[p][j]
+                work_ns = max(0, closed[q][j] - waiting[p, q][j])
                 least_ns = max(least_ns, ended[p] + max(0, step.begin_ns - steps[p].end_ns - work_ns))
             idle[q][j] = least_ns
             earlier = [idle[other][j - between[q, other]] for other in range(size) if j >= between[q, other]]
@@ -105,7 +107,24 @@ def _bound(problem: Problem, frames: Sequence[Frame], machine: int | Resource, r
     return sum(step.all_ns for step in steps) + best_ns
 
 
-def _between(statuses: Sequence[Sequence[tuple[int, int]]], p: int, q: int, limit_bytes: int | None, count: int) -> int:
+def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]:
+    """Statuses as bytes held and work not done."""
+    return [(held_bytes, whole_ns - done_ns) for some in statuses for held_bytes, done_ns in some]
+
+
+def _work_at_opening(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> list[int]:
+    """Per j, the least work of j + 1 microbatches that have ended p, of which one has not begun q."""
+    whole_ns = max(done_ns for _, done_ns in statuses[-1])
+    others = _undone(statuses[p + 1 :], whole_ns)
+    most = [0] * count
+    for held_bytes, undone_ns in pareto_front(_undone(statuses[p + 1 : q + 1], whole_ns)):
+        room_bytes = None if limit_bytes is None else max(0, limit_bytes - held_bytes)
+        with_one = [undone_ns + more_ns for more_ns in most_value(others, room_bytes, count - 1)]
+        most = list(map(max, most, with_one))
+    return [(j + 1) * whole_ns - undone_ns for j, undone_ns in enumerate(most)]
+
+
+def _between(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> int:
     """How many microbatches, at most, have step p behind them and step q not: 0 if p does not precede q."""
     if p >= q:
         return 0

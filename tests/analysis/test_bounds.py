@@ -127,8 +127,8 @@ ALONE = {
 def test_a_bound_is_the_largest_alone_in_some_case(name: str) -> None:
     values = {bound.name: bound.value_ns for bound in lower_bounds(ALONE[name])}
     own = values.pop(name)
-    if name in ("work", "warm-up"):
-        values.pop("windows")  # which adds idle time to all the work of a rank, so that on one stage per rank it takes these in
+    if name != "windows":
+        values.pop("windows")  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
     assert own > max(values.values())
 
 

@@ -70,7 +70,3 @@ def test_is_what_cp_sat_proves_for_one_rank() -> None:
     """Rank 0 of M70 at (2, 2) alone: CP-SAT proves 2736 ms for 16 microbatches (the whole problem's optimum too), 6738 for 48."""
     assert windows_bound(m70(2, 2)).value_ns == 2736_000_000
     assert windows_bound(m70(2, 2, microbatches=48)).value_ns == 6738_000_000
-
-
-def test_does_not_apply_to_several_stages_on_a_rank() -> None:
-    assert windows_bound(make_problem(2, 4, placement="wave", chunks=2)).value_ns == 0

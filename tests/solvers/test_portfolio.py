@@ -27,8 +27,9 @@ def test_auto_proves_the_known_optimum() -> None:
 
 
 def test_a_solvers_bound_is_marked_with_what_it_rests_on() -> None:
-    """On a wave no analytic bound is tight here, so only CP-SAT can prove the optimum."""
-    problem = make_problem(2, 3, placement="wave", chunks=2, costs_ns=(3, 4, 5), in_flight=2)
+    """No analytic bound is tight on these unequal stages, so only CP-SAT can prove the optimum."""
+    links = {(0, 1): (4, 2), (1, 0): (4, 2)}
+    problem = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links=links)
     compiled = compile_problem(problem)
     certificate = compiled.plan.certificate
     assert certificate.gap == 0

@@ -1,0 +1,155 @@
+"""The window bound for several stages on a rank and for links: never above the optimum, and equal to it where that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import SearchTooLarge, optimum
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import M70_NS, m70, make_problem, problems
+from tiny_problems import random_parts, random_schedule, tiny_problem
+
+from schedc.analysis.bounds import windows_bound
+from schedc.analysis.bounds_frame import frames_of, visits_of
+from schedc.analysis.bounds_status import most_value, statuses_after, trip_of
+from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.analysis.simulate import simulate
+from schedc.bench.instances import instances
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+def best_bound(problem: Problem) -> int:
+    """The largest over all frames, ranks, links and ranks' memories."""
+    machines = {link.trunk or (link.source, link.destination) for link in problem.links}
+    found = [0]
+    for frames in frames_of(problem, visits_of(problem)).values():
+        for rank in range(problem.ranks):
+            found.append(chunk_window_bound_of_rank(problem, frames, rank))
+            found.extend(chunk_window_bound_of_link(problem, frames, link, rank) for link in machines)
+    return max(found)
+
+
+@given(
+    problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
+    objective=st.sampled_from(["makespan", "stage-span"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_never_above_the_optimum(problem: Problem, objective: str) -> None:
+    problem = replace(problem, objective=objective)
+    try:
+        best_ns = optimum(problem, most_states=2_000)
+    except SearchTooLarge:
+        assume(False)
+    assert best_ns is None or best_bound(problem) <= best_ns
+
+
+@given(
+    costs=st.lists(st.tuples(*[st.integers(1, 8)] * 3), min_size=4, max_size=4),
+    fused=st.integers(-6, 3),
+    link=st.tuples(st.integers(0, 40), st.integers(0, 12)),
+    held=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), min_size=4, max_size=4),
+    in_flight=st.sampled_from([1, 1.25, 1.5, 2]),
+    shape=st.sampled_from([([0, 1, 0], 2, True), ([0, 1, 0], 3, False), ([0, 1, 1, 0], 2, False), ([0, 1, 0, 1], 2, False)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_never_above_the_optimum_with_slow_links_and_little_memory(
+    costs: list[tuple[int, int, int]],
+    fused: int,
+    link: tuple[int, int],
+    held: list[tuple[int, int]],
+    in_flight: float,
+    shape: tuple[list[int], int, bool],
+) -> None:
+    ranks, microbatches, split = shape
+    size = len(ranks)
+    problem = make_problem(
+        2,
+        microbatches,
+        placement=ranks,
+        costs_ns=costs[:size],
+        activation=held[:size],
+        in_flight=in_flight,
+        links={(0, 1): link, (1, 0): link},
+        split_backward=split,
+    )
+    stages = tuple(replace(stage, backward_ns=(max(1, stage.backward_ns[0] + fused),)) for stage in problem.stages)
+    problem = replace(problem, stages=stages)
+    try:
+        best_ns = optimum(problem, most_states=800)
+    except SearchTooLarge:
+        assume(False)
+    assert best_ns is None or best_bound(problem) <= best_ns
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_never_above_a_random_schedule_with_cut_blocks(seed: int) -> None:
+    random = Random(seed)
+    problem = tiny_problem(random, most_ops=60)
+    schedule = random_schedule(random, problem, random_parts(random, problem))
+    if schedule is not None:
+        assert best_bound(problem) <= simulate(problem, schedule).objective_ns(problem.objective)
+
+
+@pytest.mark.parametrize(
+    ("name", "known_ms"),
+    [("2dc-0-0-case1", 1842.75), ("4dc-0-0-case3", 3493), ("4dc-0.25-0.25-case3", 3550), ("2dc-2-0.25-case3", 3578.5)],
+)
+def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) -> None:
+    problem = next(each.problem for each in instances("m70-wave") if each.name == f"m70-wave-{name}")
+    (frames,) = frames_of(problem, visits_of(problem)).values()
+    assert max(chunk_window_bound_of_rank(problem, frames, rank) for rank in range(8)) == known_ms * 1_000_000
+
+
+def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
+    """Each group of eight microbatches waits for its round trip through the slow links: no rank's work hides it."""
+    found = []
+    for microbatches in (16, 24, 32):
+        slow = dict.fromkeys(((1, 2), (2, 1), (3, 4), (4, 3), (5, 6), (6, 5)), (152_000_000, 0))
+        costs = (19_000_000, 23_250_000, 10_250_000)
+        problem = make_problem(8, microbatches, placement="wave", chunks=2, costs_ns=costs, in_flight=8, links=slow)
+        (frames,) = frames_of(problem, visits_of(problem)).values()
+        found.append(chunk_window_bound_of_rank(problem, frames, 7))
+    work_ns = 8 * 2 * (19_000_000 + 23_250_000 + 10_250_000)
+    assert found[1] - found[0] > 1.2 * work_ns
+    assert found[2] - found[1] > 1.2 * work_ns
+
+
+@pytest.mark.parametrize("problem", [m70(2, 2), m70(0, 0), m70(2, 2, microbatches=48), make_problem(4, 8, costs_ns=M70_NS)])
+def test_is_no_less_than_the_bound_for_one_stage_per_rank(problem: Problem) -> None:
+    assert best_bound(problem) >= windows_bound(problem).value_ns
+
+
+def test_does_not_apply_to_two_paths() -> None:
+    assert best_bound(make_problem(2, 4, placement="bidirectional")) == 0
+
+
+def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:
+    problem = make_problem(1, 1, placement="wave", chunks=2, costs_ns=[(1, 2, 3), (4, 5, 6)], activation=[(8, 3), (4, 1)])
+    (frames,) = frames_of(problem, visits_of(problem)).values()
+    statuses = statuses_after(trip_of(problem, frames, 0, 0))
+    assert statuses == [
+        [(0, 0)],
+        [(8, 1)],
+        [(12, 5)],
+        [(8, 16), (9, 10)],
+        [(0, 21), (1, 15), (4, 12)],
+    ]
+
+
+def test_most_value_is_a_knapsack_of_so_many_items() -> None:
+    assert most_value([(0, 0), (3, 5), (2, 3)], 7, 4) == [0, 5, 10, 11, 11]
+    assert most_value([(0, 1), (3, 5)], 6, 4) == [0, 5, 10, 11, 12]
+    assert most_value([(3, 5)], None, 2) == [0, 5, 10]
+    assert most_value([(3, 5)], 2, 2) == [0, 0, 0]
+
+
+def test_most_value_rounds_bytes_down_where_they_have_no_common_unit() -> None:
+    exact = 1_000_003
+    assert most_value([(exact, 1)], 5 * exact, 9)[-1] == 5
+    assert most_value([(exact, 1), (exact + 1, 1)], 5 * exact + 4, 9)[-1] >= 5
