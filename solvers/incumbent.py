@@ -86,7 +86,9 @@ class Incumbent:
             self.offer(schedule, found_by)
 
     def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
-        """Take the lower bound if it is better than the one known."""
+        """Take the lower bound if it is better than the one known, or the same with the log that it had not yet."""
+        if bound_ns == self.bound_ns and bound_by == self.bound_by:
+            self.solver_log = solver_log or self.solver_log
         if bound_ns > self.bound_ns:
             self.bound_ns, self.bound_by, self.solver_log = bound_ns, bound_by, solver_log
             if self.schedule is not None:

@@ -86,6 +86,7 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
         limits=limits,
         known_bound_ns=incumbent.bound_ns,
         on_schedule=lambda schedule: incumbent.offer_valid(schedule, "cpsat"),
+        on_bound=lambda bound_ns: _hear(incumbent, bound_ns, "cpsat", ()),
     )
     _take(incumbent, solved, "cpsat", limits)
 
@@ -110,10 +111,14 @@ def _start(incumbent: Incumbent) -> Schedule:
     return incumbent.whole
 
 
+def _hear(incumbent: Incumbent, bound_ns: int, name: str, log: tuple[str, ...]) -> None:
+    if incumbent.schedule is not None and not incumbent.schedule.parts:
+        incumbent.raise_bound(min(bound_ns, incumbent.objective_ns), name, log)
+
+
 def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
     """The solver's last word. Its bound is on schedules of whole blocks, so it says nothing about one that cuts blocks."""
     incumbent.offer_valid(solved.schedule, name)
-    if incumbent.schedule is not None and not incumbent.schedule.parts:
-        incumbent.raise_bound(min(solved.lower_bound_ns, incumbent.objective_ns), name, solved.log)
+    _hear(incumbent, solved.lower_bound_ns, name, solved.log)
     if limits.deterministic is None and (solved.status != "OPTIMAL" or incumbent.found_by == name):
         incumbent.cut_short = True  # threads raced for what was found, or a clock ended them

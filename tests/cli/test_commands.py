@@ -116,6 +116,34 @@ def test_verify_names_the_broken_rule_and_its_place(plan: Path, tmp_path: Path) 
     assert json.loads(schedc("verify", broken, "--json").stdout)["holds"] is False
 
 
+def test_verify_says_whose_word_a_solvers_bound_is(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        """
+[pipeline]
+ranks = 3
+microbatches = 4
+[profile]
+forward = ["1 ns", "6 ns", "5 ns"]
+backward_input = ["2 ns", "3 ns", "4 ns"]
+backward_weight = ["2 ns", "5 ns", "1 ns"]
+activation = "2 B"
+activation_after_input = "1 B"
+[memory]
+in_flight = 2
+[[topology.link]]
+ranks = [0, 1]
+latency = "4 ns"
+transfer = "2 ns"
+"""
+    )
+    assert schedc("compile", job, "-o", tmp_path / "plan.json", "--quiet").returncode == 0
+    done = schedc("verify", tmp_path / "plan.json")
+    assert done.returncode == 0
+    assert "proven optimal among schedules of whole blocks" in done.stdout
+    assert "the bound is the word of cpsat" in done.stdout
+
+
 def test_verify_with_a_job_notices_other_costs(plan: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB.read_text().replace('"38 ms"', '"39 ms"'))
