@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["Found", "facts_of", "local_search"]
+__all__ = ["Found", "facts_of", "local_search", "schedule_of_codes", "visits_of"]
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
@@ -44,11 +44,16 @@ class Found:
 UNLIMITED = np.int64(1) << 60
 
 
+def visits_of(problem: Problem) -> list[list[int]]:
+    """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
+    return [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(len(problem.stages))]
+
+
 def facts_of(problem: Problem) -> Facts:
     """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
     tables = tables_of(problem)
     stages = len(problem.stages)
-    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
+    visits = visits_of(problem)
     path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
     fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
     feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
@@ -108,7 +113,6 @@ def local_search(
         good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
     """
     facts = facts_of(problem)
-    stages = len(problem.stages)
     evaluations = evaluations or min(1500, max(20, 1_000_000 // int(3 * facts.count.sum())))
     most_cap = np.maximum(facts.count, 1)
     longest = int(facts.duration.max())
@@ -154,7 +158,7 @@ def local_search(
     cap, lag, priority, look = pool[best]
     order = np.zeros((problem.ranks, int(facts.count.sum()) * 3), np.int16)
     run_rule(facts, cap, lag, priority, look, order)
-    return Found(_schedule(problem, facts, order, stages), values[best], cut_short)
+    return Found(schedule_of_codes(problem, facts, order), values[best], cut_short)
 
 
 def _first_rule(
@@ -180,18 +184,14 @@ def _depth(facts: Facts, stage: int) -> int:
     return depth
 
 
-def _schedule(problem: Problem, facts: Facts, order: NDArray[np.int16], stages: int) -> Schedule:
-    kinds = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W)
-    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
-    per_block = 3 if problem.split_backward else 2
+def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int16]) -> Schedule:
+    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
+    kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
+    visits = visits_of(problem)
     orders = []
     for rank in range(problem.ranks):
-        done = np.zeros((3, stages), np.int64)
-        length = int(facts.count[facts.stage_rank == rank].sum()) * per_block
-        ops = []
-        for code in order[rank, :length].tolist():
-            kind, stage = divmod(code, stages)
-            ops.append(Op(kinds[kind], stage, visits[stage][done[kind, stage]]))
-            done[kind, stage] += 1
-        orders.append(tuple(ops))
+        length = int(facts.count[facts.stage_rank == rank].sum()) * (3 if facts.split else 2)
+        next_of = {kind * stages + stage: iter(visits[stage]) for kind in range(3) for stage in problem.stages_on(rank)}
+        codes = order[rank, :length].tolist()
+        orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
     return Schedule(orders=tuple(orders))

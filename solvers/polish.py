@@ -14,7 +14,7 @@ import numpy as np
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.local import Found, facts_of
+from schedc.solvers.local import Found, facts_of, visits_of
 from schedc.solvers.order_kernel import polish, time_orders
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def polish_schedule(
     """
     facts = facts_of(problem)
     stages, most = len(problem.stages), int(facts.count.max())
-    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
+    visits = visits_of(problem)
     number = [{microbatch: at for at, microbatch in enumerate(each)} for each in visits]
     rows = {Kind.F: 0, Kind.B: 1, Kind.W: 2} if problem.split_backward else {Kind.F: 0, Kind.BW: 1}
     lengths = np.array([len(order) for order in schedule.orders], np.int64)

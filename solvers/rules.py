@@ -14,16 +14,15 @@ import numba
 import numpy as np
 
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
 from schedc.solvers.greedy_round_trip import round_trip_in_flight
-from schedc.solvers.local import facts_of
+from schedc.solvers.local import facts_of, schedule_of_codes
 from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
 
 __all__ = ["rules"]
 
@@ -73,7 +72,7 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
         if reached < value:
             value, rule = int(reached), (cap, lag, priority, int(look))
     run_rule(facts, *rule, order)
-    return _schedule(problem, facts, order)
+    return schedule_of_codes(problem, facts, order)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -106,16 +105,3 @@ def _table(
     chosen = list(islice(product(held_back, looks_ns, ordered, in_flight), most))
     lags, looks, priorities, caps = zip(*chosen, strict=True)
     return np.maximum(np.stack(caps), 1), np.stack(lags), np.stack(priorities), np.array(looks, np.int64)
-
-
-def _schedule(problem: Problem, facts: Facts, order: NDArray[np.int16]) -> Schedule:
-    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
-    kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
-    visits = [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(stages)]
-    orders = []
-    for rank in range(problem.ranks):
-        length = int(facts.count[facts.stage_rank == rank].sum()) * (3 if facts.split else 2)
-        next_of = {kind * stages + stage: iter(visits[stage]) for kind in range(3) for stage in problem.stages_on(rank)}
-        codes = order[rank, :length].tolist()
-        orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
-    return Schedule(orders=tuple(orders))
