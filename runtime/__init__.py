@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from schedc.runtime.failure import TransferFailed
 from schedc.runtime.loading import load
+from schedc.runtime.observe import Observer, OpTimes
 from schedc.runtime.pipe import Pipe
 
-__all__ = ["Pipe", "TransferFailed", "load"]
+__all__ = ["Observer", "OpTimes", "Pipe", "TransferFailed", "load"]

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from schedc.errors import SchedcError
+from schedc.runtime.transports.base import NoAnswer
 
-__all__ = ["TransferFailed"]
+__all__ = ["TransferFailed", "connection_lost", "waiting_failed"]
 
 
 class TransferFailed(SchedcError):
     """A message did not come or could not be delivered; names the op, the message and the peer. The pipe is closed after it."""
+
+
+def connection_lost(peer: int) -> str:
+    """What a broken connection means."""
+    return f"the connection is lost; rank {peer} has ended or failed, and its own message says why"
+
+
+def waiting_failed(waiting: str, error: Exception, timeout_s: float, peer: int) -> TransferFailed:
+    """What to raise when a wait has failed.
+
+    Args:
+        waiting: who waits for what from whom, `rank 0: B0.3 waits for B1.3 from rank 1`.
+        error: what the transport has raised.
+        timeout_s: how long the wait was allowed to be.
+        peer: the rank at the other end.
+    """
+    if isinstance(error, NoAnswer):
+        return TransferFailed(f"{waiting}: no answer in {timeout_s:g} s; it is stuck or slower than the timeout_s given to load")
+    return TransferFailed(f"{waiting}: {connection_lost(peer)}")

@@ -1,14 +1,20 @@
 """The process groups of a pipe: one of two ranks for each wire, one for each set of replicas' ranks, one of all ranks.
 
-Every rank makes all of them in the same order, members or not, as `torch.distributed.new_group` asks.
+A rank here is the plan's: its place in the pipeline's group, which is the default group unless the job gives another. The groups
+are gloo's own, not registered with `torch.distributed`: only their members make them, however many pipelines a job has.
 """
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.errors import InvalidInput
 from schedc.runtime.failure import TransferFailed
@@ -20,15 +26,23 @@ __all__ = ["Groups"]
 
 T = TypeVar("T")
 
+_LOADS: Counter[str] = Counter()
+"""How often this process has opened groups with the same processes, so that every time has its own keys in the store."""
+
 
 class Groups:
     """Process groups over gloo, closed together."""
 
-    def __init__(self, timeout_s: float) -> None:
-        """Join the default group, or make it from the environment (torchrun) where it is not there yet; make the group of all.
+    def __init__(self, timeout_s: float, pipeline: dist.ProcessGroup | None = None) -> None:
+        """Join the pipeline's group; make the default group from the environment (torchrun) where it is not there yet.
+
+        Args:
+            timeout_s: how long to wait for another rank.
+            pipeline: the ranks of the plan, in order; None: all processes of the job are.
 
         Raises:
-            InvalidInput: there is no default group, and the environment does not say how to make one.
+            InvalidInput: there is no default group, and the environment does not say how to make one; or this process is not in
+                the pipeline's.
             TransferFailed: another rank does not come.
         """
         self._timeout = timedelta(seconds=timeout_s)
@@ -43,8 +57,17 @@ class Groups:
                 ) from error
             except RuntimeError as error:
                 raise TransferFailed(f"a rank meets the others: {self._absent()}") from error
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+        self.rank = dist.get_rank(pipeline)
+        self.size = dist.get_world_size(pipeline)
+        if self.rank < 0:
+            raise InvalidInput(
+                f"process {dist.get_rank()} is not in the pipeline_group given to load; call load on its members only"
+            )
+        processes = range(self.size) if pipeline is None else dist.get_process_group_ranks(pipeline)
+        members = hashlib.sha256(repr(list(processes)).encode()).hexdigest()
+        _LOADS[members] += 1
+        self._store = PrefixStore(f"schedc/{members}/{_LOADS[members]}", _get_default_store())
+        self._names: Counter[tuple[int, ...]] = Counter()
         try:
             self.all = self.make(range(self.size))
         except BaseException:
@@ -52,18 +75,21 @@ class Groups:
             raise
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """A group of these ranks; on other ranks a placeholder that nothing may be sent over.
+        """A group of these ranks, this one among them; all of them make it, in the same order among the groups they share.
 
         Raises:
             TransferFailed: another rank does not come.
         """
+        members = tuple(sorted(ranks))
+        self._names[members] += 1
+        store = PrefixStore(f"{'-'.join(map(str, members))}/{self._names[members]}", self._store)
         try:
-            group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self._timeout, backend="gloo")
+            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), self._timeout)
         except RuntimeError as error:
-            shown = ", ".join(map(str, ranks))
+            shown = ", ".join(map(str, members))
             raise TransferFailed(f"rank {self.rank} connects the ranks {shown}: {self._absent()}") from error
-        if self.rank in ranks:
-            self._made.append(group)
+        group = cast("dist.ProcessGroup", made)  # a backend has a group's methods, which torch's stubs do not know
+        self._made.append(group)
         return group
 
     def exchange(self, value: T) -> list[T]:
@@ -72,12 +98,16 @@ class Groups:
         Raises:
             TransferFailed: another rank does not give anything.
         """
-        given = [value] * self.size
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         try:
-            dist.all_gather_object(given, value, group=self.all)
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            self.all.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+            longest = max(int(size) for size in sizes)
+            given = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            self.all.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
         except RuntimeError as error:
             raise TransferFailed(f"rank {self.rank} hears what the others have loaded: {self._absent()}") from error
-        return given
+        return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
 
     def _absent(self) -> str:
         """Why a rank may not have come."""
@@ -90,9 +120,7 @@ class Groups:
     def close(self) -> None:
         """Close all connections that were made here, at once: peers that wait on them see it. Closing again does nothing."""
         made, self._made = self._made, []
-        if not dist.is_initialized():
-            return  # the job has already destroyed the default group, and these with it
         while made:
-            dist.destroy_process_group(made.pop())
-        if self._owns_default:
+            made.pop().shutdown()
+        if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()

@@ -8,7 +8,7 @@ import torch
 
 from schedc.errors import Unsupported
 
-__all__ = ["TensorKind", "decode", "empty_header", "encode"]
+__all__ = ["HEADER", "TensorKind", "decode", "encode"]
 
 MAX_DIMS = 14
 DTYPES = (
@@ -43,9 +43,8 @@ class TensorKind(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-def empty_header() -> torch.Tensor:
-    """What a header is received into."""
-    return torch.zeros(2 + MAX_DIMS, dtype=torch.int64)
+HEADER = TensorKind(torch.int64, (2 + MAX_DIMS,))
+"""What a header itself is."""
 
 
 def encode(kind: TensorKind) -> torch.Tensor:
@@ -56,7 +55,7 @@ def encode(kind: TensorKind) -> torch.Tensor:
     """
     if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
         raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
-    header = empty_header()
+    header = torch.zeros(HEADER.shape, dtype=HEADER.dtype)
     header[: 2 + len(kind.shape)] = torch.tensor([DTYPES.index(kind.dtype), len(kind.shape), *kind.shape])
     return header
 

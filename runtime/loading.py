@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    import torch.distributed as dist
     from torch import nn
 
-    from schedc.ir.ops import Op
+    from schedc.runtime.observe import Observer
 
 __all__ = ["load"]
 
@@ -42,7 +43,8 @@ def load(
     stages: Mapping[int, nn.Module],
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     timeout_s: float = 60.0,
-    observe: Callable[[Op, int, int], None] | None = None,
+    pipeline_group: dist.ProcessGroup | None = None,
+    observe: Observer | None = None,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -52,7 +54,8 @@ def load(
             and type for all microbatches. A first stage gets the microbatch's inputs.
         loss_fn: takes a last stage's output and the microbatch's targets, gives their mean loss. Needed on ranks with a last stage.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
-        observe: called after each op with the op and the times on `time.perf_counter_ns` at which its work began and ended.
+        pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
+        observe: hears what happens in the steps.
 
     Raises:
         InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
@@ -60,7 +63,7 @@ def load(
         Unsupported: the plan asks for what this runtime does not do.
         TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
     """
-    groups = Groups(timeout_s)
+    groups = Groups(timeout_s, pipeline_group)
     try:
         checked = _agree(plan, stages, loss_fn, groups)
         return Pipe(checked, stages, groups, loss_fn=loss_fn, timeout_s=timeout_s, observe=observe)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
-from schedc.runtime.channels import await_work, connection_lost
-from schedc.runtime.failure import TransferFailed
+from schedc.runtime.failure import TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch.distributed as dist
 
 __all__ = ["Losses"]
 
@@ -42,7 +44,7 @@ class Losses:
         self._work: list[tuple[dist.Work, str, int]] = []
         for root, total in self._sums.items():
             if root != rank:
-                self._start(dist.irecv, total, root, f"rank {rank} waits for the loss from rank {root}")
+                self._start(group.recv, total, root, f"rank {rank} waits for the loss from rank {root}")
 
     def add(self, loss: torch.Tensor) -> None:
         """Count one microbatch's share of the loss; after the last of this rank's, send their sum to all ranks."""
@@ -50,9 +52,9 @@ class Losses:
         total += loss
         self._missing -= 1
         if self._missing == 0:
-            for peer in range(dist.get_world_size(self._group)):
+            for peer in range(self._group.size()):
                 if peer != self._rank:
-                    self._start(dist.isend, total, peer, f"rank {self._rank} sends the loss to rank {peer}")
+                    self._start(self._group.send, total, peer, f"rank {self._rank} sends the loss to rank {peer}")
 
     def total(self) -> torch.Tensor:
         """The step's loss: the sum of all microbatches' shares, in float64, the same on all ranks.
@@ -62,13 +64,17 @@ class Losses:
         """
         while self._work:
             work, doing, peer = self._work.pop(0)
-            await_work(work, self._timeout_s, doing, peer)
+            try:
+                finish(work, self._timeout_s)
+            except (ConnectionLost, NoAnswer) as error:
+                raise waiting_failed(doing, error, self._timeout_s, peer) from error
         return torch.stack(list(self._sums.values())).sum()
 
-    def _start(self, transfer: Callable[..., dist.Work | None], tensor: torch.Tensor, peer: int, doing: str) -> None:
+    def _start(
+        self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int, doing: str
+    ) -> None:
         try:
-            work = transfer(tensor, peer, group=self._group)
+            work = transfer([tensor], peer, 0)
         except RuntimeError as error:
             raise TransferFailed(f"{doing}: {connection_lost(peer)}") from error
-        assert work is not None
         self._work.append((work, doing, peer))

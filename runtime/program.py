@@ -77,6 +77,7 @@ class Program:
     """What one rank does in a step."""
 
     rank: int
+    wires: tuple[Wire, ...]
     instructions: tuple[Instruction, ...]
     split: frozenset[tuple[int, int]]
     """The (stage, microbatch) whose backward runs as B and W apart."""
@@ -138,7 +139,7 @@ def program_of(plan: Plan, rank: int) -> Program:
             )
         )
     split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)
-    return Program(rank=rank, instructions=tuple(instructions), split=split)
+    return Program(rank=rank, wires=wires, instructions=tuple(instructions), split=split)
 
 
 def _neighbour(problem: Problem, op: Op, step: int) -> int | None:

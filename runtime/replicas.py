@@ -9,15 +9,14 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from schedc.errors import CheckFailed
-from schedc.runtime.channels import connection_lost
 from schedc.runtime.failure import TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch.distributed as dist
     from torch import nn
 
     from schedc.ir.problem import Problem
@@ -126,8 +125,9 @@ class ReplicaSum:
         return found
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
+        assert self._group is not None
         try:
-            dist.all_reduce(tensor, group=self._group)
+            self._group.allreduce([tensor]).wait()
         except RuntimeError as error:
-            peers = [rank for rank in dist.get_process_group_ranks(self._group) if rank != dist.get_rank()]
-            raise TransferFailed(f"summing the gradients of {self._name}: {connection_lost(peers[0])}") from error
+            lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
+            raise TransferFailed(f"summing the gradients of {self._name}: {lost}") from error

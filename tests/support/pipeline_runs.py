@@ -14,6 +14,7 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.runtime.block import Block
+from schedc.runtime.observe import Observer, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,12 @@ def train(rank: int, plan: Plan, steps: int = 2) -> dict[str, Any]:
     whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
     both = [*nn.ModuleList(stages.values()).parameters(), *whole.parameters()]
     errors, losses, expected = [], [], []
-    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, observe=lambda op, *_: ran.append(op)) as pipe:
+
+    class Order(Observer):
+        def op(self, times: OpTimes) -> None:
+            ran.append(times.op)
+
+    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, observe=Order()) as pipe:
         for step in range(steps):
             inputs, targets = make_batch(plan, step)
             for parameter in both:
@@ -129,11 +135,12 @@ def live_things(rank: int, plan: Plan) -> tuple[list[int], list[int]]:
     blocks: list[int] = []
     counts: list[int] = []
 
-    def observe(*_: object) -> None:
-        if not counts:
-            blocks.append(sum(type(thing) is Block for thing in gc.get_objects()))
+    class Blocks(Observer):
+        def op(self, times: OpTimes) -> None:
+            if not counts:
+                blocks.append(sum(type(thing) is Block for thing in gc.get_objects()))
 
-    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60, observe=observe) as pipe:
+    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60, observe=Blocks()) as pipe:
         for step in range(4):
             pipe.step(*make_batch(plan, step))
             gc.collect()

@@ -1,0 +1,95 @@
+"""The step of one rank: its compute queue in the calling thread, exactly in the plan's order, all transfers beside it.
+
+Takes a Program, the ends of the wires, and what computes; knows nothing of what is computed. An op posts the receives that the
+plan puts before it, takes what it works on, computes, and hands on what it gives.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Protocol
+
+from schedc.ir.ops import token
+from schedc.runtime.observe import OpTimes
+
+if TYPE_CHECKING:
+    import torch
+
+    from schedc.runtime.observe import Observer
+    from schedc.runtime.program import Instruction, Message, Program
+    from schedc.runtime.wiring import Wiring
+
+__all__ = ["Compute", "Executor"]
+
+
+class Compute(Protocol):
+    """What an op does."""
+
+    def run(self, instruction: Instruction, value: torch.Tensor | None) -> torch.Tensor | None:
+        """Do the op's work on what it needs; give what it gives to the neighbouring stage."""
+
+
+class Executor:
+    """Runs one rank's program, step after step."""
+
+    def __init__(self, program: Program, wiring: Wiring, compute: Compute, observer: Observer | None) -> None:
+        self._program = program
+        self._wiring = wiring
+        self._compute = compute
+        self._observer = observer
+        self._local: dict[Message, torch.Tensor | None] = {}
+
+    def run(self) -> None:
+        """Run all ops of a step; what is sent may still be under way.
+
+        Raises:
+            TransferFailed: another rank has ended, failed, or does not answer.
+        """
+        self._wiring.begin()
+        asked_ns = perf_counter_ns()
+        for instruction in self._program.instructions:
+            try:
+                asked_ns = self._run(instruction, asked_ns)
+            except Exception as error:
+                error.add_note(f"in {token(instruction.op)} on rank {self._program.rank}")
+                raise
+
+    def _run(self, instruction: Instruction, asked_ns: int) -> int:
+        """One op, and the transfers around it; when it ended."""
+        for slot in instruction.posts:
+            self._wiring.receivers[slot.wire].post(slot.at)
+        value = self._take(instruction)
+        begun_ns = perf_counter_ns()
+        given = self._compute.run(instruction, value)
+        ended_ns = perf_counter_ns()
+        if instruction.gives is not None:
+            self._give(instruction, given)
+        if self._observer is not None:
+            self._observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
+        return ended_ns
+
+    def _take(self, instruction: Instruction) -> torch.Tensor | None:
+        """What the op works on, from another rank or from this one."""
+        slot = instruction.receive
+        if slot is None:
+            return None if instruction.needs is None else self._local.pop(instruction.needs)
+        value = self._wiring.receivers[slot.wire].take(slot.at, instruction.op)
+        if value is not None:
+            for sent in instruction.arrived:
+                self._wiring.senders[sent.wire].arrived(sent.at)
+        if self._observer is not None:
+            wire = self._program.wires[slot.wire]
+            self._observer.taken(wire.transfers[slot.at], wire.source, perf_counter_ns())
+        return value
+
+    def _give(self, instruction: Instruction, given: torch.Tensor | None) -> None:
+        """Hand on what the op gives, to another rank or to this one."""
+        slot = instruction.send
+        if slot is None:
+            assert instruction.gives is not None
+            self._local[instruction.gives] = given
+        elif given is not None:
+            self._wiring.senders[slot.wire].send(slot.at, given)
+            if self._observer is not None:
+                wire = self._program.wires[slot.wire]
+                self._observer.sent(wire.transfers[slot.at], wire.destination, perf_counter_ns())

@@ -1,0 +1,1 @@
+"""What carries a wire's tensors from one rank to another; one module for each way."""
