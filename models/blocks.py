@@ -60,7 +60,7 @@ def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
     needs: list[tuple[Op, Op]] = []
     transfers: list[Transfer] = []
     chains: dict[tuple[int, Kind], list[Op]] = {}
-    cut = weight_parts if problem.split_backward else 1
+    cut = weight_parts if problem.split_backward and problem.cut_blocks else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
     alike = all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
     complete = alike  # only alike microbatches may be taken in their order without losing anything

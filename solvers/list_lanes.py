@@ -104,7 +104,8 @@ class Lane:
         self.cap = UNLIMITED if cap is None else cap
         self.hold = min(rule.warm_up[stage], len(microbatches))
         self.lag = rule.weight_lag[stage]
-        self.parts = max(1, min(rule.n_sub, min(costs.backward_weight_ns)))  # never a part that takes no time
+        most = rule.n_sub if problem.cut_blocks else 1
+        self.parts = max(1, min(most, min(costs.backward_weight_ns)))  # never a part that takes no time
         self.next: Lane | None = None
         self.previous: Lane | None = None
         self.message_to: tuple[int, int, int] | None = None

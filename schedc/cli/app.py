@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from schedc import __version__
+from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 
 __all__ = ["app", "main"]
@@ -227,6 +228,10 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
         from schedc.text.plan_file import plan_schema
 
         render.print_json(plan_schema())
+
+
+app.add_typer(export_app, name="export")
+app.command("lint")(lint)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,6 +20,7 @@ from schedc.frontend.location import Location, show
 from schedc.frontend.memory import memory_limits
 from schedc.frontend.placement import Placed, place
 from schedc.frontend.profile import build_stages
+from schedc.frontend.semantics import as_executed
 from schedc.frontend.topology import build_links, read_topology
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
@@ -77,7 +78,8 @@ def _problem(job: JobFile, path: Path) -> Problem:
     root, pipeline = Location(str(path)), job.pipeline
     placed = _place(pipeline, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
-    stages = build_stages(pipeline, job.profile, placed, path.parent, root)
+    measured = build_stages(pipeline, job.profile, placed, path.parent, root)
+    stages = as_executed(measured, pipeline, placed, root / "pipeline" / "semantics")
     links = build_links(topology, placed, pipeline.ranks, at)
     problem = Problem(
         name=_name(job, path, root),
@@ -89,6 +91,7 @@ def _problem(job: JobFile, path: Path) -> Problem:
         links=links,
         memory_limit_bytes=memory_limits(job.memory, stages, placed, pipeline.ranks, root / "memory"),
         split_backward=pipeline.split_backward,
+        cut_blocks=pipeline.semantics == "schedc",
         placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
         data_parallel=build_data_parallel(job.data_parallel, placed, links, root / "data_parallel"),
         objective=job.objective.minimize,

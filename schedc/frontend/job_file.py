@@ -41,6 +41,13 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     ] = "unidirectional"
     chunks: Annotated[Count | None, Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave.")] = None
     split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
+    semantics: Annotated[
+        Literal["schedc", "torch"],
+        Meta(
+            description="Whose B and W. torch: its first stage does not split (B takes no time, W is the whole backward),"
+            " activations are held until W, and blocks are not cut."
+        ),
+    ] = "schedc"
     partition: Annotated[
         tuple[Count, ...] | None,
         Meta(

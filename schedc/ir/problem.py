@@ -129,6 +129,8 @@ class Problem:
     """Per rank, for activations; None: no limit."""
     split_backward: bool = True
     """Whether B and W may run apart. A schedule may always fuse them."""
+    cut_blocks: bool = True
+    """Whether blocks may be cut into parts. False: what executes the plan runs them whole."""
     placement: str = "explicit"
     """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
     data_parallel: DataParallel | None = None

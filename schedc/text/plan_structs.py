@@ -76,7 +76,7 @@ class StageEntry(_Entry, frozen=True, omit_defaults=True):
     layers: tuple[Count, Count] | None = None
 
 
-class Pipeline(_Entry, frozen=True):
+class Pipeline(_Entry, frozen=True, omit_defaults=True):
     """Stages on ranks, and the paths of microbatches through them."""
 
     ranks: Several
@@ -86,6 +86,7 @@ class Pipeline(_Entry, frozen=True):
     stages: tuple[StageEntry, ...]
     paths: tuple[tuple[Count, ...], ...]
     path_of: Annotated[tuple[Count, ...], Meta(description="The path of each microbatch; one number where all take the same.")]
+    cut_blocks: Annotated[bool, Meta(description="Blocks may be cut into parts.")] = True
 
 
 class Durations(_Entry, frozen=True):

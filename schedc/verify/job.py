@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["check_costs", "check_pipeline"]
 
 PIPELINE = ("ranks", "microbatches", "paths", "path_of", "split_backward")
-COSTS = ("stages", "links", "memory_limit_bytes", "data_parallel", "objective")
+COSTS = ("stages", "cut_blocks", "links", "memory_limit_bytes", "data_parallel", "objective")
 
 
 def check_pipeline(plan: Plan, problem: Problem) -> tuple[Violation, ...]:

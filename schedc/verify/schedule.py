@@ -93,12 +93,14 @@ def check_split_backward(problem: Problem, schedule: Schedule) -> Iterator[Viola
 
 
 def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """Parts are declared once, for a kind and stage that exist, and no op is a part that is not declared."""
+    """Parts are declared once, for a kind and stage that exist and may be cut, and no op is a part that is not declared."""
     declared: dict[tuple[int, int], int] = {}
     for index, parts in enumerate(schedule.parts):
         place, block = f"parts[{index}]", f"{Kind(parts.kind).name} of stage {parts.stage}"
         if not 0 <= parts.stage < len(problem.stages):
             yield Violation("parts", place, f"stage {parts.stage} does not exist; the stages are 0 to {len(problem.stages) - 1}")
+        elif not problem.cut_blocks:
+            yield Violation("parts", place, f"{block} is cut; the problem does not allow parts")
         elif (parts.kind, parts.stage) in declared:
             yield Violation("parts", place, f"{block} is cut a second time")
         declared.setdefault((parts.kind, parts.stage), len(parts.shares))

@@ -1,0 +1,142 @@
+"""`schedc export torch` and `schedc lint`: plans out to PyTorch's schedule CSVs, and anyone's CSV checked against a job."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds import Bound
+    from schedc.analysis.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.verify.torch_actions import Finding
+
+__all__ = ["export_app", "export_torch", "lint"]
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
+CsvOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="CSV", help="Where to write the CSV; NAME.stages.json goes beside it.")
+]
+CsvArgument = Annotated[Path, typer.Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")]
+JobOption = Annotated[Path, typer.Option("--job", metavar="JOB", help="The job (TOML) that it is for: ranks, stages, costs.")]
+
+export_app = typer.Typer(help="Write a plan in another tool's format.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class CsvFormat(StrEnum):
+    """What torch's `_load_csv` calls `format`."""
+
+    compute_comms = "compute_comms"
+    compute_only = "compute_only"
+
+
+class LintFormat(StrEnum):
+    """The same, or whichever the file looks like."""
+
+    auto = "auto"
+    compute_comms = "compute_comms"
+    compute_only = "compute_only"
+
+
+@export_app.callback()
+def _exports() -> None:
+    """Keep `torch` a command of its own: a group with one command would become that command."""
+
+
+@export_app.command("torch")
+def export_torch(
+    plan: PlanArgument,
+    output: CsvOption,
+    layout: Annotated[
+        CsvFormat, typer.Option("--format", help="compute_comms: as it is executed. compute_only: torch adds the transfers.")
+    ] = CsvFormat.compute_comms,
+) -> None:
+    """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
+    from schedc.compile import check_plan
+    from schedc.errors import CheckFailed
+    from schedc.text.plan_file import read_plan
+    from schedc.text.torch_csv import write_torch_csv
+    from schedc.text.torch_stages import notes
+
+    read = read_plan(plan)
+    violations = check_plan(read)
+    if violations:
+        raise CheckFailed(f"{plan}: {violations[0]} (`schedc verify` lists all {len(violations)})")
+    beside = write_torch_csv(read, output, layout.value)
+    typer.echo(f"written to {output} ({layout.value}), the stage map to {beside}")
+    for note in notes(read):
+        typer.echo(f"note: {note}", err=True)
+
+
+def lint(
+    csv: CsvArgument,
+    job: JobOption,
+    layout: Annotated[
+        LintFormat, typer.Option("--format", help="auto: compute_comms if there is anything but compute in it.")
+    ] = LintFormat.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
+) -> None:
+    """Name what is wrong with a schedule CSV of torch's, by row and cell; time it under the job's costs if nothing is."""
+    from schedc.analysis.bounds import best_bound
+    from schedc.analysis.simulate import simulate
+    from schedc.cli import render
+    from schedc.frontend.files import read_bytes
+    from schedc.frontend.job import load_job
+    from schedc.verify.torch_actions import layout_of, read_rows
+    from schedc.verify.torch_csv import schedule_of, verify_torch_csv
+
+    problem = load_job(job).problem
+    rows = read_rows(read_bytes(csv), str(csv))
+    chosen = layout_of(rows) if layout is LintFormat.auto else layout.value
+    findings = verify_torch_csv(rows, problem, chosen)
+    if findings:
+        if as_json:
+            render.print_json({"sound": False, "format": chosen, "findings": [finding._asdict() for finding in findings]})
+        else:
+            _print_findings(csv, chosen, findings)
+        raise typer.Exit(1)
+    schedule = schedule_of(rows, problem)
+    timeline, bound = simulate(problem, schedule), best_bound(problem)
+    if as_json:
+        render.print_json({"sound": True, "format": chosen, "findings": [], **_worth(problem, schedule, timeline, bound)})
+    else:
+        _print_sound(csv, chosen, problem, timeline, bound)
+
+
+def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        typer.echo(f"{csv}: {finding}")
+    typer.echo(f"{csv}: {len(findings)} finding{'s' * (len(findings) != 1)}, read as {layout}", err=True)
+
+
+def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:
+    from schedc.cli.render import timeline_json
+
+    objective_ns = timeline.objective_ns(problem.objective)
+    return {
+        **timeline_json(problem, schedule, timeline),
+        "lower_bound_ns": bound.value_ns,
+        "bound": bound.name,
+        "gap": (objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0,
+    }
+
+
+def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, bound: Bound) -> None:
+    from schedc.units import format_duration_ns
+
+    objective_ns = timeline.objective_ns(problem.objective)
+    gap = (objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0
+    typer.echo(f"{csv}: sound, read as {layout}: {len(timeline.ops)} compute ops on {timeline.ranks} ranks, every rule checked")
+    typer.echo(
+        f"under the costs of {problem.name} its compute takes {problem.objective} {format_duration_ns(objective_ns)}, lower bound"
+        f" {format_duration_ns(bound.value_ns)} (by {bound.name}), gap {gap:.2%}, bubble ratio {timeline.bubble_ratio:.2%}"
+    )
+    if problem.cut_blocks:
+        note = 'the job has not semantics = "torch" in [pipeline], and in torch the first stage does not split its backward'
+        typer.echo(f"note: {note}", err=True)

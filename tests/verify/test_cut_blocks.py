@@ -1,0 +1,42 @@
+"""A problem whose blocks stay whole: no schedule of it has parts, and the formulations make none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from problems import make_problem
+
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Parts
+from schedc.models.blocks import blocks_of
+from schedc.models.grid import Grid
+from schedc.solvers.registry import constructive
+from schedc.verify.schedule import verify_schedule
+
+LINKS = {(0, 1): (25, 10), (1, 0): (25, 10)}
+CUT = make_problem(4, 8, costs_ns=(10, 12, 9), links=LINKS, in_flight=6)
+WHOLE = replace(CUT, cut_blocks=False)
+
+
+def test_parts_are_refused() -> None:
+    schedule = constructive("greedy{n_sub=3}")(CUT)
+    assert schedule.parts and verify_schedule(CUT, schedule) == ()
+    found = verify_schedule(WHOLE, schedule)
+    assert {violation.rule for violation in found} == {"parts"}
+    assert "the problem does not allow parts" in str(found[0])
+
+
+def test_parts_that_no_op_uses_are_refused_too() -> None:
+    schedule = replace(constructive("1f1b")(CUT), parts=(Parts(kind=Kind.W, stage=0, shares=(1, 1)),))
+    assert verify_schedule(CUT, schedule) == ()
+    assert [violation.place for violation in verify_schedule(WHOLE, schedule)] == ["parts[0]"]
+
+
+def test_methods_make_none() -> None:
+    schedule = constructive("greedy{n_sub=3}")(WHOLE)
+    assert schedule.parts == () and verify_schedule(WHOLE, schedule) == ()
+
+
+def test_formulations_make_none() -> None:
+    grid = Grid(tick_ns=1, exact=True)
+    assert blocks_of(CUT, grid, 3).parts and not blocks_of(WHOLE, grid, 3).parts
