@@ -9,7 +9,7 @@ Run it as `python benchmarks/large.py [part of an instance's name]`.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -159,14 +159,18 @@ def solve(instance: Instance, table: Table, console: Console) -> None:
 
 def main() -> None:
     """Print the table; progress goes to standard error."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser(description="How near the best schedule of a large problem is to the best bound.")
+    parser.add_argument("instance", nargs="?", default="", help="part of an instance's name; without it, all run")
+    part = parser.parse_args().instance
+    wanted = [instance for instance in INSTANCES if part in instance.name]
+    if not wanted:
+        parser.error(f"{part!r} is in no instance's name; expected a part of {', '.join(each.name for each in INSTANCES)}")
     table = Table(title="Large problems, M70 costs; (latency, occupancy) of the middle link in units of F")
     for name in ("instance", "method", "makespan ms", "bound ms", "gap", "seconds", "target", "met"):
         table.add_column(name, justify="left" if name in ("instance", "method") else "right")
     console = Console(stderr=True)
-    for instance in INSTANCES:
-        if wanted in instance.name:
-            solve(instance, table, console)
+    for instance in wanted:
+        solve(instance, table, console)
     output = Console()
     (output if output.is_terminal else Console(width=140)).print(table)
 

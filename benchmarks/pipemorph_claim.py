@@ -229,7 +229,12 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=96, help="how many, by seed from 0")
     parser.add_argument("--time-limit", default="60s", help="of each proof")
     arguments = parser.parse_args()
-    time_s = parse_duration_ns(arguments.time_limit) / 1e9
+    if arguments.problems < 1:
+        parser.error(f"--problems {arguments.problems}: expected at least 1")
+    try:
+        time_s = parse_duration_ns(arguments.time_limit) / 1e9
+    except ValueError as error:
+        parser.error(f"--time-limit {arguments.time_limit!r}: {error}")
     progress, console = Console(stderr=True), Console()
     console = console if console.is_terminal else Console(width=140)
     measured(case_of(0), 1)  # loads what is compiled

@@ -6,6 +6,7 @@ differ, and a slow one may miss a limit.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import statistics
@@ -170,9 +171,14 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
+    parser = argparse.ArgumentParser(description="What the compiler's spine costs.")
+    parser.add_argument("case", nargs="?", choices=CASES, help="one case, in this process, as JSON; without it, the table")
+    parser.add_argument("ranks", nargs="?", type=int, default=8)
+    parser.add_argument("microbatches", nargs="?", type=int, default=16)
+    arguments = parser.parse_args()
+    if arguments.case is None:
         main()
     else:
-        result = CASES[sys.argv[1]](int(sys.argv[2]), int(sys.argv[3]))
+        result = CASES[arguments.case](arguments.ranks, arguments.microbatches)
         result["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps(result))

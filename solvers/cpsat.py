@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.models.cpsat.model import Variables
     from schedc.solvers.base import Limits
 
-__all__ = ["solve_cpsat"]
+__all__ = ["solve_cpsat", "solver_of"]
 
 
 def solve_cpsat(
@@ -67,7 +67,7 @@ def solve_cpsat(
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
     variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
     add_hint(variables, incumbent, timeline, grid, asked_ns)
-    solver = _solver(limits)
+    solver = solver_of(limits)
     listener = _Listener(variables, problem, on_schedule)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(min(int(bound) * grid.tick_ns, best_ns))
@@ -82,7 +82,8 @@ def solve_cpsat(
     return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=_log(solver, variables, name))
 
 
-def _solver(limits: Limits) -> cp_model.CpSolver:
+def solver_of(limits: Limits) -> cp_model.CpSolver:
+    """CP-SAT with these limits, workers and seed."""
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = limits.workers

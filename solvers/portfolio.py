@@ -2,7 +2,8 @@
 
 A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
 search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
-rule and over the orders, then CP-SAT, and ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+rule and over the orders, then CP-SAT, whole or relaxed, and ends at the gap, the limit, or a proof; an interruption ends it with
+what is known then.
 """
 
 from __future__ import annotations
@@ -165,9 +166,10 @@ def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     return (
         ("local{rounds=4}", 0.3),
         ("polish{rounds=4}", 0.2),
-        ("cpsat", 0.2),
-        ("local{rounds=60}", 0.5),
-        ("polish{rounds=60}", 0.5),
+        ("cpsat", 0.15),
+        ("local{rounds=60}", 0.4),
+        ("polish{rounds=60}", 0.35),
+        ("relaxed", 0.95),
         ("cpsat", 1.0),
     )
 

@@ -33,7 +33,9 @@ METHODS: dict[str, str] = {
 }
 """Each constructive method's module and function; for templates, the module's table."""
 
-SEARCHES: dict[str, str] = {name: f"schedc.solvers.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "milp")}
+SEARCHES: dict[str, str] = {
+    name: f"schedc.solvers.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "relaxed", "milp")
+}
 """Each search's module and function."""
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schedc.solvers.base import Limits, Solved
     from schedc.solvers.incumbent import Incumbent
 
-__all__ = ["cpsat", "local", "milp", "periodic", "polish"]
+__all__ = ["cpsat", "local", "milp", "periodic", "polish", "relaxed"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
@@ -89,6 +89,23 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
         on_bound=lambda bound_ns: _hear(incumbent, bound_ns, "cpsat", ()),
     )
     _take(incumbent, solved, "cpsat", limits)
+
+
+def relaxed(incumbent: Incumbent, limits: Limits) -> None:
+    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
+    from schedc.solvers.relaxed import refute
+
+    start = _start(incumbent)
+    if incumbent.schedule is not start:
+        return  # what is best cuts blocks, and bounds for whole blocks do not speak of it
+    found = refute(
+        incumbent.problem,
+        bound_ns=incumbent.bound_ns,
+        objective_ns=incumbent.objective_ns,
+        limits=limits,
+        on_bound=lambda bound_ns, log: _hear(incumbent, bound_ns, "cpsat", log),
+    )
+    incumbent.cut_short |= found.cut_short and limits.deterministic is None
 
 
 def milp(incumbent: Incumbent, limits: Limits) -> None:

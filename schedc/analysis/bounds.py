@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Frames = dict[int | None, list[Frame]]
-BUSIEST_LINKS = 3
+BUSIEST_LINKS = 8
 """For so many links and trunks the window bound is computed where ranks hold several chunks."""
 WAVE_BLOCKS = 400_000
 """So many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""

@@ -1,6 +1,7 @@
 """The named sets of instances: problems that are the same on every machine, with what was published for them.
 
 - `m70`: CrossPipe's tables 5 and 6, 8 ranks; `m70-wave`: the same cells with two chunks per rank, placed as a wave.
+- `m70-loop`: M70 with two chunks per rank, placed as a loop: one slow link in the middle, or two sites; by memory limit.
 - `pipemorph`: equal costs and one slow link. `zero-bubble`: Zero Bubble's profiled models. Both by placement and memory limit.
 - `zero-bubble-span`: the same as `zero-bubble`, with its own objective, the longest stage span.
 - `random`: unequal stages, links and limits, by seed. `large`: up to 64 ranks and up to 1,024 microbatches.
@@ -18,6 +19,7 @@ from schedc.bench.published import (
     CROSSPIPE_CASE_1_METHODS,
     CROSSPIPE_CASE_3_METHODS,
     CROSSPIPE_S_PER_MICROBATCH,
+    M70_LOOP_PEERS_MS,
     PEER_COLUMNS,
     PEERS_MS,
     ZERO_BUBBLE_METHODS,
@@ -126,6 +128,23 @@ def _m70(placement: str) -> tuple[Instance, ...]:
                     unit=Unit.S_PER_MICROBATCH,
                     comparable=tuple(method for method in methods if (method in WAVE_METHODS) == (placement == "wave")),
                 )
+            )
+    return tuple(found)
+
+
+def _m70_loop() -> tuple[Instance, ...]:
+    """With two sites the way back from the last rank to the first is slow too, and shares its trunk with the middle link."""
+    found = []
+    for (slow, latency, occupancy), values in M70_LOOP_PEERS_MS.items():
+        cost = _in_forwards(latency, occupancy)
+        costs = both_ways((3,), cost)
+        if slow == "2dc":
+            costs = dict.fromkeys(((3, 4), (0, 7)), cost._replace(trunk="0>1"))
+            costs |= dict.fromkeys(((4, 3), (7, 0)), cost._replace(trunk="1>0"))
+        for times, value in zip((1, 2), values, strict=True):
+            name = f"m70-loop-{slow}-{latency:g}-{occupancy:g}-{_memory_name(times)}"
+            found.append(
+                _beside_peers(name, pipeline(name, 8, 16, M70_NS, in_flight=8 * times, placement="loop", slow=costs), value)
             )
     return tuple(found)
 
@@ -245,6 +264,7 @@ def _unpublished(problem: Problem) -> Instance:
 SETS: dict[str, Callable[[], tuple[Instance, ...]]] = {
     "m70": partial(_m70, "unidirectional"),
     "m70-wave": partial(_m70, "wave"),
+    "m70-loop": _m70_loop,
     "pipemorph": _pipemorph,
     "zero-bubble": _zero_bubble,
     "zero-bubble-span": _zero_bubble_span,

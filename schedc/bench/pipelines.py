@@ -28,6 +28,8 @@ class LinkCost(NamedTuple):
     latency_ns: int
     transfer_ns: int
     """For how long it occupies the link."""
+    trunk: str | None = None
+    """What the link shares with others, if anything."""
 
 
 FREE = LinkCost(0, 0)
@@ -94,7 +96,7 @@ def links_of(placed: Placed, slow: Mapping[tuple[int, int], LinkCost], otherwise
     }
     pairs = {pair for x, y in neighbours if x != y for pair in ((x, y), (y, x))}
     return tuple(
-        Link(source=x, destination=y, latency_ns=cost.latency_ns, transfer_ns=cost.transfer_ns)
+        Link(source=x, destination=y, latency_ns=cost.latency_ns, transfer_ns=cost.transfer_ns, trunk=cost.trunk)
         for x, y in sorted(pairs)
         for cost in [slow.get((x, y), otherwise)]
     )

@@ -12,6 +12,7 @@ __all__ = [
     "CROSSPIPE_CASE_1_METHODS",
     "CROSSPIPE_CASE_3_METHODS",
     "CROSSPIPE_S_PER_MICROBATCH",
+    "M70_LOOP_PEERS_MS",
     "PEERS_MS",
     "PEER_COLUMNS",
     "ZERO_BUBBLE_METHODS",
@@ -83,6 +84,24 @@ PEERS_MS = {
     "pm-p8-n32-last60": (2840.0, 1260.0, 4320.0, 3195.0, 3025.0, 2755.0),
 }
 """The best makespan of the peers' generators within the memory given, in ms, rounded to 0.1 ms."""
+
+M70_LOOP_PEERS_MS = {
+    ("free", 0, 0): (1904.0, 1904.0),
+    ("link", 0.25, 0.25): (2259.0, 2123.5),
+    ("link", 0.25, 2): (4645.5, 4093.5),
+    ("link", 2, 0.25): (3792.0, 2868.0),
+    ("link", 2, 2): (6164.5, 4891.5),
+    ("2dc", 0.25, 0.25): (2278.0, 2161.5),
+    ("2dc", 0.25, 2): (4941.25, 4557.5),
+    ("2dc", 2, 0.25): (3963.0, 3039.0),
+    ("2dc", 2, 2): (6164.5, 5061.5),
+}
+"""(what is slow, latency, occupancy in units of F) → the best makespan in ms of the peers' generators with memory p and 2p.
+
+They are PyTorch's interleaved 1F1B (the best with 2p wherever something is slow), PyTorch's interleaved zero bubble (the best with
+p), and zero-bubble's grouped interleaved 1F1B with every group size (the best in the cell of 4645.5 ms only), each schedule timed
+by `schedc.analysis.simulate`.
+"""
 
 CROSSPIPE_CASE_1_METHODS = ("1F1B", "ZBH1", "ZBV", "UDSub", "UD", "Wave")
 CROSSPIPE_CASE_3_METHODS = ("UDSub", "UD", "Wave")

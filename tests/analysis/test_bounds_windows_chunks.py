@@ -106,6 +106,13 @@ def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) ->
     assert max(chunk_window_bound_of_rank(problem, frames, rank) for rank in range(8)) == known_ms * 1_000_000
 
 
+def test_looks_at_every_link_of_four_sites() -> None:
+    """All six slow links are equally busy; the one that decides is the farthest from the first rank, where memory is shortest."""
+    problem = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-0.25-2-case1")
+    bound = windows_bound(problem)
+    assert (bound.value_ns, bound.detail) == (3_393_750_000, "link from rank 5 to rank 6")
+
+
 def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
     """Each group of eight microbatches waits for its round trip through the slow links: no rank's work hides it."""
     found = []

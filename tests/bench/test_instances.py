@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 COUNTS = {
     "m70": 20,
     "m70-wave": 20,
+    "m70-loop": 18,
     "pipemorph": 48,
     "zero-bubble": 72,
     "zero-bubble-span": 72,
@@ -126,6 +128,23 @@ def test_a_case_3_of_m70_has_twice_the_microbatches_and_memory() -> None:
 def test_m70_compares_a_placement_with_its_own_kind() -> None:
     assert named("m70", "m70-2dc-0-0-case1").published_best() == ("ZBH1", 2128 * MS)
     assert named("m70-wave", "m70-wave-2dc-0-0-case1").published_best() == ("ZBV", 1888 * MS)
+
+
+def test_two_sites_make_the_way_back_of_a_loop_slow() -> None:
+    def slow(name: str) -> dict[tuple[int, int], str | None]:
+        links = named("m70-loop", f"m70-loop-{name}-2-0.25-p").problem.links
+        return {(link.source, link.destination): link.trunk for link in links if link.occupancy_ns(0) == 9_500_000}
+
+    assert slow("link") == {(3, 4): None, (4, 3): None}
+    assert slow("2dc") == {(3, 4): "0>1", (0, 7): "0>1", (4, 3): "1>0", (7, 0): "1>0"}
+
+
+def test_a_loop_of_m70_has_waves_costs_and_memory() -> None:
+    loop, wave = named("m70-loop", "m70-loop-free-0-0-p").problem, named("m70-wave", "m70-wave-2dc-0-0-case1").problem
+    assert [stage.rank for stage in loop.stages] == [*range(8), *range(8)]
+    assert {replace(stage, rank=0) for stage in loop.stages} == {replace(stage, rank=0) for stage in wave.stages}
+    assert loop.memory_limit_bytes == wave.memory_limit_bytes
+    assert named("m70-loop", "m70-loop-free-0-0-2p").problem.memory_limit_bytes == (16 << 30,) * 8
 
 
 @pytest.mark.parametrize("set_name", ["pipemorph", "zero-bubble"])

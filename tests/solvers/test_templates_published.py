@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from problems import MS, m70, make_problem
 
 from schedc.analysis.simulate import simulate
+from schedc.bench.published import ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-
-TABLES = Path(__file__).parents[2] / "benchmarks" / "zero_bubble_tables.csv"
 
 
 def makespan_ns(name: str, problem: Problem) -> int:
@@ -38,24 +35,17 @@ def test_m70(name: str, latency: float, occupancy: float, expected_ms: int) -> N
     assert makespan_ns(name, m70(latency, occupancy)) == expected_ms * MS
 
 
-def zero_bubble_rows() -> list[dict[str, str]]:
-    with TABLES.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("row", zero_bubble_rows(), ids=lambda row: f"{row['model']}-{row['microbatches']}")
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
-def test_zero_bubble_table_5(row: dict[str, str], name: str) -> None:
+@pytest.mark.parametrize("profile", ZERO_BUBBLE_PROFILES, ids=lambda profile: f"{profile.model}-{profile.microbatches}")
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZB-H2"])
+def test_zero_bubble_table_5(profile: Profile, name: str) -> None:
     """To the last of the four decimals that the paper prints, for every profile of its table 9."""
-    f, b, w, latency = (
-        int(Decimal(row[f"{cost}_ms"]) * MS) for cost in ("forward", "backward_input", "backward_weight", "latency")
-    )
-    ranks, microbatches = int(row["stages"]), int(row["microbatches"])
-    links = {pair: (latency, 0) for rank in range(ranks - 1) for pair in ((rank, rank + 1), (rank + 1, rank))}
-    problem = make_problem(ranks, microbatches, costs_ns=(f, b, w), links=links)
-    cost_ns = simulate(problem, TEMPLATES[name].construct(problem)).stage_span_ns
-    rate = Decimal(cost_ns - microbatches * (f + b + w)) / cost_ns
-    assert f"{rate:.4f}" == row[name]
+    f, b, w = profile.forward_ns, profile.backward_input_ns, profile.backward_weight_ns
+    pairs = (pair for rank in range(profile.ranks - 1) for pair in ((rank, rank + 1), (rank + 1, rank)))
+    links = dict.fromkeys(pairs, (profile.latency_ns, 0))
+    problem = make_problem(profile.ranks, profile.microbatches, costs_ns=(f, b, w), links=links)
+    cost_ns = simulate(problem, TEMPLATES[name.lower()].construct(problem)).stage_span_ns
+    rate = Decimal(cost_ns - profile.microbatches * (f + b + w)) / cost_ns
+    assert f"{rate:.4f}" == f"{profile.bubble_rates[ZERO_BUBBLE_METHODS.index(name)]:.4f}"
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (4, 4), (4, 9), (8, 16), (8, 40)])

@@ -1,49 +1,16 @@
-"""The known schedules are PyTorch's, op by op, wherever PyTorch's own generators take the numbers.
-
-The generators run without processes: an object of each schedule class is made with only the fields that they read.
-"""
+"""The known schedules are PyTorch's, op by op, wherever PyTorch's own generators take the numbers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 from problems import make_problem
+from pytorch_orders import bare, by_rank, ops
 from torch.distributed.pipelining import schedules
 
 from schedc.ir.ops import Kind, Op
 from schedc.solvers.templates import TEMPLATES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-KINDS = {"FORWARD": Kind.F, "BACKWARD_INPUT": Kind.B, "BACKWARD_WEIGHT": Kind.W, "FULL_BACKWARD": Kind.BW}
 Order = tuple[Op, ...]
-
-
-def bare(schedule_class: type, ranks: int, microbatches: int, chunks: int) -> Any:
-    made: Any = object.__new__(schedule_class)
-    made.pp_group_size = ranks
-    made.n_local_stages = chunks
-    made.num_stages = made._num_stages = ranks * chunks
-    made._n_microbatches = microbatches
-    made.number_of_rounds = max(1, microbatches // ranks)
-    made.microbatches_per_round = microbatches // made.number_of_rounds
-    return made
-
-
-def ops(actions: Iterable[Any]) -> Iterator[Op]:
-    for action in actions:
-        if action is None:
-            continue
-        if action.sub_actions is not None:
-            yield from ops(action.sub_actions)
-        elif (kind := KINDS.get(action.computation_type.name)) is not None:
-            yield Op(kind, action.stage_index, action.microbatch_index)
-
-
-def by_rank(generator: Any) -> tuple[Order, ...]:
-    return tuple(tuple(ops(generator._calculate_single_rank_operations(rank))) for rank in range(generator.pp_group_size))
 
 
 def ours(name: str, ranks: int, microbatches: int, placement: str = "unidirectional", chunks: int = 1) -> tuple[Order, ...]:

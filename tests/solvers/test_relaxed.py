@@ -1,0 +1,90 @@
+"""The relaxation's bound: never above the optimum, equal to it where nothing that decides is left out, told with its grounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import SearchTooLarge, optimum
+from problems import make_problem
+from tiny_problems import tiny_problem
+
+from schedc.analysis.bounds import best_bound
+from schedc.analysis.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.solvers.base import Limits
+from schedc.solvers.greedy import greedy
+from schedc.solvers.relaxed import Refuted, refute
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+LIMITS = Limits(workers=1)
+LINKS = {(0, 1): (5, 20), (1, 0): (5, 20)}
+STARVED = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=LINKS)
+"""Links that carry three messages of every microbatch each way, and memory for one microbatch at a time."""
+
+
+def refuted(problem: Problem, *, bound_ns: int = 0, limits: Limits = LIMITS) -> Refuted:
+    known = simulate(problem, greedy(problem, n_sub=1)).makespan_ns
+    return refute(problem, bound_ns=bound_ns, objective_ns=known, limits=limits)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_never_above_the_optimum(seed: int) -> None:
+    problem = replace(tiny_problem(Random(seed), most_ops=14, data_parallel=seed % 3 == 0), objective="makespan")
+    try:
+        least_ns = optimum(problem, most_states=30_000)
+        found = refuted(problem)
+    except (SearchTooLarge, Unsupported):
+        return
+    assert least_ns is not None
+    assert 0 < found.lower_bound_ns <= least_ns
+
+
+@pytest.mark.parametrize("tick_ns", [1, 3_000_000_007])
+def test_never_above_the_optimum_on_a_coarse_grid(tick_ns: int) -> None:
+    """Durations of seconds that have no common divisor: a tick is several nanoseconds, and all is rounded down."""
+    costs = [(2 * tick_ns + 1, tick_ns, tick_ns + 3), (tick_ns + 7, 3 * tick_ns + 1, tick_ns)]
+    problem = make_problem(2, 2, costs_ns=costs, in_flight=1, links={(0, 1): (tick_ns, 5), (1, 0): (3, tick_ns)})
+    least_ns = optimum(problem)
+    assert least_ns is not None
+    found = refuted(problem)
+    assert found.lower_bound_ns <= least_ns
+    assert found.lower_bound_ns > 0.99 * least_ns
+
+
+def test_is_the_optimum_where_memory_and_links_decide_all() -> None:
+    """Where compute is short, when ranks may do how much is of no account; brute force agrees."""
+    known = simulate(STARVED, greedy(STARVED, n_sub=1)).makespan_ns
+    heard: list[tuple[int, tuple[str, ...]]] = []
+    found = refute(STARVED, bound_ns=0, objective_ns=known, limits=LIMITS, on_bound=lambda bound, log: heard.append((bound, log)))
+    least_ns = optimum(STARVED)
+    assert best_bound(STARVED).value_ns < found.lower_bound_ns == least_ns == 297
+    assert not found.cut_short
+    assert [bound for bound, _ in heard] == sorted({bound for bound, _ in heard})
+    assert heard[-1][0] == found.lower_bound_ns
+    assert "memory of ranks 0, 1 only" in heard[-1][1][2]
+    assert len({log[3] for _, log in heard}) == len(heard)
+
+
+def test_starts_from_the_bound_that_is_known() -> None:
+    assert refuted(STARVED, bound_ns=270).lower_bound_ns == 297
+    known = simulate(STARVED, greedy(STARVED, n_sub=1)).makespan_ns
+    assert refute(STARVED, bound_ns=known, objective_ns=known, limits=LIMITS) == Refuted(lower_bound_ns=known, cut_short=False)
+
+
+def test_limits_end_it() -> None:
+    assert refuted(STARVED, limits=replace(LIMITS, time_s=0.0)) == Refuted(lower_bound_ns=0, cut_short=True)
+    deterministic = replace(LIMITS, deterministic=1e-4)
+    assert refuted(STARVED, limits=deterministic) == refuted(STARVED, limits=deterministic)
+
+
+def test_speaks_only_of_makespans_of_whole_blocks_that_are_alike() -> None:
+    with pytest.raises(Unsupported, match="the objective is stage-span"):
+        refuted(replace(STARVED, objective="stage-span"))
+    first, *others = STARVED.stages
+    with pytest.raises(Unsupported, match="alike"):
+        refuted(replace(STARVED, stages=(replace(first, forward_ns=(2, 3)), *others)))
