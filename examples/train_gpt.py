@@ -3,19 +3,21 @@
     schedc compile examples/train_gpt_jobs/two-sites.toml -o build/train_gpt.plan.json
     torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --plan build/train_gpt.plan.json
 
-Any plan will do, with as many processes as it has ranks. The data is a Markov chain, whose entropy the loss approaches.
-`--check` compares the first step with the same model without a pipeline, gradient by gradient, in double precision.
+Any plan will do, with as many processes as it has ranks, or twice as many, or more: then several pipelines train together. The data
+is a Markov chain, whose entropy the loss approaches. `--check` compares the first step with the same model without a pipeline,
+gradient by gradient, in double precision.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import schedc.runtime
@@ -24,11 +26,14 @@ from schedc.text.plan_file import read_plan
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
+    from schedc.runtime.pipe import Pipe
 
 TOKENS = 32
 LENGTH = 32
 WIDTH = 64
 HEADS = 4
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, [sample, position] each."""
 SAMPLES = 4
 """Sequences per microbatch."""
 TOLERANCE = 1e-9
@@ -109,8 +114,8 @@ class Chain:
             share = share @ self.next
         return float(-(share[:, None] * self.next * self.next.log()).sum())
 
-    def batch(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, [sample, position] each."""
+    def batch(self, samples: int) -> Batch:
+        """The next inputs and targets."""
         tokens = [torch.randint(TOKENS, (samples,), generator=self.generator)]
         for _ in range(LENGTH):
             tokens.append(torch.multinomial(self.next[tokens[-1]], 1, generator=self.generator)[:, 0])
@@ -118,22 +123,39 @@ class Chain:
         return text[:, :-1], text[:, 1:]
 
 
-def largest_error(
-    plan: Plan, stages: dict[int, nn.Module], blocks: int, loss: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]
-) -> float:
-    """The largest relative error of the loss and of this rank's gradients, against the model without a pipeline."""
+def largest_error(plan: Plan, pipe: Pipe, stages: dict[int, nn.Module], blocks: int, loss: torch.Tensor, batch: Batch) -> float:
+    """The largest relative error of the loss and of this process's gradients, against the model without a pipeline."""
     piece = pieces_of(plan)
     count = len(plan.problem.paths[0])
     whole = nn.Sequential(*(make_piece(index, count, blocks) for index in range(count))).double()
     expected = loss_fn(whole(batch[0]), batch[1])
     torch.autograd.backward(expected)
+    same = {(stage, name): weight.grad for stage in stages for name, weight in whole[piece[stage]].named_parameters()}
+    if sharded(plan):
+        pairs = [(one.weight.grad, same[one.stage, one.name], slice(one.start, one.stop)) for one in pipe.shards()]
+    else:
+        named = ((stage, *one) for stage, module in stages.items() for one in module.named_parameters())
+        pairs = [(weight.grad, same[stage, name], slice(None)) for stage, name, weight in named]
     errors = [abs(loss.item() - expected.item()) / expected.item()]
-    for stage, module in stages.items():
-        for own, same in zip(module.parameters(), whole[piece[stage]].parameters(), strict=True):
-            if own.grad is None or same.grad is None:
-                raise SystemExit(f"stage {stage}: a parameter has no gradient")
-            errors.append(float((own.grad - same.grad).norm() / same.grad.norm()))
+    for own, other, part in pairs:
+        if own is None or other is None:
+            raise SystemExit("a parameter has no gradient")
+        right = other.flatten()[part]
+        errors.append(float((own.flatten() - right).norm() / right.norm()))
     return max(errors)
+
+
+def sharded(plan: Plan) -> bool:
+    """Whether each pipeline updates its share of the weights only (ZeRO 1)."""
+    return plan.problem.data_parallel is not None and plan.problem.data_parallel.zero_stage > 0
+
+
+def groups_of(pipelines: int, ranks: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """This process's pipeline and its replicas, where there are several pipelines: process 0 is rank 0 of the first."""
+    if pipelines == 1:
+        return None, None
+    mesh = init_device_mesh("cpu", (pipelines, ranks), mesh_dim_names=("data", "pipeline"))
+    return mesh.get_group("pipeline"), mesh.get_group("data")
 
 
 def main() -> None:
@@ -142,13 +164,16 @@ def main() -> None:
     parser.add_argument("--plan", required=True, help="the plan file")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--blocks", type=int, default=8, help="transformer blocks, spread over the plan's stages")
+    parser.add_argument("--recompute", action="store_true", help="keep only the stages' inputs, and run their forwards again")
+    parser.add_argument("--bf16", action="store_true", help="run the forwards under autocast")
     parser.add_argument("--check", action="store_true", help="compare the first step with the model without a pipeline")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
     plan = read_plan(options.plan)
+    pipelines = max(1, dist.get_world_size() // plan.problem.ranks)
+    pipeline, rank = divmod(dist.get_rank(), plan.problem.ranks)
     count = len(plan.problem.paths[0])
     stages: dict[int, nn.Module] = {
         stage: make_piece(piece, count, options.blocks)
@@ -160,21 +185,34 @@ def main() -> None:
             module.double()
     chain = Chain()
     losses: list[float] = []
-    with schedc.runtime.load(options.plan, stages=stages, loss_fn=loss_fn) as pipe:
-        optimizer = torch.optim.AdamW([weight for module in stages.values() for weight in module.parameters()], lr=3e-3)
+    pipeline_group, replicas = groups_of(pipelines, plan.problem.ranks)
+    with schedc.runtime.load(
+        plan,
+        stages=stages,
+        loss_fn=loss_fn,
+        recompute=options.recompute,
+        pipeline_group=pipeline_group,
+        data_parallel_group=replicas,
+    ) as pipe:
+        weights = [weight for module in stages.values() for weight in module.parameters()]
+        optimizer = torch.optim.AdamW([shard.weight for shard in pipe.shards()] if sharded(plan) else weights, lr=3e-3)
         for step in range(options.steps):
-            batch = chain.batch(SAMPLES * plan.problem.microbatches)
+            batch = chain.batch(SAMPLES * plan.problem.microbatches * pipelines)
+            inputs, targets = (tensor.chunk(pipelines)[pipeline] for tensor in batch)
             optimizer.zero_grad()
-            loss = pipe.step(*batch)
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
+                loss = pipe.step(inputs, targets)
             if options.check and step == 0:
-                error = largest_error(plan, stages, options.blocks, loss, batch)
-                print(f"rank {rank}: the loss and all gradients are within {error:.1e} of those without a pipeline", flush=True)
+                error = largest_error(plan, pipe, stages, options.blocks, loss, batch)
+                who = f"rank {rank}" if pipelines == 1 else f"rank {rank} of pipeline {pipeline}"
+                print(f"{who}: the loss and all gradients are within {error:.1e} of those without a pipeline", flush=True)
                 if not error < TOLERANCE:
-                    raise SystemExit(f"rank {rank}: expected at most {TOLERANCE:.0e}")
+                    raise SystemExit(f"{who}: expected at most {TOLERANCE:.0e}")
             optimizer.step()
             losses.append(loss.item())
-            if rank == 0 and (step % 10 == 0 or step == options.steps - 1):
+            if dist.get_rank() == 0 and (step % 10 == 0 or step == options.steps - 1):
                 print(f"step {step:3}  loss {losses[-1]:.4f}  (the data's entropy is {chain.entropy():.4f})", flush=True)
+        pipe.gather()  # the modules' parameters are whole again, as for a checkpoint
     dist.destroy_process_group()
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from schedc.errors import InvalidInput
 
-__all__ = ["Batch", "cut"]
+__all__ = ["Batch", "Microbatch", "cut", "inputs_of"]
 
-Batch = torch.Tensor | Sequence[torch.Tensor]
+Microbatch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+"""One microbatch: a tensor, or the tensors that the first stage takes."""
+Batch: TypeAlias = torch.Tensor | Sequence[Microbatch]
 """A whole batch, its samples along dimension 0, or its microbatches."""
 
 
-def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequence[torch.Tensor]:
+def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequence[Microbatch]:
     """The microbatches of a batch; `name` and `rank` say whose they are.
 
     Raises:
@@ -34,3 +37,20 @@ def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequenc
             f" {microbatches} microbatches"
         )
     return batch.chunk(microbatches)
+
+
+def inputs_of(microbatch: Microbatch) -> tuple[torch.Tensor, ...]:
+    """What a first stage takes for one microbatch, without a graph: it is the batch, which needs no gradient.
+
+    Raises:
+        InvalidInput: it is neither a tensor nor a tuple of tensors.
+    """
+    if isinstance(microbatch, torch.Tensor):
+        return (microbatch.detach(),)
+    found = type(microbatch).__name__
+    if isinstance(microbatch, (tuple, list)):
+        wrong = [type(tensor).__name__ for tensor in microbatch if not isinstance(tensor, torch.Tensor)]
+        if not wrong:
+            return tuple(tensor.detach() for tensor in microbatch)
+        found = f"{found} with {wrong[0]}"
+    raise InvalidInput(f"a microbatch of inputs must be a tensor or a tuple of tensors; found {found}")

@@ -1,25 +1,29 @@
 """One stage's work for one microbatch: F, then B and W, or BW, on PyTorch's autograd.
 
-Takes the stage and its input; gives the output, then the input's gradient, then adds the weights' gradients to `.grad`. B computes
-no gradient of a weight and W none of an activation; only weights that a stage uses in several places are left to B. Nothing but
-public autograd calls: gradient edges, node hooks, saved-tensor hooks. A user's tensor hook that changes the gradient at a layer's
-output would act twice, once in B and once in W.
+Takes the stage and its inputs; gives the outputs, then the inputs' gradients, then adds the weights' gradients to `.grad`. B
+computes no gradient of a weight and W none of an activation; only weights that a stage uses in several places are left to B.
+Nothing but public autograd calls: gradient edges, node hooks, saved-tensor hooks. A user's tensor hook that changes the gradient at
+a layer's output would act twice, once in B and once in W.
 
-Between B and W the block holds what W reads and the gradients where W begins; after W or BW it holds nothing.
+Between B and W the block holds what W reads and the gradients where W begins; after W or BW it holds nothing. A block that
+recomputes holds its inputs alone between F and its backward, which runs F again first.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from schedc.errors import InvalidInput
 from schedc.runtime.frontier import find_cut
+from schedc.runtime.precision import outside_autocast
+from schedc.runtime.recompute import Replay, saving_nothing
 from schedc.runtime.saved import SavedTensors
+from schedc.runtime.values import handed_over, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,96 +31,108 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
     from schedc.runtime.frontier import Joint
+    from schedc.runtime.values import Value
 
-__all__ = ["Block", "differentiable"]
+__all__ = ["Block"]
 
 Work: TypeAlias = "tuple[Joint, list[torch.Tensor | None]]"
 """A joint, and the gradient that has arrived at each of its edges."""
 
 
-def differentiable(dtype: torch.dtype) -> bool:
-    """Whether tensors of this type have gradients."""
-    return dtype.is_floating_point or dtype.is_complex
-
-
 class Block:
     """The live state of one stage and microbatch."""
 
-    def __init__(self, work: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, *, first: bool, split: bool) -> None:
+    def __init__(
+        self,
+        work: Callable[..., object],
+        inputs: Sequence[torch.Tensor],
+        *,
+        split: bool,
+        recompute: bool = False,
+        devices: Sequence[torch.device] = (),
+    ) -> None:
         """Run F.
 
         Args:
-            work: the stage, with the loss after it on a last stage.
-            value: the input.
-            first: whether the input is the batch itself, which needs no gradient.
+            work: the stage, with the loss after it on a last stage; takes the inputs, gives a tensor or a tuple of tensors.
+            inputs: tensors without a graph, the block's own from now on. Those that require grad get a gradient.
             split: whether B and W will run apart.
+            recompute: whether to hold the inputs alone, and run F again before the backward.
+            devices: the accelerators that the stage is on, whose random numbers a recomputation draws again.
+
+        Raises:
+            InvalidInput: the stage gives something else than tensors.
         """
-        self._input = value.detach()
-        if not first and differentiable(value.dtype):
-            self._input.requires_grad_()
-        self._saved = SavedTensors() if split else None
-        with torch.enable_grad():
-            if self._saved is None:
-                output = work(self._input)
-            else:
-                with self._saved.recording():
-                    output = work(self._input)
-        if not isinstance(output, torch.Tensor):
-            raise InvalidInput(f"a stage must give one tensor, this one gives {type(output).__name__}")
-        self._result: torch.Tensor | None = output.detach()
-        self._root = get_gradient_edge(output) if output.requires_grad else None
-        self._like = output.new_ones(()) if output.dim() == 0 else None
+        self._inputs = tuple(inputs)
+        self._split = split
+        self._saved: SavedTensors | None = None
+        self._roots: tuple[GradientEdge | None, ...] = ()
+        self._replay: Replay | None = None
         self._weight_work: list[Work] = []
+        if recompute:
+            self._replay = Replay(work, self._inputs, devices)
+            with torch.enable_grad(), saving_nothing():
+                outputs = tensors_of(work(*self._inputs))
+        else:
+            outputs = self._forward(work)
+        self._result: Value = handed_over(outputs)
 
-    def take(self) -> torch.Tensor | None:
-        """What the last block has given, which is not held any longer: F's output, or B's or BW's gradient of the input.
+    def take(self) -> Value:
+        """What the last op has given, which is not held any longer: F's outputs, or B's or BW's gradients of the inputs.
 
-        None where the input has no gradient.
+        The outputs require grad where they depend on something that does. There is a gradient for each input that requires grad,
+        zeros where no output depends on it, and None for the others.
         """
-        result, self._result = self._result, None
+        result, self._result = self._result, ()
         return result
 
-    def backward(self, gradient: torch.Tensor | None) -> None:
-        """Run BW: add all weights' gradients, and give the input's.
+    def backward(self, gradients: Value) -> None:
+        """Run BW: add all weights' gradients, and give the inputs'.
 
         Args:
-            gradient: of the output; None where the output is the loss.
+            gradients: of the outputs; where there is None, or at the end nothing, none flows.
         """
-        root, value = self._root, self._input
-        self._root = None
-        if root is not None:
-            torch.autograd.backward([root], [self._seed(gradient)])
-        if value.requires_grad:
-            self._result = torch.zeros_like(value) if value.grad is None else value.grad
+        self._run_again()
+        roots, seeds = _given(self._roots, gradients)
+        self._roots = ()
+        if roots:
+            with outside_autocast():
+                torch.autograd.backward(roots, seeds)
+        self._result = tuple(_gradient(tensor, tensor.grad) for tensor in self._inputs)
+        self._inputs = ()
 
-    def backward_input(self, gradient: torch.Tensor | None) -> None:
-        """Run B: give the gradient of the input, and release what only B needed. The argument is as in `backward`."""
-        root, value, saved = self._root, self._input, self._saved
-        self._root = None
-        source = get_gradient_edge(value) if value.requires_grad else None
-        given = None
-        if root is not None and saved is not None:
-            joints, shared = find_cut(root, source)
-            wanted = [edge for joint in joints for edge in joint.edges] + [*shared] + ([] if source is None else [source])
-            handles = [handle for joint in joints for handle in saved.keep_for(joint.node)]
-            try:
-                seeds = [self._seed(gradient)]
-                found: list[torch.Tensor | None] = [
-                    *torch.autograd.grad([root], wanted, seeds, retain_graph=True, allow_unused=True)
-                ]
-            finally:
-                for handle in handles:
-                    handle.remove()
-            given = found.pop() if source is not None else None
-            for joint in joints:
-                self._weight_work.append((joint, found[: len(joint.edges)]))
-                del found[: len(joint.edges)]
-            _continue(shared, found, retain_graph=True)
+    def backward_input(self, gradients: Value) -> None:
+        """Run B: give the gradients of the inputs, and release what only B needed. The argument is as in `backward`."""
+        self._run_again()
+        saved = self._saved
+        roots, seeds = _given(self._roots, gradients)
+        self._roots = ()
+        wanting = [number for number, tensor in enumerate(self._inputs) if tensor.requires_grad]
+        given: dict[int, torch.Tensor | None] = {}
+        if roots and saved is not None:
+            sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
+            joints, shared = find_cut(roots, sources)
+            wanted = [edge for joint in joints for edge in joint.edges] + [*shared, *sources]
+            if wanted:
+                handles = [handle for joint in joints for handle in saved.keep_for(joint.node)]
+                try:
+                    with outside_autocast():
+                        found: list[torch.Tensor | None] = [
+                            *torch.autograd.grad(roots, wanted, seeds, retain_graph=True, allow_unused=True)
+                        ]
+                finally:
+                    for handle in handles:
+                        handle.remove()
+                for joint in joints:
+                    self._weight_work.append((joint, found[: len(joint.edges)]))
+                    del found[: len(joint.edges)]
+                _continue(shared, found[: len(shared)], retain_graph=True)
+                given = dict(zip(wanting, found[len(shared) :], strict=True))
             saved.release()
-        if source is not None and given is None:
-            given = torch.zeros_like(value)
-        value.data = value.new_empty(0)  # the graph holds the input's tensor to the end; what W reads of it is kept apart
-        self._result = given
+        self._result = tuple(_gradient(tensor, given.get(number)) for number, tensor in enumerate(self._inputs))
+        for tensor in self._inputs:
+            tensor.data = tensor.new_empty(0)  # the graph holds the input to the end; what W reads of it is kept apart
+        self._inputs = ()
 
     def backward_weight(self, part: int = 0, shares: Sequence[int] = (1,)) -> None:
         """Run W, or one part of it: add the gradients of the weights.
@@ -126,32 +142,55 @@ class Block:
             shares: the relative time of each part; the joints are dealt to the parts by the size of their weights.
         """
         last = part == len(shares) - 1
+        with outside_autocast():
+            self._weights(_dealt(self._weight_work, shares)[part], retain_graph=not last)
+        if last:
+            self._weight_work.clear()
+
+    def _weights(self, work: list[Work], *, retain_graph: bool) -> None:
+        """W from these joints on."""
         roots: list[GradientEdge] = []
         gradients: list[torch.Tensor | None] = []
-        for joint, arrived in _dealt(self._weight_work, shares)[part]:
+        for joint, arrived in work:
             found = arrived
             if joint.sides:
                 edges, values = _given(joint.edges, arrived)
                 found = [*torch.autograd.grad(edges, joint.sides, values, retain_graph=True, allow_unused=True)] if edges else []
             roots += (joint.sides or joint.edges)[: len(found)]
             gradients += found
-        _continue(roots, gradients, retain_graph=not last)
-        if last:
-            self._weight_work.clear()
+        _continue(roots, gradients, retain_graph=retain_graph)
 
-    def _seed(self, gradient: torch.Tensor | None) -> torch.Tensor:
-        """The gradient at the root."""
-        seed = self._like if gradient is None else gradient
-        assert seed is not None
-        return seed
+    def _forward(self, work: Callable[..., object]) -> tuple[torch.Tensor, ...]:
+        """F with a graph; the outputs."""
+        self._saved = SavedTensors() if self._split else None
+        with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():
+            outputs = tensors_of(work(*self._inputs))
+        self._roots = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs)
+        return outputs
+
+    def _run_again(self) -> None:
+        """Where F has kept nothing, run it once more, this time with a graph."""
+        replay, self._replay = self._replay, None
+        if replay is not None:
+            with replay.as_before(self._inputs):
+                self._forward(replay.work)
+
+
+def _gradient(tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:
+    """What goes back for an input."""
+    return found if found is not None or not tensor.requires_grad else torch.zeros_like(tensor)
 
 
 def _given(
-    edges: Sequence[GradientEdge], gradients: Sequence[torch.Tensor | None]
+    edges: Sequence[GradientEdge | None], gradients: Sequence[torch.Tensor | None]
 ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
     """Those of the edges at which a gradient has arrived, and these gradients."""
-    pairs = [(edge, gradient) for edge, gradient in zip(edges, gradients, strict=True) if gradient is not None]
-    return [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
+    roots, values = [], []
+    for edge, gradient in zip(edges, gradients, strict=bool(gradients)):
+        if edge is not None and gradient is not None:
+            roots.append(edge)
+            values.append(gradient)
+    return roots, values
 
 
 def _continue(edges: Sequence[GradientEdge], gradients: Sequence[torch.Tensor | None], *, retain_graph: bool) -> None:

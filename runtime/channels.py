@@ -1,7 +1,9 @@
 """The ends of the plan's channels on one rank: sends that nobody waits for, receives posted early.
 
 Each wire has a transport of its own, so no channel ever waits behind another (CrossPipe 6.3: four streams, {send, recv} x {next,
-prev}). A transfer's tag is its place in the channel. A wait that fails says which op waited for what from whom.
+prev}). The tensors of a transfer have consecutive tags, from its place in the channel. Which of a boundary's tensors have gradients
+is said once, by the header; so both ends know what crosses, and nothing is sent for the others. A wait that fails says which op
+waited for what from whom.
 """
 
 from __future__ import annotations
@@ -10,38 +12,89 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
-from schedc.runtime.block import differentiable
 from schedc.runtime.failure import TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.header import HEADER, TensorKind, decode, encode
+from schedc.runtime.header import HEADER, MAX_TENSORS, TensorKind, decode, encode, kinds_of
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from schedc.ir.ops import Op
     from schedc.runtime.program import Message, Wire
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
+    from schedc.runtime.values import Value
 
 __all__ = ["Boundaries", "Receiver", "Sender"]
 
+TAGS = MAX_TENSORS + 1
+"""How many tags a transfer has: one for each tensor, the last for the header."""
 
-class Boundaries(dict[int, TensorKind]):
-    """By stage, what its output is; known from the first tensor on, and the same for all microbatches and steps."""
 
-    def learn(self, tensor: torch.Tensor, message: Message) -> None:
-        """Take note of a tensor of a boundary, an output or a gradient.
+def _header_tag(at: int) -> int:
+    """The tag of the header that goes before transfer `at`."""
+    return at * TAGS + MAX_TENSORS
+
+
+class Boundaries(dict[int, tuple[TensorKind, ...]]):
+    """By stage, what its outputs are; known from the first microbatch on, and the same for all microbatches and steps."""
+
+    def learn(self, value: Value, message: Message) -> tuple[TensorKind, ...]:
+        """Take note of a boundary's tensors, the outputs or their gradients.
+
+        Returns:
+            What the outputs are.
 
         Raises:
-            InvalidInput: it is not like the first.
+            InvalidInput: they are not like the first.
         """
-        kind = TensorKind.of(tensor)
-        known = self.setdefault(message.boundary, kind)
-        if known != kind:
-            what = f"{'the gradient of ' if message.gradient else ''}stage {message.boundary}'s output"
-            raise InvalidInput(
-                f"microbatch {message.microbatch}: {what} is {kind}, expected {known} as before;"
-                " give all microbatches the same shape"
-            )
+        known = self.get(message.boundary)
+        if known is None:
+            known = self[message.boundary] = kinds_of([tensor for tensor in value if tensor is not None])
+        elif not _alike(value, known, message.gradient):
+            raise InvalidInput(_difference(value, known, message))
+        return known
+
+
+def _alike(value: Value, kinds: tuple[TensorKind, ...], gradient: bool) -> bool:
+    """Whether these are tensors of these kinds, or their gradients."""
+    if len(value) != len(kinds):
+        return False
+    for tensor, kind in zip(value, kinds, strict=True):
+        if gradient and not kind.gradient:
+            continue
+        if tensor is None or tensor.dtype != kind.dtype or tensor.shape != kind.shape:
+            return False
+        if not gradient and tensor.requires_grad != kind.gradient:
+            return False
+    return True
+
+
+def _difference(value: Value, kinds: tuple[TensorKind, ...], message: Message) -> str:
+    """What is wrong with tensors that are not alike."""
+    found = ["nothing" if tensor is None else str(TensorKind.of(tensor)) for tensor in value]
+    expected = list(map(str, kinds))
+    way = "shape"
+    if len(found) != len(expected):
+        way = "number of tensors"
+    elif found == expected:
+        way = "graph"
+        found = [
+            f"{kind} that {'requires' if tensor.requires_grad else 'does not require'} grad"
+            for kind, tensor in zip(found, value, strict=True)
+            if tensor is not None
+        ]
+        expected = [f"{kind} that {'requires' if kind.gradient else 'does not require'} grad" for kind in kinds]
+    what = f"{'the gradient of ' if message.gradient else ''}stage {message.boundary}'s output"
+    return (
+        f"microbatch {message.microbatch}: {what} is {_listed(found)}, expected {_listed(expected)} as before;"
+        f" give all microbatches the same {way}"
+    )
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
 
 
 class Sender:
@@ -49,29 +102,31 @@ class Sender:
 
     def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float) -> None:
         self._wire = wire
-        self._data, self._control = ends
+        self._data, self._control = ends.data, ends.control
         self._boundaries = boundaries
         self._timeout_s = timeout_s
-        self._introduced: set[int] = set()
+        self._introduced = set(boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
 
-    def send(self, at: int, tensor: torch.Tensor) -> None:
+    def send(self, at: int, value: Value) -> None:
         """Send transfer `at` of the wire without waiting; before a boundary's first output goes a header.
 
         Raises:
-            InvalidInput: the tensor is not like the boundary's first.
+            InvalidInput: the tensors are not like the boundary's first.
             TransferFailed: the connection is lost.
         """
         message = self._wire.messages[at]
-        self._boundaries.learn(tensor, message)
-        if message.gradient and not differentiable(tensor.dtype):
-            return
+        kinds = self._boundaries.learn(value, message)
         sends = self._under_way.setdefault(at, [])
         try:
             if not message.gradient and message.boundary not in self._introduced:
                 self._introduced.add(message.boundary)
-                sends.append(self._control.send(encode(TensorKind.of(tensor)), 2 * at + 1))
-            sends.append(self._data.send(tensor.contiguous(), 2 * at))
+                sends.append(self._control.send(encode(kinds), _header_tag(at)))
+            tag = at * TAGS
+            for kind, tensor in zip(kinds, value, strict=True):
+                if tensor is not None and (kind.gradient or not message.gradient):
+                    sends.append(self._data.send(tensor.detach().contiguous(), tag))
+                tag += 1
         except ConnectionLost as error:
             raise TransferFailed(f"{self._doing(at)}: {connection_lost(self._wire.destination)}") from error
 
@@ -98,27 +153,41 @@ class Receiver:
 
     def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float) -> None:
         self._wire = wire
-        self._data, self._control = ends
+        self._data, self._control = ends.data, ends.control
         self._boundaries = boundaries
         self._timeout_s = timeout_s
-        self._posted: dict[int, Incoming] = {}
+        self._posted: dict[int, list[Incoming]] = {}
         self._headers: dict[int, tuple[int, Incoming]] = {}
+        self._next = 0
+        self._due = 0
 
     def introduce(self) -> None:
         """Post the receives of the headers of all boundaries that are not known yet; before a step's first op."""
+        self._next = self._due = 0
         for at, message in enumerate(self._wire.messages):
             if not message.gradient and message.boundary not in self._boundaries and message.boundary not in self._headers:
-                self._headers[message.boundary] = (at, self._start(self._control, at, HEADER, 2 * at + 1))
+                self._headers[message.boundary] = (at, self._start(self._control, at, HEADER, _header_tag(at)))
 
     def post(self, at: int) -> None:
-        """Post the receive of transfer `at`; in the first step, where its shape is not known yet, `take` does it."""
-        message = self._wire.messages[at]
-        kind = self._boundaries.get(message.boundary)
-        if kind is not None and not (message.gradient and not differentiable(kind.dtype)):
-            self._posted[at] = self._start(self._data, at, kind, 2 * at)
+        """Post the receives of transfer `at`; in the first step, where its shapes are not known yet, `take` does it.
 
-    def take(self, at: int, op: Op) -> torch.Tensor | None:
-        """Wait for transfer `at` and give its tensor; None for the gradient of a boundary whose type has none.
+        Always in the order of the wire, which is that of the sends (NCCL matches them so): behind a transfer whose shapes are not
+        known yet, the others wait for it.
+        """
+        self._due = max(self._due, at + 1)
+        while self._next < self._due:
+            message = self._wire.messages[self._next]
+            kinds = self._boundaries.get(message.boundary)
+            if kinds is None:
+                return
+            posted = self._posted[self._next] = []
+            for place, kind in enumerate(kinds):
+                if kind.gradient or not message.gradient:
+                    posted.append(self._start(self._data, self._next, kind, self._next * TAGS + place))
+            self._next += 1
+
+    def take(self, at: int, op: Op) -> Value:
+        """Wait for transfer `at` and give its tensors; `()` where nothing comes, for outputs that have no gradients.
 
         Args:
             at: its place in the channel.
@@ -128,15 +197,23 @@ class Receiver:
             TransferFailed: it does not come.
         """
         message = self._wire.messages[at]
-        if message.boundary in self._headers:
-            first, header = self._headers.pop(message.boundary)
-            kind = decode(self._await(header, op, first, "waits for the shape of"))
-            self._boundaries.setdefault(message.boundary, kind)
-        if at not in self._posted:
-            self.post(at)
-        if at not in self._posted:
-            return None
-        return self._await(self._posted.pop(at), op, at, "waits for")
+        for boundary in [earlier.boundary for earlier in self._wire.messages[self._next : at + 1]]:
+            if boundary in self._headers:
+                first, header = self._headers.pop(boundary)
+                kinds = decode(self._await(header, op, first, "waits for the shape of"))
+                self._boundaries.setdefault(boundary, kinds)
+        self.post(at)
+        posted = self._posted.pop(at)
+        if not posted:
+            return ()
+        come = [self._await(incoming, op, at, "waits for") for incoming in posted]
+        kinds = self._boundaries[message.boundary]
+        if message.gradient:
+            gradients = iter(come)
+            return tuple(next(gradients) if kind.gradient else None for kind in kinds)
+        return tuple(
+            tensor.detach().requires_grad_() if kind.gradient else tensor for kind, tensor in zip(kinds, come, strict=True)
+        )
 
     def _await(self, incoming: Incoming, op: Op, at: int, waits_for: str) -> torch.Tensor:
         try:

@@ -47,23 +47,23 @@ def clock_offsets(group: dist.ProcessGroup) -> list[ClockOffset]:
     Raises:
         RuntimeError: another rank has ended or does not answer.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    dist.barrier(group)  # no rank's first answer is late because it has not come yet
+    rank, size = group.rank(), group.size()
+    group.barrier().wait()  # no rank's first answer is late because it has not come yet
     ping, pong = torch.zeros(1), torch.zeros(2, dtype=torch.int64)
     if rank:
         for _ in range(ROUNDS):
-            dist.recv(ping, group=group, group_src=0, tag=TAG)
+            group.recv([ping], 0, TAG).wait()
             pong[0] = perf_counter_ns()
             pong[1] = perf_counter_ns()
-            dist.send(pong, group=group, group_dst=0, tag=TAG)
+            group.send([pong], 0, TAG).wait()
         return []
     offsets = [ClockOffset(0, 0)]
     for peer in range(1, size):
         rounds = []
         for _ in range(ROUNDS):
             begin_ns = perf_counter_ns()
-            dist.send(ping, group=group, group_dst=peer, tag=TAG)
-            dist.recv(pong, group=group, group_src=peer, tag=TAG)
+            group.send([ping], peer, TAG).wait()
+            group.recv([pong], peer, TAG).wait()
             end_ns = perf_counter_ns()
             received_ns, answered_ns = pong.tolist()
             rounds.append((begin_ns, received_ns, answered_ns, end_ns))

@@ -10,13 +10,16 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.ops import token
+from schedc.runtime.header import TensorKind
 from schedc.runtime.observe import OpTimes
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
 
+    from schedc.runtime.collectives import Collectives
     from schedc.runtime.observe import Observer
     from schedc.runtime.program import Instruction, Message, Program
+    from schedc.runtime.values import Value
     from schedc.runtime.wiring import Wiring
 
 __all__ = ["Compute", "Executor"]
@@ -25,19 +28,34 @@ __all__ = ["Compute", "Executor"]
 class Compute(Protocol):
     """What an op does."""
 
-    def run(self, instruction: Instruction, value: torch.Tensor | None) -> torch.Tensor | None:
-        """Do the op's work on what it needs; give what it gives to the neighbouring stage."""
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """Do the op's work on what it needs; give what it gives to the neighbouring stage.
+
+        An output whose gradient is to come back must require grad when F gives it; B and BW give a gradient for each tensor that
+        came to F so, and None for the others.
+        """
 
 
 class Executor:
     """Runs one rank's program, step after step."""
 
-    def __init__(self, program: Program, wiring: Wiring, compute: Compute, observer: Observer | None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        wiring: Wiring,
+        compute: Compute,
+        observer: Observer | None,
+        collectives: Collectives | None = None,
+        now: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        """Take what the rank does and with what; `now` is the clock of the times that the observer hears."""
         self._program = program
         self._wiring = wiring
         self._compute = compute
         self._observer = observer
-        self._local: dict[Message, torch.Tensor | None] = {}
+        self._collectives = collectives
+        self._now = now
+        self._local: dict[Message, Value] = {}
 
     def run(self) -> None:
         """Run all ops of a step; what is sent may still be under way.
@@ -46,7 +64,7 @@ class Executor:
             TransferFailed: another rank has ended, failed, or does not answer.
         """
         self._wiring.begin()
-        asked_ns = perf_counter_ns()
+        asked_ns = self._now()
         for instruction in self._program.instructions:
             try:
                 asked_ns = self._run(instruction, asked_ns)
@@ -59,37 +77,47 @@ class Executor:
         for slot in instruction.posts:
             self._wiring.receivers[slot.wire].post(slot.at)
         value = self._take(instruction)
-        begun_ns = perf_counter_ns()
-        given = self._compute.run(instruction, value)
-        ended_ns = perf_counter_ns()
+        if instruction.opens and self._collectives is not None:
+            self._collectives.await_weights(instruction.op.stage)
+        begun_ns = self._now()
+        try:
+            given = self._compute.run(instruction, value)
+        except Exception as error:
+            if instruction.receive is not None:  # what came may be what is wrong
+                came = ", ".join(str(TensorKind.of(tensor)) for tensor in value if tensor is not None)
+                error.add_note(f"on {came} from rank {self._program.wires[instruction.receive.wire].source}")
+            raise
+        ended_ns = self._now()
         if instruction.gives is not None:
             self._give(instruction, given)
+        if instruction.completes and self._collectives is not None:
+            self._collectives.complete(instruction.op.stage)
         if self._observer is not None:
             self._observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
         return ended_ns
 
-    def _take(self, instruction: Instruction) -> torch.Tensor | None:
+    def _take(self, instruction: Instruction) -> Value:
         """What the op works on, from another rank or from this one."""
         slot = instruction.receive
         if slot is None:
-            return None if instruction.needs is None else self._local.pop(instruction.needs)
+            return () if instruction.needs is None else self._local.pop(instruction.needs)
         value = self._wiring.receivers[slot.wire].take(slot.at, instruction.op)
-        if value is not None:
+        if value:
             for sent in instruction.arrived:
                 self._wiring.senders[sent.wire].arrived(sent.at)
         if self._observer is not None:
             wire = self._program.wires[slot.wire]
-            self._observer.taken(wire.transfers[slot.at], wire.source, perf_counter_ns())
+            self._observer.taken(wire.transfers[slot.at], wire.source, self._now())
         return value
 
-    def _give(self, instruction: Instruction, given: torch.Tensor | None) -> None:
+    def _give(self, instruction: Instruction, given: Value) -> None:
         """Hand on what the op gives, to another rank or to this one."""
         slot = instruction.send
         if slot is None:
             assert instruction.gives is not None
             self._local[instruction.gives] = given
-        elif given is not None:
+        elif given:
             self._wiring.senders[slot.wire].send(slot.at, given)
             if self._observer is not None:
                 wire = self._program.wires[slot.wire]
-                self._observer.sent(wire.transfers[slot.at], wire.destination, perf_counter_ns())
+                self._observer.sent(wire.transfers[slot.at], wire.destination, self._now())

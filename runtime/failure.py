@@ -1,15 +1,22 @@
-"""What goes wrong while a plan is executed: a peer that ends, fails or does not answer."""
+"""What goes wrong while a plan is executed: a peer that ends, fails or does not answer, a loss that is no number."""
 
 from __future__ import annotations
 
 from schedc.errors import SchedcError
 from schedc.runtime.transports.base import NoAnswer
 
-__all__ = ["TransferFailed", "connection_lost", "waiting_failed"]
+__all__ = ["NonFiniteLoss", "TransferFailed", "connection_lost", "waiting_failed"]
 
 
 class TransferFailed(SchedcError):
     """A message did not come or could not be delivered; names the op, the message and the peer. The pipe is closed after it."""
+
+
+class NonFiniteLoss(SchedcError):
+    """A microbatch's loss is not finite; names the step, the microbatch and the rank that computed it, the same on all ranks.
+
+    The step has ended on all ranks and the pipe is open, but the gradients that it has added are of no use.
+    """
 
 
 def connection_lost(peer: int) -> str:

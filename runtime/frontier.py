@@ -1,6 +1,6 @@
 """Where the weights' part of an autograd graph joins the path of the activations.
 
-B walks the path from a stage's output to its input; W does what hangs off it. A *joint* is a node on the path with edges, its
+B walks the path from a stage's outputs to its inputs; W does what hangs off it. A *joint* is a node on the path with edges, its
 *sides*, that leave it towards weights only: a linear layer, a norm. B captures the gradients that arrive at the joints, W goes on
 from them. Asked for a weight that several joints lead to, autograd would follow the path between them; B computes such weights.
 Takes a graph; gives where it is cut.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.autograd.graph import GradientEdge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.autograd.graph import Node
 
@@ -56,37 +56,36 @@ class _Cluster:
         return any(side.node in behind for _, side in self.members for behind in self.members.values())
 
 
-def find_cut(root: GradientEdge, source: GradientEdge | None) -> Cut:
-    """Where to cut the graph behind `root`.
+def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> Cut:
+    """Where to cut the graph behind `roots`.
 
     Args:
-        root: the stage's output or loss.
-        source: the stage's input; None where it needs no gradient (tokens, say). The path then ends at the node that used the first
-            weights, so that a first stage is split as well.
+        roots: the stage's outputs, or its loss.
+        sources: those of its inputs that need a gradient; none where all are the batch (tokens, say). The path then ends at the
+            node that used the first weights, so that a first stage is split as well.
     """
-    if not root.node.next_functions and (source is None or root.node is not source.node):
-        return Cut((), (root,))  # the output is a weight
-    order = _topological(root.node)
-    end = _first_work(order) if source is None else source.node
-    path = {end}
-    for node in reversed(order):
-        if any(after in path for after, _ in node.next_functions):
-            path.add(node)
-    if root.node not in path:  # the output does not depend on the input: all is W's
-        path = {end := root.node}
-    arrivals: dict[Node, set[int]] = {root.node: {root.output_nr}}
+    order = _topological(roots)
+    inputs = {source.node for source in sources}
+    path = _path(order, {root.node for root in roots}, inputs if sources else {_first_work(order)})
+    arrivals: dict[Node, set[int]] = {}
+    for root in roots:
+        arrivals.setdefault(root.node, set()).add(root.output_nr)
     for node in order:
         if node in path:
             for after, number in node.next_functions:
                 if after is not None:
                     arrivals.setdefault(after, set()).add(number)
     cluster_of = _clusters(order, path)
-    joints, shared = [], {}
+    joints: list[Joint] = []
+    shared: dict[Node, None] = {}
     for node in order:
         if node not in path:
             continue
+        if not node.next_functions and node not in inputs:  # an output is a weight
+            shared[node] = None
         sides = _sides(node, path)
-        whole = node is end and all(len({at for at, _ in cluster_of[node, side].members}) == 1 for side in sides)
+        ends = not any(after in path for after, _ in node.next_functions)
+        whole = ends and all(len({at for at, _ in cluster_of[node, side].members}) == 1 for side in sides)
         own = []
         for side in sides:
             cluster = cluster_of[node, side]
@@ -101,38 +100,54 @@ def find_cut(root: GradientEdge, source: GradientEdge | None) -> Cut:
     return Cut(tuple(joints), tuple(GradientEdge(leaf, 0) for leaf in shared if _elements(leaf)))
 
 
-def _topological(root: Node) -> list[Node]:
-    """All nodes behind `root`, every node before those that it leads to."""
+def _path(order: Sequence[Node], roots: set[Node], ends: set[Node]) -> set[Node]:
+    """The nodes between the outputs and these ends; an output from which no end can be reached is one itself."""
+    path: set[Node] = set()
+    for node in reversed(order):
+        if node in ends or node in roots or any(after in path for after, _ in node.next_functions):
+            path.add(node)
+    return path
+
+
+def _topological(roots: Sequence[GradientEdge]) -> list[Node]:
+    """All nodes behind `roots`, every node before those that it leads to."""
     order: list[Node] = []
-    seen = {root}
-    stack = [(root, iter(root.next_functions))]
-    while stack:
-        node, rest = stack[-1]
-        for after, _ in rest:
-            if after is not None and after not in seen:
-                seen.add(after)
-                stack.append((after, iter(after.next_functions)))
-                break
-        else:
-            order.append(node)
-            stack.pop()
+    seen: set[Node] = set()
+    for root in roots:
+        if root.node in seen:
+            continue
+        seen.add(root.node)
+        stack = [(root.node, iter(root.node.next_functions))]
+        while stack:
+            node, rest = stack[-1]
+            for after, _ in rest:
+                if after is not None and after not in seen:
+                    seen.add(after)
+                    stack.append((after, iter(after.next_functions)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
     order.reverse()
     return order
 
 
 def _first_work(order: list[Node]) -> Node:
-    """The node furthest from the output that joins several things; the output's own where none does.
+    """The node furthest from the outputs that joins several things or is used by several; an output's where there is none.
 
     Behind it stand only weights and what prepares them (a transposition, a cast, the look-up of an embedding).
     """
     depth = dict.fromkeys(order, 0)
     before: dict[Node, Node] = {}
+    users = dict.fromkeys(order, 0)
     for node in order:
-        for after, _ in node.next_functions:
-            if after is not None and depth[node] + 1 > depth[after]:
+        for after in {after for after, _ in node.next_functions if after is not None}:
+            users[after] += 1
+            if depth[node] + 1 > depth[after]:
                 depth[after], before[after] = depth[node] + 1, node
     node = max(order, key=depth.__getitem__)
-    while node in before and len(node.next_functions) < 2:
+    node = before.get(node, node)  # from the weight itself, however often it is used
+    while node in before and len(node.next_functions) < 2 and users[node] == 1:
         node = before[node]
     return node
 

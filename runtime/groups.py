@@ -22,7 +22,9 @@ from schedc.runtime.failure import TransferFailed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Groups"]
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["Groups", "share"]
 
 T = TypeVar("T")
 
@@ -30,15 +32,31 @@ _LOADS: Counter[str] = Counter()
 """How often this process has opened groups with the same processes, so that every time has its own keys in the store."""
 
 
+def share(group: dist.ProcessGroup, value: T) -> list[T]:
+    """What every rank of a group over gloo gives, by rank.
+
+    Raises:
+        RuntimeError: another rank has ended or does not give anything.
+    """
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    group.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+    longest = max(int(size) for size in sizes)
+    given = [torch.zeros(longest, dtype=torch.uint8) for _ in range(group.size())]
+    group.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
+    return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
+
+
 class Groups:
     """Process groups over gloo, closed together."""
 
-    def __init__(self, timeout_s: float, pipeline: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, timeout_s: float, pipeline: dist.ProcessGroup | None = None, name: str = "pipeline_group") -> None:
         """Join the pipeline's group; make the default group from the environment (torchrun) where it is not there yet.
 
         Args:
             timeout_s: how long to wait for another rank.
             pipeline: the ranks of the plan, in order; None: all processes of the job are.
+            name: what the caller of `load` knows the group as.
 
         Raises:
             InvalidInput: there is no default group, and the environment does not say how to make one; or this process is not in
@@ -60,19 +78,23 @@ class Groups:
         self.rank = dist.get_rank(pipeline)
         self.size = dist.get_world_size(pipeline)
         if self.rank < 0:
-            raise InvalidInput(
-                f"process {dist.get_rank()} is not in the pipeline_group given to load; call load on its members only"
-            )
+            raise InvalidInput(f"process {dist.get_rank()} is not in the {name} given to load; call load on its members only")
         processes = range(self.size) if pipeline is None else dist.get_process_group_ranks(pipeline)
         members = hashlib.sha256(repr(list(processes)).encode()).hexdigest()
         _LOADS[members] += 1
-        self._store = PrefixStore(f"schedc/{members}/{_LOADS[members]}", _get_default_store())
+        self.store = PrefixStore(f"schedc/{members}/{_LOADS[members]}", _get_default_store())
+        """Where the ranks of this pipeline, and they alone, can leave words for each other."""
         self._names: Counter[tuple[int, ...]] = Counter()
         try:
             self.all = self.make(range(self.size))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def timeout_s(self) -> float:
+        """How long it waits for another rank."""
+        return self._timeout.total_seconds()
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """A group of these ranks, this one among them; all of them make it, in the same order among the groups they share.
@@ -81,8 +103,7 @@ class Groups:
             TransferFailed: another rank does not come.
         """
         members = tuple(sorted(ranks))
-        self._names[members] += 1
-        store = PrefixStore(f"{'-'.join(map(str, members))}/{self._names[members]}", self._store)
+        store = self.store_of(members)
         try:
             made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), self._timeout)
         except RuntimeError as error:
@@ -92,22 +113,22 @@ class Groups:
         self._made.append(group)
         return group
 
+    def store_of(self, ranks: Sequence[int]) -> Store:
+        """A part of the store for the next group of these ranks; all of them ask for it, in the order of `make`."""
+        members = tuple(sorted(ranks))
+        self._names[members] += 1
+        return PrefixStore(f"{'-'.join(map(str, members))}/{self._names[members]}", self.store)
+
     def exchange(self, value: T) -> list[T]:
         """What every rank gives, by rank.
 
         Raises:
             TransferFailed: another rank does not give anything.
         """
-        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         try:
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            self.all.allgather([sizes], [torch.tensor([own.numel()])]).wait()
-            longest = max(int(size) for size in sizes)
-            given = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-            self.all.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
+            return share(self.all, value)
         except RuntimeError as error:
             raise TransferFailed(f"rank {self.rank} hears what the others have loaded: {self._absent()}") from error
-        return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
 
     def _absent(self) -> str:
         """Why a rank may not have come."""

@@ -1,15 +1,19 @@
-"""The shape and type of a boundary's tensors, as a message of fixed size that goes before the first tensor of the boundary."""
+"""What the tensors of a boundary are, as a message of fixed size that goes before the boundary's first output."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from schedc.errors import Unsupported
 
-__all__ = ["HEADER", "TensorKind", "decode", "encode"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
+__all__ = ["HEADER", "MAX_TENSORS", "TensorKind", "decode", "encode", "kinds_of"]
+
+MAX_TENSORS = 16
 MAX_DIMS = 14
 DTYPES = (
     torch.float64,
@@ -28,39 +32,56 @@ DTYPES = (
 
 
 class TensorKind(NamedTuple):
-    """What all tensors of one boundary have in common."""
+    """What a tensor of a boundary is in all microbatches."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    gradient: bool = False
+    """Whether its gradient comes back."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorKind:
         """The tensor's kind."""
-        return cls(tensor.dtype, tuple(tensor.shape))
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
     def __str__(self) -> str:
         """`float32[4, 128]`."""
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-HEADER = TensorKind(torch.int64, (2 + MAX_DIMS,))
+def kinds_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorKind, ...]:
+    """The kinds of a boundary's tensors."""
+    return tuple(TensorKind.of(tensor) for tensor in tensors)
+
+
+HEADER = TensorKind(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
 """What a header itself is."""
 
 
-def encode(kind: TensorKind) -> torch.Tensor:
-    """The header: dtype, number of dimensions, dimensions.
+def encode(kinds: Sequence[TensorKind]) -> torch.Tensor:
+    """The header: the number of tensors; of each its dtype, whether it has a gradient, the number of dimensions, the dimensions.
 
     Raises:
-        Unsupported: the type or the number of dimensions has no place in a header.
+        Unsupported: a type, or the number of tensors or dimensions, has no place in a header.
     """
-    if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
-        raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
+    if len(kinds) > MAX_TENSORS:
+        raise Unsupported(f"a stage gives {len(kinds)} tensors; stages can exchange up to {MAX_TENSORS}")
+    numbers = [len(kinds)]
+    for kind in kinds:
+        if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
+            raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
+        numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), *kind.shape]
     header = torch.zeros(HEADER.shape, dtype=HEADER.dtype)
-    header[: 2 + len(kind.shape)] = torch.tensor([DTYPES.index(kind.dtype), len(kind.shape), *kind.shape])
+    header[: len(numbers)] = torch.tensor(numbers)
     return header
 
 
-def decode(header: torch.Tensor) -> TensorKind:
-    """The kind that the header says."""
-    dtype, dims, *shape = header.tolist()
-    return TensorKind(DTYPES[dtype], tuple(shape[:dims]))
+def decode(header: torch.Tensor) -> tuple[TensorKind, ...]:
+    """The kinds that the header says."""
+    count, *rest = header.tolist()
+    kinds = []
+    for _ in range(count):
+        dtype, gradient, dims, *rest = rest
+        kinds.append(TensorKind(DTYPES[dtype], tuple(rest[:dims]), bool(gradient)))
+        rest = rest[dims:]
+    return tuple(kinds)

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 from schedc.ir.plan import Plan
+from schedc.runtime.collectives import check_weights
+from schedc.runtime.gradients import set_gradient_type
 from schedc.runtime.groups import Groups
 from schedc.runtime.pipe import Pipe
+from schedc.runtime.pipelines import Pipelines
+from schedc.runtime.program import wires_of
 from schedc.runtime.replicas import check_equal_weights, replicas_of, weights_digest
-from schedc.text.plan_file import plan_json, read_plan
+from schedc.runtime.swap import Offer, disagreement
+from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device
+from schedc.runtime.transports.delegate import QUEUES
+from schedc.runtime.transports.injected import Injection
+from schedc.runtime.wiring import bare
+from schedc.text.plan_file import read_plan
+from schedc.text.trace_file import plan_sha256
 from schedc.verify.plan import verify_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    import torch
     import torch.distributed as dist
     from torch import nn
 
     from schedc.runtime.observe import Observer
+    from schedc.runtime.transports.choice import Channels
+    from schedc.runtime.wiring import Connect
 
 __all__ = ["load"]
 
@@ -31,31 +44,54 @@ __all__ = ["load"]
 class _Report:
     """What a rank tells the others before a pipe is opened."""
 
-    error: str | None
-    plan_sha256: str
+    rank: int
+    offer: Offer
     weights: dict[int, str]
     """A digest of the weights of each stage that has replicas."""
+    wish: Wish | None = None
+    inject_links: bool = False
 
 
 def load(
     plan: Path | str | Plan,
     *,
     stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
     timeout_s: float = 60.0,
     pipeline_group: dist.ProcessGroup | None = None,
     observe: Observer | None = None,
+    check_loss: bool = True,
+    recompute: bool | Collection[int] = False,
+    grad_dtype: torch.dtype | None = None,
+    data_parallel_group: dist.ProcessGroup | None = None,
+    channels: Channels = "auto",
+    queues: int = QUEUES,
+    inject_links: bool = False,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
     Args:
         plan: the plan file, or the plan.
-        stages: this rank's stages by index. Each takes one tensor and gives one tensor, on the CPU; its outputs have the same shape
-            and type for all microbatches. A first stage gets the microbatch's inputs.
-        loss_fn: takes a last stage's output and the microbatch's targets, gives their mean loss. Needed on ranks with a last stage.
+        stages: this rank's stages by index, on the CPU or on one GPU. Each takes tensors as positional arguments and gives a
+            tensor or a tuple of tensors, of the same number, shapes and types for all microbatches; the next stage takes them. A
+            first stage gets the microbatch's inputs.
+        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed on ranks with a last
+            stage.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
         observe: hears what happens in the steps.
+        check_loss: whether a step raises `NonFiniteLoss` where a microbatch's loss is infinite or NaN.
+        recompute: the stages that keep only their inputs from F, and run it again before their backward; True: all.
+        grad_dtype: the type in which the gradients of floating-point weights add up, and which `.grad` has afterwards; None: the
+            weight's own.
+        data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the
+            plan's `size`. None: there is one pipeline.
+        channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
+            host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs with the delegate to fall back
+            to, and the delegate between ranks that share a GPU.
+        queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`).
+        inject_links: whether every transfer arrives when the plan's links say, and not before, whatever really carries it
+            (`transports.injected`): a job on one fast machine then meets the links of the plan's.
 
     Raises:
         InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
@@ -64,10 +100,38 @@ def load(
         TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
     """
     groups = Groups(timeout_s, pipeline_group)
+    pipelines: Pipelines | None = None
     try:
-        checked = _agree(plan, stages, loss_fn, groups)
-        return Pipe(checked, stages, groups, loss_fn=loss_fn, timeout_s=timeout_s, observe=observe)
+        if data_parallel_group is not None:
+            pipelines = Pipelines(timeout_s, data_parallel_group)
+        accept = partial(
+            _accept,
+            stages=stages,
+            loss_fn=loss_fn,
+            groups=groups,
+            replicas=None if pipelines is None else pipelines.size,
+            recompute=recompute,
+        )
+        checked, connect = _agree(plan, stages, accept, groups, pipelines, channels, queues, inject_links)
+        if grad_dtype is not None:
+            set_gradient_type(stages.values(), grad_dtype)
+        return Pipe(
+            checked,
+            stages,
+            groups,
+            loss_fn=loss_fn,
+            timeout_s=timeout_s,
+            observe=observe,
+            accept=accept,
+            check_loss=check_loss,
+            recompute=_recomputed(recompute, checked),
+            pipelines=pipelines,
+            connect=connect,
+            wrap=Injection(checked.problem, groups, device=stage_device(stages)).wrap if inject_links else bare,
+        )
     except BaseException:
+        if pipelines is not None:
+            pipelines.close()
         groups.close()
         raise
 
@@ -75,50 +139,103 @@ def load(
 def _agree(
     plan: Path | str | Plan,
     stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    accept: Callable[[Path | str | Plan], Plan],
     groups: Groups,
-) -> Plan:
-    """The plan, once every rank accepts it and all have the same."""
+    pipelines: Pipelines | None,
+    channels: Channels,
+    queues: int,
+    inject_links: bool,
+) -> tuple[Plan, Connect]:
+    """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
     refusal: SchedcError | None = None
-    report = _Report(error="", plan_sha256="", weights={})
+    device = torch.device("cpu")
     try:
-        plan = plan if isinstance(plan, Plan) else read_plan(plan)
-        _check(plan, stages, loss_fn, groups)
+        plan = accept(plan)
+        device = stage_device(stages)
+        wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
         replicated = {stage for members in replicas_of(plan.problem) for stage in members}
-        weights = {stage: weights_digest(module) for stage, module in stages.items() if stage in replicated}
-        report = _Report(error=None, plan_sha256=hashlib.sha256(plan_json(plan)).hexdigest(), weights=weights)
+        weights = {
+            stage: weights_digest(module) for stage, module in stages.items() if pipelines is not None or stage in replicated
+        }
+        offer = Offer(refusal=None, plan_sha256=plan_sha256(plan))
+        report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, inject_links=inject_links)
     except SchedcError as error:
         refusal = error
-        report = _Report(error=str(error), plan_sha256="", weights={})
+        report = _Report(rank=groups.rank, offer=Offer(refusal=str(error), plan_sha256=""), weights={})
+    if pipelines is not None:
+        reason = _apart(pipelines.exchange(report))
+        if reason is not None and refusal is None:
+            refusal = CheckFailed(reason)
+            report = replace(report, offer=Offer(refusal=reason, plan_sha256=""))
     reports = groups.exchange(report)
     if refusal is not None:
         raise refusal
+    reason = disagreement([other.offer for other in reports])
+    if reason is not None:
+        raise CheckFailed(reason)
     assert isinstance(plan, Plan)
-    for rank, other in enumerate(reports):
-        if other.error is not None:
-            raise CheckFailed(f"rank {rank} has refused the plan: {other.error}")
-    for rank, other in enumerate(reports):
-        if other.plan_sha256 != reports[0].plan_sha256:
-            raise CheckFailed(
-                f"ranks 0 and {rank} have different plans (sha256 {reports[0].plan_sha256[:12]}… and {other.plan_sha256[:12]}…);"
-                " give all ranks the same file"
-            )
     everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
     check_equal_weights(replicas_of(plan.problem), everywhere)
-    return plan
+    wishes = [other.wish for other in reports if other.wish is not None]
+    unlike = next((other.rank for other in reports if other.inject_links != reports[0].inject_links), None)
+    if unlike is not None:
+        raise InvalidInput(f"ranks 0 and {unlike} load with and without inject_links; give all ranks the same")
+    check_wishes(wishes, [(wire.source, wire.destination) for wire in wires_of(plan)])
+    return plan, connection(wishes, groups.rank, device)
 
 
-def _check(
-    plan: Plan,
+def _apart(reports: Sequence[_Report]) -> str | None:
+    """What keeps replicas, by pipeline, from training together; None: nothing."""
+    first = reports[0]
+    for pipeline, other in enumerate(reports):
+        if other.offer.refusal is not None:
+            return f"rank {other.rank} of pipeline {pipeline} has refused the plan: {other.offer.refusal}"
+    for pipeline, other in enumerate(reports):
+        if other.rank != first.rank:
+            return (
+                f"the data_parallel_group has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
+                " give it the processes of the same rank"
+            )
+        if other.offer.plan_sha256 != first.offer.plan_sha256:
+            return f"pipelines 0 and {pipeline} have different plans; give all the same file"
+        for stage, digest in first.weights.items():
+            if other.weights[stage] != digest:
+                return (
+                    f"pipelines 0 and {pipeline} have different weights of stage {stage};"
+                    " build both from the same seed or checkpoint"
+                )
+    return None
+
+
+def _recomputed(recompute: bool | Collection[int], plan: Plan) -> frozenset[int]:
+    """The stages that are recomputed.
+
+    Raises:
+        InvalidInput: the plan does not have one of them.
+    """
+    every = range(len(plan.problem.stages))
+    if isinstance(recompute, bool):
+        return frozenset(every if recompute else ())
+    unknown = sorted(set(recompute) - set(every))
+    if unknown:
+        raise InvalidInput(f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(every) - 1}")
+    return frozenset(recompute)
+
+
+def _accept(
+    plan: Path | str | Plan,
     stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
     groups: Groups,
-) -> None:
-    """Refuse a plan that is unsound, or not for this rank of this job.
+    replicas: int | None,
+    recompute: bool | Collection[int],
+) -> Plan:
+    """The plan, unless it is unsound, or not for this rank of this job.
 
     Raises:
         SchedcError: says why.
     """
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
     violations = verify_plan(plan)
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
@@ -128,19 +245,39 @@ def _check(
         raise InvalidInput(
             f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
         )
-    collectives = [collective.token for own in plan.ranks for collective in own.collectives]
-    if collectives:
-        raise Unsupported(
-            f"plan {plan.name!r} has data-parallel collectives ({collectives[0]} first), which the runtime does not run;"
-            " compile the job without [data_parallel]"
-        )
+    _recomputed(recompute, plan)
+    _check_replicas(plan, stages, replicas)
     expected = problem.stages_on(rank)
     if sorted(stages) != list(expected):
         raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
     last = sorted({path[-1] for path in problem.paths} & stages.keys())
     if last and loss_fn is None:
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
-    for index, stage in stages.items():
-        devices = {parameter.device.type for parameter in stage.parameters()} - {"cpu"}
-        if devices:
-            raise Unsupported(f"stage {index} is on {min(devices)}; the runtime executes stages on the CPU, move it there")
+    return plan
+
+
+def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None) -> None:
+    """Refuse a plan for another number of pipelines than the job has; `replicas` is None where there is one.
+
+    Raises:
+        SchedcError: says why.
+    """
+    parallel = plan.problem.data_parallel
+    if replicas is None:
+        if parallel is not None:
+            raise InvalidInput(
+                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
+                " processes, or compile the job without [data_parallel]"
+            )
+        return
+    if parallel is not None and parallel.size != replicas:
+        raise InvalidInput(
+            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
+            " start as many pipelines, or compile for as many"
+        )
+    if replicas_of(plan.problem):
+        raise Unsupported(
+            f"plan {plan.name!r} has stages that are replicas of each other, and a data_parallel_group was given;"
+            " the runtime sums gradients inside a pipeline or between pipelines, not both"
+        )
+    check_weights(stages)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
 
 __all__ = ["Observer", "OpTimes"]
 
@@ -41,6 +42,9 @@ class Observer:
 
     def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
         """A transfer from rank `peer` had come by now, when an op takes it; it may have come earlier."""
+
+    def swapped(self, plan: Plan) -> None:
+        """From the next step on, another plan runs."""
 
     def end_step(self, step: int, now_ns: int) -> None:
         """The step has ended on this rank, losses and collectives included."""

@@ -70,6 +70,10 @@ class Instruction:
     """What the neighbouring stage waits for, once this op has ended."""
     send: Slot | None = None
     """The transfer that carries `gives`; None where the consumer runs on this rank."""
+    opens: bool = False
+    """Whether it is the first F of its stage, which needs the stage's weights."""
+    completes: bool = False
+    """Whether it is the last W or BW of its stage, after which its gradients are complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,8 @@ def program_of(plan: Plan, rank: int) -> Program:
                 posts.setdefault(before, []).append(slots[_message(problem, op)])
     proofs = _proofs(plan, wires, rank)
     instructions = []
+    opening = {op.stage: index for index, op in reversed([*enumerate(plan.ranks[rank].compute)]) if op.kind is Kind.F}
+    completing = {op.stage: index for index, op in enumerate(plan.ranks[rank].compute) if op.kind in (Kind.W, Kind.BW)}
     for index, op in enumerate(plan.ranks[rank].compute):
         parts = schedule.parts_of(op.kind, op.stage)
         first, last = op.part in (WHOLE, 0), op.part == WHOLE or parts is None or op.part == len(parts.shares) - 1
@@ -136,6 +142,8 @@ def program_of(plan: Plan, rank: int) -> Program:
                 arrived=proofs.get(receive, ()) if receive else (),
                 gives=gives,
                 send=slots.get(gives) if gives else None,
+                opens=opening[op.stage] == index,
+                completes=completing[op.stage] == index,
             )
         )
     split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)

@@ -15,19 +15,20 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch.distributed as dist
-
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 from schedc.runtime.clocks import ClockOffset, clock_offsets
 from schedc.runtime.failure import TransferFailed
+from schedc.runtime.groups import share
 from schedc.runtime.observe import Observer
 from schedc.text.trace_file import plan_sha256, write_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    import torch.distributed as dist
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
@@ -152,6 +153,10 @@ class Recorder(Observer):
                 for kept in self._kept
             ),
         )
+
+    def swapped(self, plan: Plan) -> None:
+        """Begin again: what has been recorded is of another plan."""
+        self.clear()
 
     def clear(self) -> None:
         """Forget everything and skip again, as after a change of plan."""
@@ -280,23 +285,22 @@ def write_trace(recorder: Recorder, plan: Plan, group: dist.ProcessGroup, path: 
         InvalidInput: on all ranks: the steps are not the plan's, or the file cannot be written.
         TransferFailed: another rank has ended or does not answer.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     if size != len(plan.ranks):
         raise InvalidInput(f"the group has {size} ranks, expected the {len(plan.ranks)} of the plan")
     try:
         offsets = clock_offsets(group)
-        records: list[RankRecord] = [recorder.record(rank)] * size
-        dist.gather_object(records[0], records if rank == 0 else None, group=group, group_dst=0)
-        refusal: list[SchedcError | None] = [None]
+        records = share(group, recorder.record(rank))
+        refusal: SchedcError | None = None
         if rank == 0:
             try:
                 write_trace_file(trace_of(plan, records, offsets), path)
             except SchedcError as error:
-                refusal[0] = error
-        dist.broadcast_object_list(refusal, group=group, group_src=0)
+                refusal = error
+        refusal = share(group, refusal)[0]
     except RuntimeError as error:
         raise TransferFailed(
             f"rank {rank} writes the trace with the others: another rank has ended or failed, and its own message says why"
         ) from error
-    if refusal[0] is not None:
-        raise refusal[0]
+    if refusal is not None:
+        raise refusal

@@ -12,6 +12,7 @@ import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.failure import TransferFailed
+from schedc.runtime.gradients import gradient_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def weights_digest(stage: nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in stage.parameters():
         digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -65,18 +66,18 @@ def check_equal_weights(replicas: Sequence[Sequence[int]], digests: Mapping[int,
 class ReplicaSum:
     """One set of replicas, as one rank sees it."""
 
-    def __init__(self, stages: Sequence[nn.Module], group: dist.ProcessGroup | None, name: str) -> None:
+    def __init__(self, stages: Sequence[nn.Module], group: dist.ProcessGroup | None, doing: str) -> None:
         """Take this rank's members.
 
         Args:
             stages: this rank's modules of the set, one or more; a module may be given twice.
             group: the ranks that have members; None: only this one has.
-            name: the set's, for messages.
+            doing: who sums what with whom, for messages: `rank 0 sums the gradients of stages 0 and 7 with rank 3`.
         """
         modules = list(dict.fromkeys(stages))
         self._parameters = list(zip(*([p for p in m.parameters() if p.requires_grad] for m in modules), strict=True))
         self._group = group
-        self._name = name
+        self._doing = doing
         self._before: list[list[torch.Tensor | None]] = []
 
     def begin(self) -> None:
@@ -115,9 +116,9 @@ class ReplicaSum:
         by_type: dict[torch.dtype, list[int]] = {}
         for index, same in enumerate(self._parameters):
             if used[index]:
-                by_type.setdefault(same[0].dtype, []).append(index)
-        for indices in by_type.values():
-            parts = [torch.zeros_like(self._parameters[i][0]) if (part := sums[i]) is None else part for i in indices]
+                by_type.setdefault(gradient_type(same[0]), []).append(index)
+        for kind, indices in by_type.items():
+            parts = [torch.zeros_like(self._parameters[i][0], dtype=kind) if (part := sums[i]) is None else part for i in indices]
             bucket = torch.cat([part.reshape(-1) for part in parts])
             self._all_reduce(bucket)
             for index, part, piece in zip(indices, parts, torch.split(bucket, [part.numel() for part in parts]), strict=True):
@@ -130,4 +131,4 @@ class ReplicaSum:
             self._group.allreduce([tensor]).wait()
         except RuntimeError as error:
             lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
-            raise TransferFailed(f"summing the gradients of {self._name}: {lost}") from error
+            raise TransferFailed(f"{self._doing}: {lost}") from error

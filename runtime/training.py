@@ -6,25 +6,27 @@ Takes the rank's stages, the loss function and a step's microbatches; gives what
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind
-from schedc.runtime.batches import cut
+from schedc.runtime.batches import cut, inputs_of
 from schedc.runtime.block import Block
+from schedc.runtime.precision import forget_cast_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.batches import Batch
+    from schedc.runtime.batches import Batch, Microbatch
     from schedc.runtime.losses import Losses
     from schedc.runtime.program import Instruction, Program
+    from schedc.runtime.values import Value
 
 __all__ = ["Training"]
 
@@ -37,19 +39,37 @@ class Training:
         plan: Plan,
         program: Program,
         stages: Mapping[int, nn.Module],
-        loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        *,
+        recompute: Collection[int] = (),
+        replicas: int = 1,
     ) -> None:
+        """Take what does not change from step to step.
+
+        Args:
+            plan: whose parts and paths these are.
+            program: of this rank.
+            stages: this rank's.
+            loss_fn: takes a last stage's output and the microbatch's targets.
+            recompute: the stages whose F runs again before their backward.
+            replicas: of how many pipelines the gradients are going to be summed; each gives its share of their mean.
+        """
         problem = plan.problem
         self._program = program
         self._stages = stages
         self._loss_fn = loss_fn
+        self._recompute = recompute
+        self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
         self._microbatches = problem.microbatches
+        self._scale = 1 / (problem.microbatches * replicas)
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
         self._blocks: dict[tuple[int, int], Block] = {}
-        self._inputs: Sequence[torch.Tensor] = ()
-        self._targets: Sequence[torch.Tensor] = ()
+        self._seeds: dict[tuple[int, int], Value] = {}
+        self._scales: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._inputs: Sequence[Microbatch] = ()
+        self._targets: Sequence[Microbatch] = ()
         self._losses: Losses | None = None
 
     def begin(self, inputs: Batch | None, targets: Batch | None, losses: Losses) -> None:
@@ -67,6 +87,7 @@ class Training:
         self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
         self._targets = cut(targets, count, "targets", rank) if self._last & own else ()
         self._losses = losses
+        forget_cast_weights()
 
     def finish(self) -> None:
         """After a step: let go of its batch."""
@@ -77,8 +98,9 @@ class Training:
         """Let go of everything."""
         self.finish()
         self._blocks.clear()
+        self._seeds.clear()
 
-    def run(self, instruction: Instruction, value: torch.Tensor | None) -> torch.Tensor | None:
+    def run(self, instruction: Instruction, value: Value) -> Value:
         """The op itself; what it gives to a neighbouring stage.
 
         Only W can be cut: of F, B and BW in parts, the first does the work of all, and the last hands the result on.
@@ -91,34 +113,53 @@ class Training:
             if op.kind is Kind.F:
                 self._forward(op, value)
             elif op.kind is Kind.B:
-                self._blocks[key].backward_input(value)
+                self._blocks[key].backward_input(self._seeds.pop(key, value))
             else:
-                self._blocks[key].backward(value)
+                self._blocks[key].backward(self._seeds.pop(key, value))
         if not instruction.last:
-            return None
+            return ()
         given = self._blocks[key].take()
         if op.kind in (Kind.W, Kind.BW):
             del self._blocks[key]
         return given
 
-    def _forward(self, op: Op, value: torch.Tensor | None) -> None:
+    def _forward(self, op: Op, value: Value) -> None:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
-        first, last = op.stage in self._first, op.stage in self._last
+        last = op.stage in self._last
         work = partial(self._loss, op) if last else self._stages[op.stage]
-        source = self._inputs[op.microbatch] if first else value
-        assert source is not None
-        self._blocks[key] = block = Block(work, source, first=first, split=key in self._program.split)
+        source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
+        self._blocks[key] = block = Block(
+            work,
+            [tensor for tensor in source if tensor is not None],
+            split=key in self._program.split,
+            recompute=op.stage in self._recompute,
+            devices=self._accelerators[op.stage],
+        )
         if last:
-            loss = block.take()
+            (loss,) = block.take()
             assert loss is not None and self._losses is not None
-            self._losses.add(loss)
+            self._seeds[key] = (self._seed(loss),)
+            self._losses.add(op.microbatch, loss)
 
-    def _loss(self, op: Op, value: torch.Tensor) -> torch.Tensor:
-        """A last stage's share of the step's loss."""
+    def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
+        """A last stage, and the loss of its microbatch."""
         assert self._loss_fn is not None
-        loss = self._loss_fn(self._stages[op.stage](value), self._targets[op.microbatch])
+        loss = self._loss_fn(self._stages[op.stage](*value), self._targets[op.microbatch])
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
             found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise InvalidInput(f"loss_fn must give a scalar tensor, the mean over its microbatch; found {found}")
-        return loss / self._microbatches
+        return loss
+
+    def _seed(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient of a microbatch's loss: its share of the step's."""
+        key = loss.dtype, loss.device
+        if key not in self._scales:
+            self._scales[key] = torch.full_like(loss, self._scale, requires_grad=False)
+        return self._scales[key]
+
+
+def _accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
+    """The devices, other than the CPU, that a stage has weights on."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    return tuple(device for device in devices if device.type != "cpu")

@@ -1,7 +1,7 @@
 """What every way of carrying tensors has in common: one end of one wire, whose sends and receives block nothing.
 
-A wire carries tensors one way, from one rank to one other. Its two ends start the same transfers in the same order, each with the
-same tag.
+A wire carries tensors one way, from one rank to one other. Its two ends start the same transfers, those of one tag in the same
+order; a tag comes again in every step.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from schedc.runtime.header import TensorKind
@@ -28,7 +30,7 @@ class Outgoing(Protocol):
     """A tensor on its way out. Its memory must stay as it is until `wait` has returned."""
 
     def wait(self, timeout_s: float) -> None:
-        """Return when the tensor's memory may be used again.
+        """Return when the tensor's memory may be used again, by what the caller computes next.
 
         Raises:
             ConnectionLost: the peer is gone.
@@ -49,7 +51,7 @@ class Incoming(Protocol):
 
 
 class Transport(Protocol):
-    """One end of one wire."""
+    """One end of one wire. An end that only sends or only receives is enough where nothing goes the other way."""
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """Start to send a contiguous tensor, and return at once.
@@ -66,10 +68,23 @@ class Transport(Protocol):
         """
 
 
+def _settled(timeout_s: float) -> None:
+    """Nothing is left to wait for once all transfers have been waited for."""
+
+
+def _closed() -> None:
+    """Nothing ends here that does not end with the pipe's groups."""
+
+
 class Ends(NamedTuple):
-    """What a wire has on one rank."""
+    """What a wire has on one rank. Who wraps a transport replaces it (`ends._replace(data=...)`) and leaves the rest."""
 
     data: Transport
     """Carries the tensors, on the device of the stages."""
     control: Transport
     """Carries what the ranks tell each other, in the host's memory; may be the same."""
+    settle: Callable[[float], None] = _settled
+    """Called between two steps with a limit in seconds, once all transfers have been waited for: returns when they are through
+    on the device, too. Raises as `wait` does."""
+    close: Callable[[], None] = _closed
+    """Ends what runs for the wire; what is under way on either end fails. Closing again does nothing."""

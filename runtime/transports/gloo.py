@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,19 @@ if TYPE_CHECKING:
     from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
 
-__all__ = ["GlooTransport", "connect_gloo", "finish"]
+__all__ = ["FOREVER", "GlooTransport", "connect_gloo", "finish", "hang_up"]
+
+FOREVER = timedelta(days=1000)
+"""The limit of a wait that others end, by `hang_up`: gloo closes a group whose wait runs out of time."""
+NOBODY_SENDS = 2**30
+"""A tag."""
 
 
 def connect_gloo(wire: Wire, groups: Groups) -> Ends:
     """Connect a wire over gloo. Both of its ranks do this together."""
-    end = GlooTransport(groups.make((wire.source, wire.destination)))
-    return Ends(end, end)
+    group = groups.make((wire.source, wire.destination))
+    end = GlooTransport(group)
+    return Ends(end, end, close=lambda: hang_up(group))
 
 
 def finish(work: dist.Work, timeout_s: float) -> None:
@@ -37,6 +44,15 @@ def finish(work: dist.Work, timeout_s: float) -> None:
     except RuntimeError as error:
         late = any(words in str(error).lower() for words in ("timed out", "timeout"))
         raise (NoAnswer if late else ConnectionLost)(str(error)) from error
+
+
+def hang_up(group: dist.ProcessGroup) -> None:
+    """Close the connections of a group of two ranks at once: all waits on it fail, in all threads here, and at the peer.
+
+    gloo does that to a group whose wait runs out of time; its own `shutdown` and `abort` leave threads waiting.
+    """
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1, dtype=torch.uint8)], 1 - group.rank(), NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
 class _Outgoing:

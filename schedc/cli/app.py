@@ -16,6 +16,9 @@ from typing import Annotated
 import typer
 
 from schedc import __version__
+from schedc.cli.compare import compare_command
+from schedc.cli.emulate import emulate_command
+from schedc.cli.profile import profile_command
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 
@@ -230,6 +233,9 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
         render.print_json(plan_schema())
 
 
+app.command("profile")(profile_command)
+app.command("emulate")(emulate_command)
+app.command("compare")(compare_command)
 app.add_typer(export_app, name="export")
 app.command("lint")(lint)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradients, run_all
 from torch import nn
 from torch.multiprocessing import reductions
 
@@ -15,33 +16,6 @@ from schedc.runtime.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-WIDTH = 6
-
-
-class Residual(nn.Module):
-    """Norm, two linear layers with an activation between, and the way around them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-        return result
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        result: torch.Tensor = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return result
 
 
 class Shared(nn.Module):
@@ -166,7 +140,6 @@ MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.BatchNorm1d(5), nn.ReLU()),
     "recurrent": lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)),
 }
-WAYS = ("BW", "B W", "B W/0 W/1 W/2")
 
 
 class First(nn.Module):
@@ -179,29 +152,15 @@ class First(nn.Module):
         return result
 
 
-def run(block: Block, way: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if way == "BW":
-        block.backward(gradient)
-        return block.take()
-    block.backward_input(gradient)
-    given = block.take()
-    if way == "B W":
-        block.backward_weight()
-    else:
-        for part in range(3):
-            block.backward_weight(part, (1, 2, 1))
+def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool) -> Block:
+    """A block with one input, whose gradient is wanted but on a first stage."""
+    return Block(work, [value.detach().requires_grad_(not first)], split=split)
+
+
+def run(block: Block, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    """The backward of a block with one input and one output; the input's gradient."""
+    (given,) = run_all(block, way, (gradient,))
     return given
-
-
-def gradients(stage: nn.Module) -> list[torch.Tensor | None]:
-    return [parameter.grad for parameter in stage.parameters()]
-
-
-def assert_equal(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:
-    assert [one is None for one in found] == [one is None for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        if one is not None and other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -217,8 +176,9 @@ def test_gradients_of_a_middle_stage(name: str, way: str) -> None:
     input_gradient = torch.zeros_like(value) if leaf.grad is None else leaf.grad
     expected = [input_gradient, *gradients(stage)]
     stage.zero_grad()
-    block = Block(stage, value, first=False, split=way != "BW")
-    torch.testing.assert_close(block.take(), output.detach())
+    block = block_of(stage, value, first=False, split=way != "BW")
+    (given,) = block.take()
+    torch.testing.assert_close(given, output)
     assert_equal([run(block, way, gradient), *gradients(stage)], expected)
 
 
@@ -232,7 +192,7 @@ def test_gradients_of_a_first_stage(way: str, floats: bool) -> None:
     stage(value).backward(gradient)
     expected = gradients(stage)
     stage.zero_grad()
-    block = Block(stage, value, first=True, split=way != "BW")
+    block = block_of(stage, value, first=True, split=way != "BW")
     block.take()
     assert run(block, way, gradient) is None
     assert_equal(gradients(stage), expected)
@@ -247,9 +207,30 @@ def test_gradients_of_a_loss(way: str) -> None:
     stage(leaf).square().mean().backward()
     expected = [leaf.grad, *gradients(stage)]
     stage.zero_grad()
-    block = Block(lambda x: stage(x).square().mean(), value, first=False, split=way != "BW")
+    block = block_of(lambda x: stage(x).square().mean(), value, first=False, split=way != "BW")
     block.take()
-    assert_equal([run(block, way, None), *gradients(stage)], expected)
+    assert_equal([run(block, way, torch.ones((), dtype=torch.float64)), *gradients(stage)], expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_an_embedding_without_positions(way: str) -> None:
+    """The look-up's result goes two ways at once: into the first norm and around it."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(nn.Embedding(10, WIDTH), Residual(), Attention()).double()
+    tokens, gradient = torch.randint(10, (2, 5)), torch.randn(2, 5, WIDTH).double()
+    stage(tokens).backward(gradient)
+    expected = gradients(stage)
+    stage.zero_grad()
+    block = Block(stage, [tokens], split=way != "BW")
+    block.take()
+    if way != "BW":
+        block.backward_input((gradient,))
+        assert all(one is None for one in gradients(stage))
+        for part in range(1 if way == "B W" else 3):
+            block.backward_weight(*((part, (1, 2, 1)) if way != "B W" else ()))
+    else:
+        block.backward((gradient,))
+    assert_equal(gradients(stage), expected)
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -257,10 +238,10 @@ def test_b_leaves_the_weights_to_w(first: bool) -> None:
     """B touches no weight; W multiplies each activation once more, and no activation's gradient flows."""
     stage = Tokens() if first else nn.Sequential(Residual(), Attention(), Residual())
     value = torch.randint(10, (2, 5)) if first else torch.randn(2, 5, WIDTH)
-    block = Block(stage, value, first=first, split=True)
+    block = block_of(stage, value, first=first, split=True)
     gradient = torch.ones(2, 5, WIDTH)
     linears = [module for module in stage.modules() if isinstance(module, nn.Linear)]
-    in_b = _matrix_products(lambda: block.backward_input(gradient))
+    in_b = _matrix_products(lambda: block.backward_input((gradient,)))
     assert all(one is None for one in gradients(stage))
     in_w = _matrix_products(block.backward_weight)
     assert all(one is not None for one in gradients(stage))
@@ -276,8 +257,8 @@ def _matrix_products(work: Callable[[], None]) -> int:
 
 def test_parts_of_w_share_the_weights() -> None:
     stage = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
-    block = Block(stage, torch.randn(2, WIDTH), first=False, split=True)
-    block.backward_input(torch.ones(2, WIDTH))
+    block = block_of(stage, torch.randn(2, WIDTH), first=False, split=True)
+    block.backward_input((torch.ones(2, WIDTH),))
     done = []
     for part in range(3):
         block.backward_weight(part, (1, 2, 1))
@@ -312,28 +293,29 @@ def test_memory_goes_when_the_plan_says(split: bool) -> None:
     stage = Watching(layers)
     gc.disable()
     try:
-        block = Block(stage, torch.randn(2, WIDTH), first=False, split=split)
+        block = block_of(stage, torch.randn(2, WIDTH), first=False, split=split)
         block.take()
         assert stage.live() == [0, 1, 3, 4, 6, 7]  # the input, and all that an activation function gives
         if split:
-            block.backward_input(torch.ones(2, WIDTH))
+            block.backward_input((torch.ones(2, WIDTH),))
             block.take()
             assert stage.live() == [1, 4]  # the inputs of the linear layers
             block.backward_weight(0, (1, 1))
             block.backward_weight(1, (1, 1))
         else:
-            block.backward(torch.ones(2, WIDTH))
+            block.backward((torch.ones(2, WIDTH),))
             block.take()
-        assert stage.live() == ([] if split else [0])
-        del block
         assert stage.live() == []
     finally:
         gc.enable()
 
 
-def test_a_stage_must_give_one_tensor() -> None:
-    with pytest.raises(InvalidInput, match="must give one tensor, this one gives tuple"):
-        Block(lambda x: (x, x), torch.randn(2), first=True, split=False)  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "dict"), ((), "tuple"), ((torch.ones(2), None), "tuple with NoneType in it"), (None, "NoneType")]
+)
+def test_a_stage_must_give_tensors(given: Any, found: str) -> None:
+    with pytest.raises(InvalidInput, match=f"must give a tensor or a tuple of tensors, this one gives {found}$"):
+        Block(lambda x: given, [torch.randn(2)], split=False)
 
 
 def test_a_change_in_place_after_the_forward_is_refused() -> None:
@@ -343,7 +325,7 @@ def test_a_change_in_place_after_the_forward_is_refused() -> None:
         seen.append(torch.tanh(x))
         return seen[0] * 1
 
-    block = Block(stage, torch.randn(2, WIDTH), first=False, split=True)
+    block = block_of(stage, torch.randn(2, WIDTH), first=False, split=True)
     seen[0].zero_()
     with pytest.raises(RuntimeError, match="changed in place"):
-        block.backward_input(torch.ones(2, WIDTH))
+        block.backward_input((torch.ones(2, WIDTH),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import feature_runs
 import pipeline_runs
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -117,3 +118,13 @@ def test_memory_is_held_as_the_plan_says(two: Ranks, name: str) -> None:
         ended = [op.kind in (Kind.W, Kind.BW) and op.part in (WHOLE, last.get((op.kind, op.stage))) for op in rank.compute]
         assert blocks == list(accumulate(int(one) - int(other) for one, other in zip(begun, ended, strict=True)))
         assert tensors == [tensors[0]] * 4
+
+
+@pytest.mark.parametrize("name", ["zb-v", "bidirectional"])
+def test_losses_of_microbatches(two: Ranks, name: str) -> None:
+    """In their order, wherever they end; the same on all ranks."""
+    results = two.run(feature_runs.losses_of_microbatches, plan(name, 2))
+    for found, expected in results:
+        assert len(found) == 8
+        assert found == pytest.approx(expected, rel=1e-12)
+        assert found == results[0][0]

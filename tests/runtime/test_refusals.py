@@ -118,7 +118,9 @@ def test_data_parallel_collectives(two: Ranks) -> None:
     parallel = DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(1, 1))
     problem = replace(make_problem(2, 4), data_parallel=parallel)
     for said in two.run(pipeline_runs.refuse, [plan_of(problem, one_f_one_b(problem))] * 2, STAGES):
-        assert said.startswith("Unsupported: plan 'test' has data-parallel collectives (RS0 first)")
+        assert said.startswith(
+            "InvalidInput: plan 'test' has the collectives of 2 replicas; give load a data_parallel_group of as many"
+        )
 
 
 def test_replicas_with_other_weights(two: Ranks) -> None:
@@ -145,7 +147,7 @@ def test_a_shape_that_changes(two: Ranks) -> None:
         "schedc.errors.InvalidInput: microbatch 2: stage 0's output is float64[1, 2], expected float64[3, 2] as before;"
         " give all microbatches the same shape\nin F0.2 on rank 0"
     )
-    assert last.startswith("schedc.runtime.failure.TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev:")
+    assert last.startswith("schedc.runtime.failure.TransferFailed: rank 1")  # F1.2 at the latest, earlier if rank 1 is behind
 
 
 def test_batches(two: Ranks) -> None:

@@ -1,0 +1,164 @@
+"""Emulating a plan: starts its ranks as processes of this machine, runs it several times, and gives the Trace of the runs.
+
+The processes end with the call, and with the caller, however it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING
+
+from schedc.errors import CheckFailed, InvalidInput
+from schedc.runtime.emulation.rank import Failure, RankResult, Request
+from schedc.runtime.recording import trace_of
+from schedc.units import format_duration_ns
+from schedc.verify.plan import verify_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.ir.plan import Plan
+    from schedc.ir.trace import Trace
+
+__all__ = ["SHORTEST_OP_NS", "Emulation", "emulate"]
+
+SHORTEST_OP_NS = 1_000_000
+"""Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""
+STDERR = 2
+PATIENCE_S = 60.0
+"""How long ranks wait for each other, beside what the plan takes."""
+CAUSE_S = 5.0
+"""For how long to listen for the cause, once a rank has said that another has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What came of it."""
+
+    trace: Trace
+    """The recorded runs, scale taken out."""
+    before_others: bool
+    """Whether the system let the ranks run before other processes, so that the load of the machine hardly shows."""
+
+
+def emulate(
+    plan: Plan,
+    *,
+    scale: float = 1.0,
+    runs: int = 5,
+    queues: int = 4,
+    delegate: bool = False,
+    report: Callable[[int], None] = lambda _: None,
+) -> Emulation:
+    """Run the plan as real processes over real channels with its links' delays, its compute replaced by waiting.
+
+    Args:
+        plan: what is run.
+        scale: what all of its times are multiplied by: 2 is twice as slow, 0.1 ten times as fast.
+        runs: how many runs are recorded; one more goes before them, in which the channels exchange shapes.
+        queues: 4: every channel is a queue of its own, as the plan has them; 1: all transfers of a rank share one, which
+            holds one transfer at a time and blocks the rank when another is handed to it (`OneQueue`).
+        delegate: whether messages go through helper threads, as from GPUs through the host (`transports.delegate`).
+        report: hears how many of the runs have ended.
+
+    Raises:
+        InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
+        CheckFailed: the plan breaks a rule, or a rank has failed.
+    """
+    _check(plan, scale, runs, queues)
+    longest_s = plan.certificate.makespan_ns * scale / 1e9
+    request = Request(
+        plan=plan,
+        scale=scale,
+        runs=runs,
+        one_queue=queues == 1,
+        delegate=delegate,
+        timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s,
+    )
+    results: dict[int, RankResult] = {}
+    failures: list[tuple[bool, int, str]] = []
+    with _processes(request) as answers:
+        while len(results) + len(failures) < plan.problem.ranks and answers.poll(CAUSE_S if failures else None):
+            try:
+                rank, answer = answers.recv()
+            except EOFError:
+                break
+            if isinstance(answer, RankResult):
+                results[rank] = answer
+            elif isinstance(answer, Failure):
+                failures.append((answer.follows, rank, answer.reason))
+                if not answer.follows:
+                    break
+            elif rank == 0:
+                report(answer)
+    if failures:
+        _, rank, reason = min(failures)
+        raise CheckFailed(f"the emulation of {plan.name!r} has failed on rank {rank}: {reason}")
+    if len(results) < plan.problem.ranks:
+        raise CheckFailed(f"the emulation of {plan.name!r} has failed: its processes have ended without a word")
+    trace = trace_of(plan, [results[rank].record for rank in range(plan.problem.ranks)], scale=scale)
+    return Emulation(trace=trace, before_others=all(result.before_others for result in results.values()))
+
+
+def _check(plan: Plan, scale: float, runs: int, queues: int) -> None:
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
+    if runs < 1:
+        raise InvalidInput(f"runs: found {runs}, expected at least 1")
+    if queues not in (1, 4):
+        raise InvalidInput(f"queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
+    violations = verify_plan(plan)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    schedule = plan.schedule()
+    durations_ns = {schedule.duration_ns(plan.problem, op) for entry in plan.ranks for op in entry.compute} - {0}
+    shortest_ns = min(durations_ns, default=SHORTEST_OP_NS)
+    if shortest_ns * scale < SHORTEST_OP_NS:
+        raise InvalidInput(
+            f"scale {scale:g} makes the shortest op of {plan.name!r} {format_duration_ns(round(shortest_ns * scale), 2)} long,"
+            f" which cannot be waited for truly; expected {format_duration_ns(SHORTEST_OP_NS)} or more, a scale of"
+            f" {math.ceil(SHORTEST_OP_NS / shortest_ns * 1000) / 1000:g}"
+        )
+
+
+@contextmanager
+def _processes(request: Request) -> Iterator[Connection]:
+    """Start the ranks' processes; gives where they are heard, and ends them."""
+    answers, theirs = Pipe(duplex=False)
+    tether, own_tether = os.pipe()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "schedc.runtime.emulation.server", str(tether), str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=STDERR,
+            pass_fds=(tether, theirs.fileno()),
+            process_group=0,  # the terminal's Ctrl-C is for the caller, who ends the group
+            env=environment,
+        )
+        theirs.close()
+        os.close(tether)
+        try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended, and its answers will end
+                pickle.dump(request, process.stdin)
+                process.stdin.close()
+            yield answers
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    finally:
+        answers.close()
+        os.close(own_tether)

@@ -1,0 +1,129 @@
+"""One rank of an emulation: the real executor, wiring and channels, with injected delays and compute that is waited for."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from schedc.runtime.emulation.waiting import Waiting
+from schedc.runtime.executor import Executor
+from schedc.runtime.groups import Groups
+from schedc.runtime.observe import Observer
+from schedc.runtime.program import program_of
+from schedc.runtime.recording import Recorder
+from schedc.runtime.timer import keep_sharp, wait_until
+from schedc.runtime.transports.delegate import connect_delegate
+from schedc.runtime.transports.gloo import connect_gloo
+from schedc.runtime.transports.injected import Injection
+from schedc.runtime.wiring import Wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
+    from schedc.runtime.observe import OpTimes
+    from schedc.runtime.recording import RankRecord
+
+__all__ = ["Failure", "RankResult", "Request", "run_rank"]
+
+LEAD_NS = 20_000_000
+"""From when the last rank is ready for a run until all begin it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run."""
+
+    plan: Plan
+    scale: float
+    """What all of the plan's times are multiplied by."""
+    runs: int
+    """How many are recorded; one more goes before them."""
+    one_queue: bool
+    """Whether each rank's transfers go through one queue (`OneQueue`)."""
+    delegate: bool
+    """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
+    timeout_s: float
+    """How long an op waits for another rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What one rank brings home."""
+
+    record: RankRecord
+    before_others: bool
+    """Whether the system let it run before other processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a rank has ended without a result."""
+
+    reason: str
+    follows: bool
+    """Whether it only tells that another rank has ended."""
+
+
+class _TrueBegin(Observer):
+    """Tells the recorder when an op's time really began: after what held it back in the compute itself."""
+
+    def __init__(self, compute: Waiting, recorder: Recorder) -> None:
+        self._compute = compute
+        self._recorder = recorder
+
+    def op(self, times: OpTimes) -> None:
+        self._recorder.op(times._replace(begun_ns=self._compute.begun_ns))
+
+    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
+        self._recorder.sent(transfer, peer, now_ns)
+
+    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
+        self._recorder.taken(transfer, peer, now_ns)
+
+
+def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankResult:
+    """Run the plan as one of its ranks, in a process with a default group.
+
+    Args:
+        rank: this one.
+        request: what to run.
+        ran: hears of every run that has ended here; 0 is the one that is not recorded.
+
+    Raises:
+        TransferFailed: another rank has ended or does not answer.
+    """
+    before_others = keep_sharp()  # before gloo starts its threads
+    plan, scale = request.plan, request.scale
+    groups = Groups(request.timeout_s)
+    try:
+        program = program_of(plan, rank)
+        injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue)
+        connect = connect_delegate if request.delegate else connect_gloo
+        wiring = Wiring(plan, groups, request.timeout_s, connect, injection.wrap)
+        parallel = plan.problem.data_parallel
+        trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
+        compute = Waiting(plan, rank, scale, trunk)
+        recorder = Recorder(request.runs, skip=1, keep="first")
+        executor = Executor(program, wiring, compute, _TrueBegin(compute, recorder))
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a collection takes longer than the timers are off
+        for run in range(request.runs + 1):
+            start_ns = max(groups.exchange(perf_counter_ns())) + LEAD_NS
+            compute.begin(start_ns)
+            wait_until(start_ns)
+            recorder.begin_step(run, start_ns)
+            executor.run()
+            compute.finish()
+            end_ns = perf_counter_ns()
+            wiring.finish()
+            recorder.end_step(run, end_ns)
+            ran(run)
+        groups.exchange(None)  # no rank closes its connections while another needs them
+        return RankResult(record=recorder.record(rank), before_others=before_others)
+    finally:
+        groups.close()

@@ -1,0 +1,18 @@
+"""Measuring what a job's files ask for: a model's layers for its profile, the links between ranks for its topology.
+
+A factory for `schedc profile` returns a `Model`; `profile_model` measures it, as the command does:
+
+    from schedc.runtime.profiling import Model, profile_model
+
+    def model() -> Model:
+        blocks = [(f"block.{i}", Block()) for i in range(32)]
+        return Model(layers=[("embedding", Embedding()), *blocks, ("head", Head())], inputs=tokens, targets=tokens, loss_fn=loss)
+"""
+
+from __future__ import annotations
+
+from schedc.runtime.profiling.layers import profile_model
+from schedc.runtime.profiling.measured import MeasuredLayer, merged, profile_layer, warnings
+from schedc.runtime.profiling.model import Model, load_model
+
+__all__ = ["MeasuredLayer", "Model", "load_model", "merged", "profile_layer", "profile_model", "warnings"]

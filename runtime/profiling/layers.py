@@ -1,0 +1,223 @@
+"""Measuring a model layer by layer: each of F, B, W and BW as a stage of that layer alone runs it, and what it holds.
+
+Takes a `Model`; gives a `MeasuredLayer` for each of its layers. Per layer, on the device: some warm-up, one run with the memory
+counted, then the timed repeats, each B and W apart and fused in turn. Gradients are accumulated over the repeats, as they are over
+the microbatches of a step.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from schedc.analysis.times import Times
+from schedc.errors import InvalidInput, SchedcError
+from schedc.runtime.profiling.blocks import LayerBlock, gradient_bytes, gradients_for, moved, num_bytes
+from schedc.runtime.profiling.held import meter_for
+from schedc.runtime.profiling.measured import MeasuredLayer
+from schedc.runtime.profiling.model import raised
+from schedc.runtime.profiling.watch import watch_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from schedc.runtime.profiling.blocks import Boundary
+    from schedc.runtime.profiling.model import Model
+    from schedc.runtime.profiling.watch import Watch
+
+__all__ = ["profile_model"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One layer, ready to run."""
+
+    work: Callable[..., object]
+    inputs: Boundary
+    gradients: Boundary
+    """Of the outputs."""
+
+    def block(self, *, split: bool) -> LayerBlock:
+        """F, without its outputs."""
+        block = LayerBlock(self.work, self.inputs, split=split)
+        block.outputs()
+        return block
+
+
+def profile_model(
+    model: Model,
+    *,
+    device: torch.device,
+    repeats: int = 20,
+    warmup: int = 5,
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    told: Callable[[str], None] | None = None,
+) -> tuple[MeasuredLayer, ...]:
+    """Measure the layers of a model for one microbatch.
+
+    Args:
+        model: layers and a microbatch.
+        device: where they run. A layer that is elsewhere is moved there and back.
+        repeats: how many times each phase is timed.
+        warmup: how many runs go before.
+        dtype: what floating parameters, buffers and inputs are cast to; None: they stay as they are. The cast stays.
+        autocast: the type of a `torch.autocast` around each layer's runs, which therefore share its casts of the weights, as the
+            microbatches of a step do within one region; None: none.
+        told: called with each layer's name before it is measured.
+
+    Raises:
+        InvalidInput: there are no layers, or one of them fails or does not give tensors; names it.
+    """
+    measured: list[MeasuredLayer] = []
+    inputs = moved(model.inputs, device, dtype, "inputs of the model")
+    for (name, layer), last in _with_last(model.layers):
+        if told is not None:
+            told(name)
+        loss_fn = model.loss_fn if last else None
+        targets = model.targets
+        if loss_fn is not None and isinstance(targets, torch.Tensor):
+            targets = targets.to(device)
+        try:
+            with _on_device(layer, device, dtype), _autocast(device, autocast):
+                run, outputs = _prepare(layer, inputs, loss_fn, targets)
+                held_bytes, held_after_input_bytes = _hold(run, device, warmup, first=not measured)
+                times = _time(run, watch_for(device), repeats)
+        except SchedcError as error:
+            raise InvalidInput(f"layer {name!r}: {error}") from error
+        except Exception as error:
+            raise InvalidInput(f"layer {name!r} fails: {raised(error)}") from error
+        measured.append(
+            MeasuredLayer(
+                name=name,
+                forward=times["forward"],
+                backward_input=times["backward_input"],
+                backward_weight=times["backward_weight"],
+                backward=times["backward"],
+                held_bytes=held_bytes,
+                held_after_input_bytes=held_after_input_bytes,
+                message_bytes=None if loss_fn is not None else num_bytes(outputs),
+                gradient_message_bytes=None if loss_fn is not None else gradient_bytes(outputs),
+                parameters=sum(parameter.numel() for parameter in layer.parameters()),
+                structure=_structure(layer, run.inputs, first=not measured, with_loss=loss_fn is not None),
+            )
+        )
+        inputs = outputs
+    if not measured:
+        raise InvalidInput("the model has no layers")
+    return tuple(measured)
+
+
+def _prepare(
+    layer: nn.Module, inputs: Boundary, loss_fn: Callable[..., torch.Tensor] | None, targets: object
+) -> tuple[_Run, Boundary]:
+    """The layer's run, and its outputs, the next layer's inputs; found by running it once."""
+
+    def with_loss(*values: torch.Tensor) -> torch.Tensor:
+        assert loss_fn is not None
+        loss = loss_fn(layer(*values), targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise InvalidInput(f"loss_fn gives {found}, expected a scalar tensor")
+        return loss
+
+    work = layer if loss_fn is None else with_loss
+    outputs = LayerBlock(work, inputs, split=True).outputs()
+    return _Run(work=work, inputs=inputs, gradients=gradients_for(outputs, loss=loss_fn is not None)), outputs
+
+
+def _hold(run: _Run, device: torch.device, warmup: int, *, first: bool) -> tuple[int, int]:
+    """The bytes held after F and after B; first the warm-up, so that gradients and what is made once are there already."""
+    for _ in range(max(1, warmup)):
+        block = run.block(split=True)
+        block.backward_input(run.gradients)
+        block.backward_weight()
+        run.block(split=False).backward(run.gradients)
+    meter = meter_for(device)
+    with meter:
+        # Inputs and gradients come anew, as from the neighbours, for who still holds them counts; first inputs are the batch's.
+        inputs = run.inputs if first else _copied(run.inputs)
+        block = LayerBlock(run.work, inputs, split=True)
+        block.outputs()
+        del inputs
+        after_forward = meter.held_bytes()
+        gradients = _copied(run.gradients)
+        block.backward_input(gradients)
+        del gradients
+        after_input = meter.held_bytes()
+        block.backward_weight()
+    return after_forward, after_input
+
+
+def _copied(tensors: Boundary) -> Boundary:
+    """The same in memory of their own."""
+    return tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors)
+
+
+def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Times]:
+    """The times of each phase."""
+    for _ in range(repeats):
+        watch.start()
+        block = run.block(split=True)
+        watch.stop("forward")
+        watch.start()
+        block.backward_input(run.gradients)
+        watch.stop("backward_input")
+        watch.start()
+        block.backward_weight()
+        watch.stop("backward_weight")
+        block = run.block(split=False)
+        watch.start()
+        block.backward(run.gradients)
+        watch.stop("backward")
+    return {phase: Times(tuple(samples)) for phase, samples in watch.times().items()}
+
+
+class _on_device:
+    """A layer on a device for a while; its gradients are dropped after it."""
+
+    def __init__(self, layer: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+        self._layer = layer
+        self._device = device
+        self._dtype = dtype
+        self._home = next((tensor.device for tensor in layer.parameters()), device)
+
+    def __enter__(self) -> None:
+        self._layer.to(self._device, self._dtype)
+
+    def __exit__(self, *_: object) -> None:
+        self._layer.zero_grad(set_to_none=True)
+        if self._home != self._device:
+            self._layer.to(self._home)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def _structure(layer: nn.Module, inputs: Boundary, *, first: bool, with_loss: bool) -> str:
+    """What decides which work a layer does, as far as can be seen from outside."""
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    shapes = [(name, str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad) for name, tensor in tensors]
+    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    taken = [(str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad) for tensor in inputs]
+    return repr((kind, repr(layer), shapes, taken, first, with_loss, layer.training))
+
+
+def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each item, and whether it is the last."""
+    held: list[T] = []
+    for item in items:
+        if held:
+            yield held.pop(), False
+        held.append(item)
+    if held:
+        yield held.pop(), True

@@ -1,0 +1,338 @@
+"""Tensors through the host's memory, by helper threads over gloo (PipeMorph 5.2): what computes never waits for what is sent.
+
+The sending end copies a tensor to pinned host memory on a stream of its own; one of several queues, in turn, sends it. The
+receiving end reads each queue eagerly, before an op asks, and copies what has come to the device as soon as its receive is posted.
+The ends agree on nothing but names: before a tensor goes its tag, and how often the tag has come. So queues may overtake each
+other, and receives may be posted in any order.
+
+Helpers are threads, not processes as PipeMorph's. They spend their time in gloo and CUDA, which leave Python's lock alone, and need
+no memory shared between processes, nor signals through it; `benchmarks/transports.py` measures what they add.
+
+How many queues: `queues_needed`. Memory: sends that are under way, receives that are posted, and at most one message for each queue
+that has come before its receive was posted.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+
+from schedc.errors import CheckFailed
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.gloo import FOREVER, GlooTransport, hang_up
+from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
+from schedc.runtime.transports.streams import CudaSide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch.distributed as dist
+
+    from schedc.runtime.groups import Groups
+    from schedc.runtime.header import TensorKind
+    from schedc.runtime.program import Wire
+    from schedc.runtime.transports.base import Transport
+    from schedc.runtime.transports.staging import Landed, Parcel, Staging
+
+__all__ = ["QUEUES", "DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
+
+QUEUES = 2
+"""Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
+TAG, TENSOR = 0, 1
+"""gloo's tags of what goes through a queue."""
+PATIENCE_S = 5.0
+"""How long closing waits for a thread; none takes long once its group is closed."""
+
+Name: TypeAlias = "tuple[int, int]"
+"""A transfer: its tag, and how many with this tag went before."""
+
+
+def queues_needed(produced_per_s: float, carried_per_s: float) -> int:
+    """How many queues keep up with the compute (PipeMorph 5.2): 8 tensors a second, of which one queue carries 2, need 4.
+
+    Args:
+        produced_per_s: tensors of a wire that the sending stage produces in a second of its steady phase, 1 / (F + B + W).
+        carried_per_s: tensors that one queue carries in a second; `benchmarks/transports.py` prints it for several sizes.
+    """
+    return max(1, math.ceil(produced_per_s / carried_per_s))
+
+
+def connect_delegate(wire: Wire, groups: Groups, *, device: torch.device | None = None, queues: int = QUEUES) -> Ends:
+    """Connect a wire through the host. Both of its ranks do this together, with as many queues.
+
+    Args:
+        wire: which.
+        groups: makes the queues' groups.
+        device: where this rank's stages are; None: the CPU.
+        queues: how many tensors travel at once.
+    """
+    control = groups.make((wire.source, wire.destination))
+    lanes = [groups.make((wire.source, wire.destination)) for _ in range(queues)]
+    on_gpu = device is not None and device.type == "cuda"
+    staging: Staging = DeviceStaging(CudaSide(device)) if on_gpu and device is not None else HostStaging()
+    sends = groups.rank == wire.source
+    end: DelegateSender | DelegateReceiver
+    end = DelegateSender(lanes, staging, wire.name) if sends else DelegateReceiver(lanes, staging, wire.receiver_name)
+
+    def close() -> None:
+        hang_up(control)
+        end.close()
+
+    return Ends(cast("Transport", end), GlooTransport(control), close=close)
+
+
+class _Outgoing:
+    """A tensor in a queue."""
+
+    __slots__ = ("_done", "error", "name", "parcel")
+
+    def __init__(self, parcel: Parcel, name: Name) -> None:
+        self.parcel: Parcel | None = parcel
+        self.name = name
+        self.error: str | None = None
+        self._done = threading.Event()
+
+    def finish(self, error: str | None = None) -> None:
+        self.parcel = None
+        self.error = error
+        self._done.set()
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._done.wait(timeout_s):
+            raise NoAnswer(f"not taken in {timeout_s:g} s")
+        if self.error is not None:
+            raise ConnectionLost(self.error)
+
+
+class DelegateSender:
+    """The sending end: a thread for each queue."""
+
+    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: Staging, name: str) -> None:
+        """Start the threads.
+
+        Args:
+            lanes: a group of this rank and its peer for each queue.
+            staging: where the tensors are.
+            name: of the wire.
+        """
+        self._lanes = lanes
+        self._staging = staging
+        self._names: Counter[int] = Counter()
+        self._sent = 0
+        self._error: str | None = None
+        self._queues: list[queue.SimpleQueue[_Outgoing | None]] = [queue.SimpleQueue() for _ in lanes]
+        self._threads = [
+            threading.Thread(target=self._serve, args=pair, name=f"schedc {name}", daemon=True)
+            for pair in zip(lanes, self._queues, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
+        """As `Transport.send`."""
+        if self._error is not None:
+            raise ConnectionLost(self._error)
+        outgoing = _Outgoing(self._staging.leave(tensor), (tag, self._names[tag]))
+        self._names[tag] += 1
+        self._queues[self._sent % len(self._queues)].put(outgoing)
+        self._sent += 1
+        return outgoing
+
+    def close(self) -> None:
+        """End the threads; what has not been sent is lost."""
+        self._error = self._error or "this end of the wire is closed"
+        for lane, waiting in zip(self._lanes, self._queues, strict=True):
+            waiting.put(None)
+            hang_up(lane)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _serve(self, lane: dist.ProcessGroup, waiting: queue.SimpleQueue[_Outgoing | None]) -> None:
+        """Send what one queue gets, until it is closed."""
+        peer = 1 - lane.rank()
+        while (outgoing := waiting.get()) is not None:
+            error = self._error
+            if error is None:
+                try:
+                    self._pass_on(outgoing, lane, peer)
+                except RuntimeError as lost:
+                    error = self._error = str(lost)
+            outgoing.finish(error)
+
+    def _pass_on(self, outgoing: _Outgoing, lane: dist.ProcessGroup, peer: int) -> None:
+        parcel = outgoing.parcel
+        assert parcel is not None
+        sent = [lane.send([torch.tensor([*outgoing.name, parcel.bytes.numel()])], peer, TAG)]
+        if parcel.ready is not None:
+            parcel.ready.synchronize()
+        if parcel.bytes.numel():
+            sent.append(lane.send([parcel.bytes], peer, TENSOR))
+        for work in sent:
+            work.wait(FOREVER)
+
+
+class _Incoming:
+    """A tensor asked for."""
+
+    __slots__ = ("_come", "_owner", "error", "kind", "landed")
+
+    def __init__(self, owner: DelegateReceiver, kind: TensorKind) -> None:
+        self._owner = owner
+        self._come = threading.Event()
+        self.kind = kind
+        self.landed: Landed | None = None
+        self.error: Exception | None = None
+
+    def finish(self, landed: Landed | None, error: Exception | None = None) -> None:
+        self.landed = landed
+        self.error = error
+        self._come.set()
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        if not self._come.is_set():
+            with self._owner.hurry():
+                if not self._come.wait(timeout_s):
+                    raise NoAnswer(f"nothing came in {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+        assert self.landed is not None
+        landed, self.landed = self.landed, None
+        return self._owner.staging.hand_over(landed)
+
+
+class DelegateReceiver:
+    """The receiving end: a thread for each queue, which reads one message more than was asked for."""
+
+    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: Staging, name: str) -> None:
+        """Start the threads.
+
+        Args:
+            lanes: a group of this rank and its peer for each queue.
+            staging: where the tensors go.
+            name: of the wire.
+        """
+        self.staging = staging
+        self._lanes = lanes
+        self._names: Counter[int] = Counter()
+        self._expected: dict[Name, _Incoming] = {}
+        self._arrived: dict[Name, torch.Tensor] = {}
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._waiting = 0
+        self._reading = list(range(len(lanes)))
+        """By queue, the number of the message that it reads or will read next, in the order of sending."""
+        self._ended = 0
+        self._error: str | None = None
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"schedc {name}", daemon=True) for number in range(len(lanes))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+        """As `Transport.receive`."""
+        incoming = _Incoming(self, kind)
+        with self._changed:
+            name = tag, self._names[tag]
+            arrived = self._arrived.pop(name, None)
+            if arrived is None:
+                if self._ended == len(self._lanes):
+                    raise ConnectionLost(self._error)
+                self._expected[name] = incoming
+            self._names[tag] += 1
+            self._asked += 1
+            self._changed.notify_all()
+        if arrived is not None:
+            self._land(arrived, incoming)
+        return incoming
+
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Meanwhile something is waited for that has not come: what is in front of it is read, asked for or not."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        """End the threads; what has not been taken is lost."""
+        with self._changed:
+            self._error = self._error or "this end of the wire is closed"
+            self._changed.notify_all()
+        for lane in self._lanes:
+            hang_up(lane)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _serve(self, number: int) -> None:
+        """Read one queue, until it or another is closed."""
+        lane = self._lanes[number]
+        peer = 1 - lane.rank()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._may_read(number))
+            try:
+                name, arrived = self._read(lane, peer)
+            except RuntimeError as lost:
+                self._end(str(lost))
+                return
+            with self._changed:
+                self._reading[number] += len(self._lanes)
+                incoming = self._expected.pop(name, None)
+                if incoming is None:
+                    self._arrived[name] = arrived
+                self._changed.notify_all()
+            if incoming is not None:
+                self._land(arrived, incoming)
+            del name, arrived, incoming  # the tensor is not kept alive until the next one comes
+
+    def _may_read(self, number: int) -> bool:
+        """Whether a queue may read on: its message is asked for, or the first that is not; or one in front of what is waited for.
+
+        Where a queue has ended, the others read what is left until they find their own end.
+        """
+        at = self._reading[number]
+        asked = at < self._asked + len(self._lanes)
+        return asked or (self._waiting > 0 and at == min(self._reading)) or self._error is not None
+
+    def _read(self, lane: dist.ProcessGroup, peer: int) -> tuple[Name, torch.Tensor]:
+        """A tensor's name and bytes."""
+        label = torch.empty(3, dtype=torch.int64)
+        lane.recv([label], peer, TAG).wait(FOREVER)
+        tag, before, nbytes = label.tolist()
+        arrived = self.staging.landing(nbytes)
+        if nbytes:
+            lane.recv([arrived], peer, TENSOR).wait(FOREVER)
+        return (tag, before), arrived
+
+    def _land(self, arrived: torch.Tensor, incoming: _Incoming) -> None:
+        """Hand what has come to who has asked for it."""
+        kind = incoming.kind
+        try:
+            if arrived.numel() != nbytes_of(kind):
+                raise CheckFailed(f"the peer sent {arrived.numel()} bytes, expected {nbytes_of(kind)}, those of {kind}")
+            incoming.finish(self.staging.land(arrived, kind))
+        except Exception as error:  # for who waits, in whatever thread
+            incoming.finish(None, error)
+
+    def _end(self, error: str) -> None:
+        """A queue is closed. Nothing more can come once all are: the peer closes them together, but not all data is read then."""
+        with self._changed:
+            self._error = self._error or error
+            self._ended += 1
+            self._changed.notify_all()
+            lost = list(self._expected.values()) if self._ended == len(self._lanes) else []
+            if lost:
+                self._expected.clear()
+        for incoming in lost:
+            incoming.finish(None, ConnectionLost(self._error))

@@ -1,0 +1,240 @@
+"""Tensors from GPU to GPU over NCCL: a communicator and streams of its own for each wire (CrossPipe 6.3).
+
+A process group of the two ranks stands for the wire, and no other uses it: NCCL runs what one communicator gets in order, and
+PyTorch's groups have one communicator, and one stream, for both directions between two ranks. So {send, recv} x {next, prev} are
+four communicators, and on two ranks that exchange in both directions each direction has its own.
+
+Order: what is sent waits on the device for the compute that was issued before it, and for nothing else. What is received waits for
+nothing here: a stream beside the compute's is current when the receive is issued, since a group makes its own stream wait for the
+current one. The compute waits on the device for what it takes. The host waits in none of this, so it may run far ahead of the
+device. It learns of a failure between two steps, when it waits until all transfers are through (`settle`).
+
+That is too late to send again: what was computed from a failed receive is lost. `confirm=True` makes the host wait for each receive
+before it issues what needs it, and so lets `fallback` put another channel in its place. Device work that was issued before goes on
+meanwhile; what it costs is the launch of one op's kernels after each receive.
+
+Tensors go as bytes: NCCL has no int16 and no complex numbers. NCCL has no tags either: receives must be posted in the order of the
+sends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from schedc.errors import Unsupported
+from schedc.runtime.header import TensorKind
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.gloo import GlooTransport, hang_up
+from schedc.runtime.transports.staging import as_bytes
+from schedc.runtime.transports.streams import CudaSide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch.distributed as dist
+
+    from schedc.runtime.groups import Groups
+    from schedc.runtime.program import Wire
+    from schedc.runtime.transports.streams import Mark, Side
+
+__all__ = ["NcclTransport", "connect_nccl"]
+
+HANDSHAKE = TensorKind(torch.uint8, (1,))
+POLL_S = 50e-6
+NOW = timedelta(milliseconds=1)
+"""A limit for the wait for what is completed: with a limit, it raises what has failed."""
+WATCHDOG = timedelta(days=1)
+"""When PyTorch's watchdog complains of a transfer: a receive may be posted long before, and waits have limits of their own."""
+
+
+def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, confirm: bool = False) -> Ends:
+    """Connect a wire over NCCL. Both of its ranks do this together, and make their communicator at once with a first transfer.
+
+    Args:
+        wire: which.
+        groups: makes the group of what the ranks tell each other.
+        device: the GPU of this rank's stages.
+        confirm: wait on the host for what is received, so that a failure is known before anything is computed from it.
+
+    Raises:
+        Unsupported: this PyTorch has no NCCL.
+        ConnectionLost: NCCL cannot connect the two.
+        NoAnswer: the peer does not come.
+    """
+    control = groups.make((wire.source, wire.destination))
+    group = _nccl_group(wire, groups)
+    end = NcclTransport(group, CudaSide(device), confirm=confirm)
+    sends = groups.rank == wire.source
+    try:
+        if sends:
+            end.send(torch.zeros(HANDSHAKE.shape, dtype=HANDSHAKE.dtype, device=device), 0)
+        else:
+            end.receive(HANDSHAKE, 0)
+        end.settle(groups.timeout_s)
+    except BaseException:
+        end.close()
+        raise
+
+    def close() -> None:
+        hang_up(control)
+        end.close()
+
+    return Ends(end, GlooTransport(control), settle=end.settle, close=close)
+
+
+def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
+    """A group of the wire's two ranks, as `Groups.make` has it: made by its members, outside torch's registry.
+
+    It makes its communicator with its first transfer. That is not `eager_connect_single_device`, after which PyTorch takes a
+    group's transfers for collectives and warns that each waits for the one before.
+    """
+    try:
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+    except ImportError as error:
+        raise Unsupported("this PyTorch is built without NCCL; install one with CUDA, or load with channels='delegate'") from error
+    options = ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True  # what a rank waits for is small, and the compute's kernels fill the device
+    options._timeout = WATCHDOG
+    store = groups.store_of((wire.source, wire.destination))
+    try:
+        with _failures_are_told():
+            made = ProcessGroupNCCL(store, int(groups.rank == max(wire.source, wire.destination)), 2, options)
+    except RuntimeError as error:
+        raise ConnectionLost(str(error)) from error
+    return cast("dist.ProcessGroup", made)  # a backend has a group's methods, which torch's stubs do not know
+
+
+@contextmanager
+def _failures_are_told() -> Iterator[None]:
+    """Groups made in this context never block, and leave a failure to who waits; by default PyTorch's watchdog ends the process."""
+    wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class _Outgoing:
+    """A send, which keeps its tensor alive."""
+
+    __slots__ = ("_mark", "_side", "_source")
+
+    def __init__(self, mark: Mark, side: Side, source: torch.Tensor) -> None:
+        self._mark = mark
+        self._side = side
+        self._source = source
+
+    def wait(self, timeout_s: float) -> None:
+        """What is computed from now on waits for it, on the device."""
+        self._side.precede_compute(self._mark)
+
+
+class _Incoming:
+    """A receive, and where it goes."""
+
+    __slots__ = ("_buffer", "_owner", "mark")
+
+    def __init__(self, mark: Mark, owner: NcclTransport, buffer: torch.Tensor) -> None:
+        self.mark = mark
+        self._owner = owner
+        self._buffer = buffer
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        self._owner.hand_over(self.mark, self._buffer, timeout_s)
+        return self._buffer
+
+
+class NcclTransport:
+    """One end of a wire on its own group."""
+
+    def __init__(self, group: dist.ProcessGroup, side: Side, *, confirm: bool = False) -> None:
+        """Take a group of this rank and its peer, and a stream that nothing else uses."""
+        self._group = group
+        self._peer = 1 - group.rank()
+        self._side = side
+        self._confirm = confirm
+        self._pending: deque[Mark] = deque()
+        self._latest: dist.Work | None = None
+
+    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
+        """As `Transport.send`."""
+        source = as_bytes(tensor)
+        self._side.follow_compute()
+        return _Outgoing(self._start(self._group.send, source), self._side, source)
+
+    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+        """As `Transport.receive`."""
+        buffer = self._side.empty(kind)
+        return _Incoming(self._start(self._group.recv, as_bytes(buffer)), self, buffer)
+
+    def hand_over(self, mark: Mark, buffer: torch.Tensor, timeout_s: float) -> None:
+        """Let the compute use what is received; wait until it has been, if receives are to be confirmed."""
+        if self._confirm:
+            self._await(mark, monotonic() + timeout_s)
+        self._side.precede_compute(mark)
+        self._side.lend(buffer)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait on the host until the device has done all that was started.
+
+        Raises:
+            ConnectionLost: NCCL has failed.
+            NoAnswer: it is not done in time.
+        """
+        until_s = monotonic() + timeout_s
+        while self._pending:
+            self._await(self._pending[0], until_s)
+            self._pending.popleft()
+
+    def close(self) -> None:
+        """End the communicator; what is under way fails. NCCL's kernels may wait for a peer for ever, so nothing is flushed."""
+        self._pending.clear()
+        self._latest = None
+        self._group.abort()
+
+    def _start(self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], data: torch.Tensor) -> Mark:
+        """Issue a transfer; the point of the side stream at which it is through.
+
+        The group's work object would keep the tensor until the device has come so far, however long ago the caller has let go of it
+        in the compute's order. So only the latest is kept; a communicator that has failed says so to any.
+        """
+        if data.numel():
+            try:
+                with self._side.use():
+                    self._latest = transfer([data], self._peer, 0)
+                    self._latest.wait()  # this stream waits for the group's, the host for nothing
+            except RuntimeError as error:
+                raise ConnectionLost(str(error)) from error
+        mark = self._side.mark()
+        self._pending.append(mark)
+        return mark
+
+    def _await(self, mark: Mark, until_s: float) -> None:
+        """Wait on the host for a mark."""
+        while not mark.query():
+            self._check()
+            if monotonic() > until_s:
+                raise NoAnswer("NCCL has not done the transfer in time")
+            sleep(POLL_S)
+        self._check()  # a communicator that has been ended lets the device go on
+
+    def _check(self) -> None:
+        """Raise what NCCL has found."""
+        if self._latest is not None and self._latest.is_completed():  # done or failed
+            try:
+                self._latest.wait(NOW)
+            except RuntimeError as error:
+                raise ConnectionLost(str(error)) from error

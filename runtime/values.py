@@ -1,0 +1,48 @@
+"""What crosses a stage boundary: a tuple of tensors, as a stage gives and takes them.
+
+Forward, a tensor that requires grad is one whose gradient comes back; the others (integers, masks, floats without a graph) have
+none. Backward, there is a gradient for each tensor that requires one, and None for the others. `()` is nothing at all: what an op
+works on that starts from the batch or the loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Value", "differentiable", "handed_over", "tensors_of"]
+
+Value: TypeAlias = tuple[torch.Tensor | None, ...]
+
+
+def differentiable(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can have gradients."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def tensors_of(output: object) -> tuple[torch.Tensor, ...]:
+    """What a stage has given, one tensor or a tuple (or list) of them, as a tuple.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
+    if isinstance(output, torch.Tensor):
+        return (output,)
+    found = type(output).__name__
+    if isinstance(output, (tuple, list)) and output:
+        wrong = [tensor for tensor in output if not isinstance(tensor, torch.Tensor)]
+        if not wrong:
+            return tuple(output)
+        found = f"{found} with {type(wrong[0]).__name__} in it"
+    raise InvalidInput(f"a stage must give a tensor or a tuple of tensors, this one gives {found}")
+
+
+def handed_over(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors without their graph; they require grad as before, so that the next stage knows whose gradient is wanted."""
+    return tuple(tensor.detach().requires_grad_() if tensor.requires_grad else tensor.detach() for tensor in tensors)

@@ -1,0 +1,31 @@
+"""Something measured several times: its median and how far the samples spread."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+__all__ = ["LARGE_SPREAD", "Times"]
+
+LARGE_SPREAD = 0.1
+"""From where on a spread is worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The samples of one duration, at least one."""
+
+    samples_ns: tuple[int, ...]
+
+    @property
+    def median_ns(self) -> int:
+        """The median, to the nanosecond."""
+        return round(statistics.median(self.samples_ns))
+
+    @property
+    def spread(self) -> float:
+        """The middle half of the samples, from first to third quartile, relative to the median; 0 for a single sample."""
+        if len(self.samples_ns) < 2 or not self.median_ns:
+            return 0.0
+        first, _, third = statistics.quantiles(self.samples_ns, n=4, method="inclusive")
+        return (third - first) / self.median_ns

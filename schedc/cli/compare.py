@@ -1,0 +1,85 @@
+"""`schedc compare`: a plan beside a trace of it; writes what was measured as a profile and a topology for the next compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+    from schedc.ir.trace import Trace
+
+__all__ = ["compare_command"]
+
+FileOption = Path | None
+
+
+def compare_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file, recorded of this plan.")],
+    step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
+    profile: Annotated[
+        FileOption, typer.Option(metavar="FILE", help="Write the measured costs as a profile (JSON), one layer for each stage.")
+    ] = None,
+    topology: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the measured links as a topology (TOML).")] = None,
+    perfetto: Annotated[
+        FileOption, typer.Option(metavar="FILE", help="Write planned and measured lanes for ui.perfetto.dev (JSON).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+) -> None:
+    """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
+    from schedc.analysis.compare import compare
+    from schedc.cli.compare_render import comparison_table, print_comparison
+    from schedc.cli.render import print_json
+    from schedc.compile import replay
+    from schedc.text.link_topology import write_link_topology
+    from schedc.text.perfetto_compare import write_comparison
+    from schedc.text.plan_file import read_plan
+    from schedc.text.stage_profile import write_stage_profile
+    from schedc.text.trace_file import read_trace
+
+    number = _step(step)
+    read, recorded = read_plan(plan), read_trace(trace)
+    _check_same(read, recorded, plan, trace)
+    timeline = replay(read)
+    try:
+        comparison = compare(read, timeline, recorded, number)
+    except InvalidInput as error:
+        raise InvalidInput(f"{trace}: {error}") from error
+    written = []
+    if topology is not None:  # the one that may be refused, before anything is written
+        write_link_topology(comparison.measured_problem, topology)
+        written.append(("the measured links", topology))
+    if profile is not None:
+        write_stage_profile(comparison.measured_problem, profile)
+        written.append(("the measured costs", profile))
+    if perfetto is not None:
+        write_comparison(read, recorded, comparison, perfetto)
+        written.append(("planned and measured lanes", perfetto))
+    if as_json:
+        print_json(comparison_table(read, recorded, comparison))
+    else:
+        print_comparison(read, recorded, comparison, written)
+
+
+def _step(text: str) -> int | None:
+    if text == "median":
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    raise InvalidInput(f"--step: found {text!r}, expected the number of a recorded step, or median")
+
+
+def _check_same(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
+    from schedc.text.trace_file import plan_sha256
+
+    sha256 = plan_sha256(plan)
+    if trace.plan_sha256 != sha256:
+        raise InvalidInput(
+            f"{trace_path}: is a trace of the plan {trace.plan_name!r} with the sha256 {trace.plan_sha256[:12]}…, found {plan_path}"
+            f" with {sha256[:12]}…; compare the plan that was run"
+        )

@@ -1,0 +1,107 @@
+"""`schedc emulate`: runs a plan as real processes with delayed links and shows predicted against measured."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.errors import InvalidInput
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.table import Table
+
+    from schedc.analysis.compare import Comparison
+
+__all__ = ["emulate_command", "idle_lists"]
+
+FileOption = Path | None
+QUEUES = (1, 4)
+
+
+def emulate_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
+    scale: Annotated[float, typer.Option(metavar="X", help="How much slower than the plan: 2 doubles all times.")] = 1.0,
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure; one more goes before them.")] = 5,
+    queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
+    trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+) -> None:
+    """Run a plan on this machine: a process for each rank, its links' delays on real channels, compute replaced by waiting."""
+    from rich.text import Text
+
+    from schedc.analysis.compare import compare
+    from schedc.cli.compare_render import comparison_table, print_comparison
+    from schedc.cli.render import console, print_json
+    from schedc.compile import replay
+    from schedc.runtime.emulation.emulate import emulate
+    from schedc.text.plan_file import read_plan
+    from schedc.text.trace_file import write_trace_file
+
+    if queues not in QUEUES:
+        raise InvalidInput(f"--queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
+    read = read_plan(plan)
+    timeline = replay(read)
+    with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
+        emulation = emulate(read, scale=scale, runs=runs, queues=queues, report=report)
+    comparison = compare(read, timeline, emulation.trace)
+    if trace is not None:
+        write_trace_file(emulation.trace, trace)
+    if as_json:
+        said = {"queues": queues, "before_others": emulation.before_others, **idle_lists(comparison)}
+        print_json({**comparison_table(read, emulation.trace, comparison), **said})
+        return
+    out = console()
+    how = "all transfers of a rank in one queue" if queues == 1 else "every channel a queue of its own"
+    out.print(Text(f"emulated on this machine at scale {scale:g}, {how}; all times below are the plan's, the scale taken out"))
+    if not emulation.before_others:
+        out.print(Text("the system did not let the ranks run before other processes, so the machine's load shows in the times"))
+    out.print(_idle_table(comparison))
+    out.print()
+    print_comparison(read, emulation.trace, comparison, [] if trace is None else [("the runs", trace)])
+
+
+def idle_lists(comparison: Comparison) -> dict[str, list[int]]:
+    """By rank, the time without compute: as planned, and in the run that is looked at."""
+    return {
+        name: [account.waiting_ns + account.idle_ns for account in accounts]
+        for name, accounts in (
+            ("predicted_idle_ns", [rank.planned for rank in comparison.ranks]),
+            ("measured_idle_ns", [rank.measured for rank in comparison.ranks]),
+        )
+    }
+
+
+def _idle_table(comparison: Comparison) -> Table:
+    """Of each rank, predicted against measured."""
+    from rich.table import Table
+
+    table = Table(title="time without compute", title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for header in ("rank", "predicted", "measured"):
+        table.add_column(header, justify="right")
+    lists = idle_lists(comparison)
+    for rank, (predicted_ns, measured_ns) in enumerate(zip(*lists.values(), strict=True)):
+        table.add_row(str(rank), format_duration_ns(predicted_ns, 2), format_duration_ns(measured_ns, 2))
+    return table
+
+
+@contextmanager
+def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
+    """A line on standard error, where that is a terminal; yields what is told of each run that has ended."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    errors = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(f"starting; each run takes about {predicted_s:.2g} s")
+
+        def report(ended: int) -> None:
+            bar.update(task, description=f"run {ended} of {runs} has ended" if ended else "the warm-up has ended")
+
+        yield report

@@ -1,0 +1,155 @@
+"""`schedc profile`: a profile.json from a model that is measured layer by layer, or from the traces of a torch pipeline.
+
+torch is imported only where a model is measured.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.times import Times
+    from schedc.text.layers_file import Layer
+
+__all__ = ["profile_command"]
+
+
+class Device(StrEnum):
+    """Where a model is measured."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class NumberType(StrEnum):
+    """Floating types, by torch's names and the usual short ones."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp64 = "fp64"
+
+
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON).")]
+TracesOption = Annotated[
+    list[Path] | None, typer.Option(metavar="TRACE", help="Take PP: spans of torch.profiler traces instead; one for each rank.")
+]
+
+
+def profile_command(
+    output: OutputOption,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this gives.")
+    ] = None,
+    from_trace: TracesOption = None,
+    device: Annotated[Device | None, typer.Option(help="Where to measure. Default: cuda where there is one.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How many times each phase is timed.")] = 20,
+    warmup: Annotated[int, typer.Option(min=1, help="Runs before that.")] = 5,
+    dtype: Annotated[NumberType | None, typer.Option(help="Cast parameters and inputs to this type.")] = None,
+    autocast: Annotated[NumberType | None, typer.Option(help="Run under torch.autocast with this type.")] = None,
+    merge: Annotated[bool, typer.Option(help="Equal layers in a row become one that repeats; else one entry for each.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+) -> None:
+    """Measure what a model's layers cost, F, B, W and memory, and write it as a profile for jobs."""
+    if (model is None) == (not from_trace):
+        raise InvalidInput("expected either --model, to measure, or --from-trace, to read what a torch pipeline has recorded")
+    if not output.parent.is_dir():  # known before the work is done
+        raise InvalidInput(f"{output}: cannot be written: the directory {output.parent} does not exist; create it first")
+    if model is None:
+        _from_traces(from_trace or [], output, as_json)
+    else:
+        _measure(
+            model, device, output, dtype=dtype, autocast=autocast, repeats=repeats, warmup=warmup, merge=merge, as_json=as_json
+        )
+
+
+def _measure(
+    spec: str,
+    device: Device | None,
+    output: Path,
+    *,
+    dtype: NumberType | None,
+    autocast: NumberType | None,
+    repeats: int,
+    warmup: int,
+    merge: bool,
+    as_json: bool,
+) -> None:
+    from schedc.cli.profile_render import Row, print_profile, telling
+    from schedc.cli.render import print_json
+    from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
+    from schedc.runtime.profiling.named import described, device_named, dtype_named
+    from schedc.text.layers_file import write_layers
+
+    where = device_named(device)
+    loaded = load_model(spec)
+    types = {"dtype": dtype_named(dtype), "autocast": dtype_named(autocast)}
+    with telling(as_json) as told:
+        measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, told=told, **types)
+    written = merged(measured) if merge else measured
+    layers = [profile_layer(layer) for layer in written]
+    write_layers(output, layers, model=loaded.name)
+    said = warnings(measured, written)
+    if as_json:
+        entries = [
+            {**_entry(layer, found.phases()), "parameters": found.parameters, "held_bytes": found.held_bytes}
+            for layer, found in zip(layers, written, strict=True)
+        ]
+        print_json({"model": loaded.name, "measured_on": described(where), "layers": entries, "warnings": list(said)})
+    else:
+        rows = [Row(layer, found.phases(), found.parameters) for layer, found in zip(layers, written, strict=True)]
+        title = f"{loaded.name or spec}, measured on {described(where)}; medians of {repeats} for each layer"
+        print_profile(rows, said, title, output)
+
+
+def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
+    from schedc.cli.profile_render import Row, print_profile
+    from schedc.cli.render import print_json
+    from schedc.text.layers_file import write_layers
+    from schedc.text.torch_profile import stage_times, stages_profile
+    from schedc.text.torch_trace import read_torch_trace
+
+    traces = [read_torch_trace(path) for path in paths]
+    times = stage_times(traces)
+    layers, notes = stages_profile(traces, times)
+    write_layers(output, layers, model=f"from traces: {', '.join(path.name for path in paths)}")
+    names = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
+    phases = [{names[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
+    if as_json:
+        entries = [_entry(layer, found) for layer, found in zip(layers, phases, strict=True)]
+        print_json({"layers": entries, "warnings": list(notes)})
+    else:
+        where = "on the GPU" if all(trace.on_gpu for trace in traces) else "on the CPU"
+        rows = [Row(layer, found, None) for layer, found in zip(layers, phases, strict=True)]
+        print_profile(rows, notes, f"from {len(traces)} traces, {where}: medians after the first step", output)
+
+
+def _entry(layer: Layer, phases: dict[str, Times]) -> dict[str, object]:
+    """A layer for machines; what is not known is left out."""
+    entry = {
+        "name": layer.name,
+        "repeat": layer.repeat,
+        "forward_ns": layer.forward_ns,
+        "backward_input_ns": layer.backward_input_ns,
+        "backward_weight_ns": layer.backward_weight_ns,
+        "backward_ns": layer.backward_ns,
+        "activation_bytes": layer.activation_bytes,
+        "activation_after_input_bytes": layer.activation_after_input_bytes,
+        "message_bytes": layer.message_bytes,
+        "gradient_message_bytes": layer.gradient_message_bytes,
+        "spread": {phase: times.spread for phase, times in phases.items()},
+        "samples": {phase: len(times.samples_ns) for phase, times in phases.items()},
+    }
+    return {key: value for key, value in entry.items() if value is not None}

@@ -1,0 +1,87 @@
+"""What `schedc profile` prints: the layers as a table, what to know of them, and the layer at work while it measures."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from schedc.cli.render import console
+from schedc.units import format_bytes, format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from schedc.analysis.times import Times
+    from schedc.text.layers_file import Layer
+
+__all__ = ["Row", "print_profile", "telling"]
+
+PIPED_WIDTH = 160
+"""Columns where standard output is no terminal: as many as the table needs."""
+
+
+class Row(NamedTuple):
+    """A layer and what the profile does not have of it."""
+
+    layer: Layer
+    phases: Mapping[str, Times]
+    parameters: int | None
+
+
+@contextmanager
+def telling(hidden: bool) -> Iterator[Callable[[str], None]]:
+    """The layer that is being measured, on standard error where that is a terminal."""
+    errors = Console(stderr=True)
+    if hidden or not errors.is_terminal:
+        yield lambda name: None
+        return
+    with errors.status("measuring") as status:
+        yield lambda name: status.update(f"measuring {name}")
+
+
+def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output: Path | None = None) -> None:
+    """Print the table of the layers, the notes, and where the profile is.
+
+    Args:
+        rows: in the order of the forward.
+        notes: one line each.
+        title: of the table.
+        output: the file that has been written; None: none has.
+    """
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    headers = ["×", "F", "B", "W", "BW", "spread", "activation", "after B", "message"]
+    if any(row.parameters is not None for row in rows):
+        headers.append("parameters")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for row in rows:
+        table.add_row(*_cells(row)[: len(headers) + 1])
+    out = console()
+    if not out.is_terminal:
+        out = Console(highlight=False, width=PIPED_WIDTH)
+    out.print(table)
+    for note in notes:
+        out.print(Text(f"note: {note}", "yellow"))
+    if output is not None:
+        out.print(f"wrote {output}", markup=False)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    layer = row.layer
+    spreads = [times.spread for times in row.phases.values()]
+    durations = (layer.forward_ns, layer.backward_input_ns, layer.backward_weight_ns, layer.backward_ns)
+    sizes = (layer.activation_bytes, layer.activation_after_input_bytes, layer.message_bytes)
+    return (
+        layer.name,
+        str(layer.repeat),
+        *("–" if duration is None else format_duration_ns(duration) for duration in durations),
+        f"{max(spreads):.1%}",
+        *("–" if size is None else format_bytes(size, 1) for size in sizes),
+        "–" if row.parameters is None else f"{row.parameters:,}",
+    )

@@ -1,0 +1,230 @@
+"""The trace file: JSON that Perfetto and chrome://tracing open as it is, with the exact numbers beside the picture.
+
+    {"traceEvents": [what the viewers draw], "displayTimeUnit": "ms",
+     "schedc": {"format": "schedc.trace", "version": 1, "plan": {"name": …, "sha256": …}, "ranks": […]}}
+
+`trace_json` and `write_trace_file` take a Trace, `parse_trace` and `read_trace` give the equal one back, from `schedc` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from schedc.errors import InvalidInput
+from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.text.atomic_write import write_atomically
+from schedc.text.perfetto import perfetto_json, trace_events
+from schedc.text.plan_errors import shown
+from schedc.text.plan_file import plan_json
+from schedc.text.tokens import OpWriter, TokenReader, parse_plan_op
+
+if TYPE_CHECKING:
+    from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
+
+__all__ = ["FORMAT", "VERSION", "parse_trace", "plan_sha256", "read_trace", "trace_json", "write_trace_file"]
+
+FORMAT: Final = "schedc.trace"
+VERSION: Final = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Tokens = tuple[str, ...]
+
+
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all objects of the file have in common."""
+
+
+class _PlanEntry(_Entry, frozen=True):
+    name: str
+    sha256: str
+
+
+class _ChannelEntry(_Entry, frozen=True):
+    name: str
+    peer: Count
+    transfers: Tokens
+
+
+class _StepEntry(_Entry, frozen=True):
+    step: Count
+    step_begin_ns: Count
+    step_end_ns: Count
+    asked_ns: tuple[Count, ...]
+    begun_ns: tuple[Count, ...]
+    ended_ns: tuple[Count, ...]
+    channels_ns: tuple[tuple[Count | None, ...], ...]
+
+
+class _RankEntry(_Entry, frozen=True):
+    rank: Count
+    clock_offset_ns: int
+    clock_error_ns: Count
+    compute: Tokens
+    channels: tuple[_ChannelEntry, ...]
+    steps: tuple[_StepEntry, ...]
+
+
+class _TraceEntry(_Entry, frozen=True):
+    format: Literal["schedc.trace"]
+    version: Literal[1]
+    plan: _PlanEntry
+    scale: Annotated[float, Meta(gt=0)]
+    ranks: Annotated[tuple[_RankEntry, ...], Meta(min_length=1)]
+
+
+class _Header(Struct):
+    format: Any = None
+    version: Any = None
+
+
+class _HeaderFile(Struct):
+    schedc: _Header | None = None
+
+
+class _TraceFile(Struct, frozen=True):
+    """The part of the file that is read; viewers' keys are passed over."""
+
+    schedc: _TraceEntry
+
+
+def plan_sha256(plan: Plan) -> str:
+    """What a trace knows its plan by: the digest of the plan file's bytes."""
+    return hashlib.sha256(plan_json(plan)).hexdigest()
+
+
+def trace_json(trace: Trace) -> bytes:
+    """The trace file's bytes; they end with a newline."""
+    writer = OpWriter()
+    entry = _TraceEntry(
+        format=FORMAT,
+        version=VERSION,
+        plan=_PlanEntry(name=trace.plan_name, sha256=trace.plan_sha256),
+        scale=trace.scale,
+        ranks=tuple(_rank_entry(rank, writer) for rank in trace.ranks),
+    )
+    return perfetto_json(trace_events(trace), {"schedc": entry})
+
+
+def write_trace_file(trace: Trace, path: Path | str) -> None:
+    """Write the trace file, whole or not at all.
+
+    Raises:
+        InvalidInput: the directory does not exist, or the file cannot be written.
+    """
+    write_atomically(path, trace_json(trace))
+
+
+def read_trace(path: Path | str) -> Trace:
+    """The trace in the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}; expected a trace file") from error
+    return parse_trace(content, str(path))
+
+
+def parse_trace(content: bytes, name: str) -> Trace:
+    """The trace that the bytes of a trace file hold; `name` is what messages call the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    try:
+        _check_header(msgspec.json.decode(content, type=_HeaderFile).schedc)
+        return _trace_of_entry(msgspec.json.decode(content, type=_TraceFile).schedc)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{name}: found something that is no trace ({error}); expected a file of a recording") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from error
+
+
+def _check_header(header: _Header | None) -> None:
+    """Refuse other formats and versions."""
+    if header is None:
+        raise InvalidInput('$: found no key "schedc", expected a trace file; a plan or another tool\'s trace is none')
+    if header.format != FORMAT:
+        raise InvalidInput(f'$.schedc.format: found {shown(header.format)}, expected "{FORMAT}"')
+    if header.version != VERSION:
+        raise InvalidInput(
+            f"$.schedc.version: found {shown(header.version)}, expected {VERSION}; another schedc has written this trace"
+        )
+
+
+def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
+    return _RankEntry(
+        rank=rank.rank,
+        clock_offset_ns=rank.clock_offset_ns,
+        clock_error_ns=rank.clock_error_ns,
+        compute=writer.lines(rank.compute),
+        channels=tuple(
+            _ChannelEntry(name=channel.name, peer=channel.peer, transfers=writer.lines(channel.transfers))
+            for channel in rank.channels
+        ),
+        steps=tuple(
+            _StepEntry(
+                step=step.step,
+                step_begin_ns=step.step_begin_ns,
+                step_end_ns=step.step_end_ns,
+                asked_ns=step.asked_ns,
+                begun_ns=step.begun_ns,
+                ended_ns=step.ended_ns,
+                channels_ns=step.channels_ns,
+            )
+            for step in rank.steps
+        ),
+    )
+
+
+def _trace_of_entry(entry: _TraceEntry) -> Trace:
+    reader = TokenReader(parse_plan_op)
+    ranks = tuple(_rank_trace(rank, reader, f"$.schedc.ranks[{number}]", number) for number, rank in enumerate(entry.ranks))
+    trace = Trace(plan_name=entry.plan.name, plan_sha256=entry.plan.sha256, scale=entry.scale, ranks=ranks)
+    for rank in ranks:
+        steps = tuple(step.step for step in rank.steps)
+        if steps != trace.steps or list(steps) != sorted(set(steps)):
+            expected = f"the steps of rank 0, {list(trace.steps)}" if rank.rank else "ascending numbers"
+            raise InvalidInput(f"$.schedc.ranks[{rank.rank}].steps: found {list(steps)}, expected {expected}")
+    if not trace.steps:
+        raise InvalidInput("$.schedc.ranks[0].steps: found none, expected one recorded step or more")
+    return trace
+
+
+def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], path: str, number: int) -> RankTrace:
+    if entry.rank != number:
+        raise InvalidInput(f"{path}.rank: found {entry.rank}, expected {number}, the ranks in order")
+    compute = reader.read(entry.compute, f"{path}.compute")
+    channels = tuple(
+        TraceChannel(
+            name=channel.name, peer=channel.peer, transfers=reader.read(channel.transfers, f"{path}.channels[{at}].transfers")
+        )
+        for at, channel in enumerate(entry.channels)
+    )
+    sizes = tuple(len(channel.transfers) for channel in channels)
+    steps = []
+    for at, step in enumerate(entry.steps):
+        for name in ("asked_ns", "begun_ns", "ended_ns"):
+            if len(getattr(step, name)) != len(compute):
+                found = f"{len(getattr(step, name))} times"
+                raise InvalidInput(f"{path}.steps[{at}].{name}: found {found}, expected {len(compute)}, one for each op")
+        if tuple(map(len, step.channels_ns)) != sizes:
+            found = f"lists of {list(map(len, step.channels_ns))} times"
+            raise InvalidInput(f"{path}.steps[{at}].channels_ns: found {found}, expected {list(sizes)}, one for each transfer")
+        steps.append(StepTrace(**msgspec.structs.asdict(step)))
+    return RankTrace(
+        rank=entry.rank,
+        clock_offset_ns=entry.clock_offset_ns,
+        clock_error_ns=entry.clock_error_ns,
+        compute=compute,
+        channels=channels,
+        steps=tuple(steps),
+    )

@@ -1,0 +1,58 @@
+"""`schedc emulate`: what it prints, as text and as JSON, and the trace that it writes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from plans import one_f_one_b, plan_of
+from problems import MS, make_problem
+from typer.testing import CliRunner
+
+from schedc.cli.emulate import emulate_command
+from schedc.text.plan_file import write_plan
+from schedc.text.trace_file import plan_sha256, read_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+
+app = typer.Typer()
+app.command()(emulate_command)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    problem = make_problem(2, 3, costs_ns=(2 * MS, 2 * MS, 2 * MS), links={(0, 1): (3 * MS, MS), (1, 0): (3 * MS, MS)})
+    made = plan_of(problem, one_f_one_b(problem))
+    write_plan(made, tmp_path / "plan.json")
+    return made
+
+
+@pytest.mark.slow
+def test_json_and_trace(plan: Plan, tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "plan.json"), "--json", "--runs", "3", "--scale", "2", "--trace", str(tmp_path / "trace.json")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert found["predicted_ns"] == plan.certificate.makespan_ns
+    assert len(found["runs_ns"]) == 3
+    assert found["measured_ns"] == sorted(found["runs_ns"])[1] >= found["predicted_ns"] - 100
+    assert {"op", "rank", "late_ns", "first_cause"} <= found["worst_op"].keys()
+    assert (found["scale"], found["queues"]) == (2, 4)
+    idle_ns = [found["predicted_ns"] - 3 * 6 * MS] * 2
+    assert found["predicted_idle_ns"] == idle_ns
+    assert len(found["measured_idle_ns"]) == len(found["ranks"]) == 2
+    trace = read_trace(tmp_path / "trace.json")
+    assert (trace.plan_sha256, trace.scale, trace.steps) == (plan_sha256(plan), 2, (1, 2, 3))
+
+
+@pytest.mark.slow
+def test_text(plan: Plan, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, [str(tmp_path / "plan.json"), "--runs", "1", "--queues", "1"], catch_exceptions=False, env={"COLUMNS": "160"}
+    )
+    for words in ("all transfers of a rank in one queue", "time without compute", "predicted", "the worst-placed op"):
+        assert words in result.stdout

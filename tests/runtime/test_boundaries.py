@@ -1,0 +1,122 @@
+"""Several tensors between stages: activations, masks and sums, with and without gradients, over wires and on one rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import feature_runs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.batches import cut, inputs_of
+from schedc.runtime.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:
+    problem = make_problem(2, microbatches, costs_ns=(10, 12, 9), **options)
+    return plan_of(problem, constructive(method)(problem))
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1f1b": ("1f1b", {}),
+    "interleaved": ("interleaved", {"placement": "loop", "chunks": 2}),
+    "zb-h1": ("zb-h1", {}),
+    "zb-v": ("zb-v", {"placement": "wave", "chunks": 2}),
+    "bidirectional": ("chimera", {"placement": "bidirectional"}),
+    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients(two: Ranks, name: str, recompute: bool) -> None:
+    method, options = PLANS[name]
+    for result in two.run(feature_runs.several, plan(method, **options), recompute):
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+        assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("way", "found", "expected", "same"),
+    [
+        ("fewer", "float32[3, 2]", "(float32[3, 2], float32[3, 2])", "number of tensors"),
+        ("more", "(float32[3, 2], float32[3, 2], float32[3, 2])", "(float32[3, 2], float32[3, 2])", "number of tensors"),
+        ("shape", "(float32[3, 2], float32[1, 2])", "(float32[3, 2], float32[3, 2])", "shape"),
+        ("type", "(float32[3, 2], int64[3, 2])", "(float32[3, 2], float32[3, 2])", "shape"),
+        (
+            "graph",
+            "(float32[3, 2] that does not require grad, float32[3, 2] that does not require grad)",
+            "(float32[3, 2] that requires grad, float32[3, 2] that does not require grad)",
+            "graph",
+        ),
+    ],
+)
+def test_a_stage_that_changes_what_it_gives(two: Ranks, way: str, found: str, expected: str, same: str) -> None:
+    said = two.run(feature_runs.change, plan("gpipe", 3), way)
+    assert said[0] == (
+        f"InvalidInput: microbatch 2: stage 0's output is {found}, expected {expected} as before;"
+        f" give all microbatches the same {same}"
+    )
+    assert said[1].startswith("TransferFailed: rank 1")
+
+
+@given(
+    kinds=st.lists(
+        st.builds(
+            TensorKind,
+            st.sampled_from(DTYPES),
+            st.lists(st.integers(0, 2**40), max_size=MAX_DIMS).map(tuple),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=MAX_TENSORS,
+    )
+)
+def test_headers(kinds: list[TensorKind]) -> None:
+    header = encode(kinds)
+    assert (header.dtype, tuple(header.shape)) == (HEADER.dtype, HEADER.shape)
+    assert decode(header) == tuple(kinds)
+
+
+def test_what_has_no_place_in_a_header() -> None:
+    plain = TensorKind(torch.float32, (2,))
+    with pytest.raises(Unsupported, match="a stage gives 17 tensors; stages can exchange up to 16"):
+        encode([plain] * 17)
+    with pytest.raises(Unsupported, match=r"a stage gives float8_e4m3fn\[2\]; stages can exchange plain number types"):
+        encode([plain, TensorKind(torch.float8_e4m3fn, (2,))])
+    with pytest.raises(Unsupported, match="up to 14 dimensions"):
+        encode([TensorKind(torch.float32, (1,) * 15)])
+
+
+def test_batches() -> None:
+    whole = torch.arange(6).float().requires_grad_()
+    assert [inputs_of(part)[0].tolist() for part in cut(whole, 3, "inputs", 0)] == [[0, 1], [2, 3], [4, 5]]
+    pieces = [(torch.ones(2, requires_grad=True), torch.zeros(3)), (torch.ones(2), torch.ones(3))]
+    assert cut(pieces, 2, "inputs", 0) is pieces
+    first, second = inputs_of(pieces[0])
+    assert (first.requires_grad, second.tolist()) == (False, [0, 0, 0])
+    with pytest.raises(InvalidInput, match="rank 1: 2 microbatches of inputs were given, the plan has 3"):
+        cut(pieces, 3, "inputs", 1)
+    with pytest.raises(InvalidInput, match="a microbatch of inputs must be a tensor or a tuple of tensors; found dict"):
+        inputs_of({"x": whole})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="must be a tensor or a tuple of tensors; found tuple with NoneType"):
+        inputs_of((whole, None))  # type: ignore[arg-type]

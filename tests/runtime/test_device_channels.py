@@ -1,0 +1,264 @@
+"""The channels' work on a GPU, with threads for streams: who waits for whom, and for whom nobody waits."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedc.runtime.header import TensorKind
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
+from schedc.runtime.transports.nccl import NcclTransport
+from schedc.runtime.transports.staging import DeviceStaging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 20.0
+KIND = TensorKind(torch.float32, (3,))
+
+
+class Pair:
+    """Two ranks with a device each, and the two ends of a wire."""
+
+    def __init__(self) -> None:
+        self.devices = FakeDevice(), FakeDevice()
+        self.held = threading.Event()
+        self.lanes: list[tuple[FakeLane, FakeLane]] = []
+        self.ends: tuple[Any, Any] = (None, None)
+
+    def compute(self, rank: int, work: Any) -> None:
+        self.devices[rank].compute.put(work)
+
+    def hold(self, rank: int) -> None:
+        """Let a rank's compute stop here until `held` is set."""
+        self.compute(rank, lambda: self.held.wait(WAIT_S))
+
+    def computed(self, rank: int) -> None:
+        """Wait until a rank has computed all."""
+        self.devices[rank].compute.mark().synchronize()
+
+
+@contextmanager
+def nccl(*, confirm: bool = False) -> Iterator[Pair]:
+    pair = Pair()
+    groups: Any = FakeNccl.pair(*pair.devices)
+    sender, receiver = (NcclTransport(*end, confirm=confirm) for end in zip(groups, map(FakeSide, pair.devices), strict=True))
+    pair.ends = sender, receiver
+    with _ended(pair):
+        yield pair
+
+
+@contextmanager
+def delegate(queues: int = 2) -> Iterator[Pair]:
+    pair = Pair()
+    pair.lanes = [FakeLane.pair() for _ in range(queues)]
+    sending: Any = [lane for lane, _ in pair.lanes]
+    receiving: Any = [lane for _, lane in pair.lanes]
+    stagings = [DeviceStaging(FakeSide(device)) for device in pair.devices]
+    pair.ends = DelegateSender(sending, stagings[0], "sends"), DelegateReceiver(receiving, stagings[1], "receives")
+    with _ended(pair):
+        yield pair
+
+
+@contextmanager
+def _ended(pair: Pair) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        pair.held.set()
+        for end in pair.ends:
+            end.close()
+        for device in pair.devices:
+            device.end()
+
+
+@pytest.mark.parametrize("channel", [nccl, delegate])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_what_is_computed_before_is_sent_and_what_comes_is_computed_with(channel: Any, data: st.DataObject) -> None:
+    """Both ranks issue all of a step without looking at the device, which does it whenever it does."""
+    count = data.draw(st.integers(1, 6))
+    ahead = data.draw(st.integers(1, count))
+    with channel() as pair:
+        seen: list[float] = []
+        sent = []
+        pair.hold(0)
+        for number in range(count):
+            tensor = torch.zeros(3)
+            pair.compute(0, lambda tensor=tensor, number=number: tensor.fill_(number + 1))
+            sent.append(pair.ends[0].send(tensor, number))
+        incoming = [pair.ends[1].receive(KIND, number) for number in range(ahead)]
+        pair.held.set()
+        for number in range(count):
+            if number + ahead < count:
+                incoming.append(pair.ends[1].receive(KIND, number + ahead))
+            value = incoming[number].wait(WAIT_S)
+            pair.compute(1, lambda value=value: seen.append(value.sum().item()))
+        for outgoing in sent:
+            outgoing.wait(WAIT_S)
+        for rank in range(2):
+            pair.computed(rank)
+        assert seen == [3.0 * (number + 1) for number in range(count)]
+
+
+def test_nccl_blocks_nobody() -> None:
+    """The host takes what has not been sent, and goes on; the receive waits for no compute of its rank."""
+    with nccl() as pair:
+        pair.hold(1)
+        incoming = pair.ends[1].receive(KIND, 0)
+        value = incoming.wait(WAIT_S)
+        assert pair.devices[1].lent == [value]
+        pair.ends[0].send(torch.ones(3), 0)
+        pair.ends[1].settle(WAIT_S)  # though the compute of rank 1 stands still
+        assert value.tolist() == [1.0] * 3
+        pair.ends[0].settle(WAIT_S)
+
+
+def test_nccl_confirmed_waits_for_what_it_takes() -> None:
+    with nccl(confirm=True) as pair:
+        pair.hold(1)
+        incoming = pair.ends[1].receive(KIND, 0)
+        with pytest.raises(NoAnswer):
+            incoming.wait(0.01)
+        pair.ends[0].send(torch.ones(3), 0)
+        assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_nccl_says_what_has_failed(confirm: bool) -> None:
+    """The device goes on after a failure, with garbage: a wait on the host, or the end of the step at the latest, must tell."""
+    with nccl(confirm=confirm) as pair:
+        incoming = pair.ends[1].receive(KIND, 0)
+        group = pair.ends[1]._group
+        group.error = "remote process exited or there was a network error"
+        group.aborted = True
+        with pytest.raises(ConnectionLost, match="network error"):
+            if confirm:
+                incoming.wait(WAIT_S)
+            pair.ends[1].settle(WAIT_S)
+        with pytest.raises(ConnectionLost, match="aborted"):
+            pair.ends[1].receive(KIND, 1)
+
+
+def test_nccl_gives_up_in_time_and_ends_what_waits() -> None:
+    """Closing ends the receive that its peer never sends for; otherwise the streams would not end, and nor would this test."""
+    with nccl() as pair:
+        pair.ends[1].receive(KIND, 0)
+        with pytest.raises(NoAnswer):
+            pair.ends[1].settle(0.01)
+
+
+def test_nothing_is_sent_for_a_tensor_without_elements() -> None:
+    empty = TensorKind(torch.bool, (0, 3))
+    with nccl() as pair:
+        incoming = pair.ends[1].receive(empty, 0)
+        assert tuple(incoming.wait(WAIT_S).shape) == (0, 3)
+        pair.ends[1].settle(WAIT_S)
+
+
+def test_queues_overtake_each_other() -> None:
+    """The first queue stands still: what is in the second comes and is taken; then the first."""
+    with delegate() as pair:
+        pair.lanes[0][0].open.clear()
+        incoming = [pair.ends[1].receive(KIND, number) for number in range(2)]
+        sent = [pair.ends[0].send(torch.full((3,), number + 1.0), number) for number in range(2)]
+        value = incoming[1].wait(WAIT_S)
+        pair.computed(1)
+        assert value.tolist() == [2.0] * 3
+        with pytest.raises(NoAnswer):
+            sent[0].wait(0.01)
+        sent[1].wait(WAIT_S)
+        pair.lanes[0][0].open.set()
+        value = incoming[0].wait(WAIT_S)
+        pair.computed(1)
+        assert value.tolist() == [1.0] * 3
+
+
+def test_the_delegate_reads_one_message_more_than_was_asked_for() -> None:
+    """For each queue: so much of it is held without having been asked for, and no more; until something behind it is waited for."""
+    with delegate(queues=2) as pair:
+        sent = [pair.ends[0].send(torch.full((3,), float(number)), number) for number in range(8)]
+        for outgoing in sent[:2]:
+            outgoing.wait(WAIT_S)
+        for outgoing in sent[2:]:
+            with pytest.raises(NoAnswer):
+                outgoing.wait(0.02)
+        assert len(pair.ends[1]._arrived) == 2
+        value = pair.ends[1].receive(KIND, 6).wait(WAIT_S)
+        pair.computed(1)
+        assert value.tolist() == [6.0] * 3
+
+
+def test_the_delegate_waits_for_no_compute() -> None:
+    """What has come is on its way to the device though the compute there stands still, and the host goes on."""
+    with delegate() as pair:
+        pair.hold(1)
+        incoming = pair.ends[1].receive(KIND, 0)
+        pair.ends[0].send(torch.ones(3), 0).wait(WAIT_S)
+        value = incoming.wait(WAIT_S)
+        landed = pair.ends[1].staging._side.mark()
+        landed.synchronize()
+        assert value.tolist() == [1.0] * 3
+        assert pair.devices[1].lent == [value]
+
+
+def test_a_message_of_another_size() -> None:
+    """The pipe has no such messages; if there were one, it would not be taken for a tensor."""
+    with delegate() as pair:
+        pair.ends[0].send(torch.ones(4), 0)
+        with pytest.raises(Exception, match=r"the peer sent 16 bytes, expected 12, those of float32\[3\]"):
+            pair.ends[1].receive(KIND, 0).wait(WAIT_S)
+
+
+def test_closing_the_delegate_ends_all_waits() -> None:
+    with delegate() as pair:
+        incoming = pair.ends[1].receive(KIND, 0)
+        pair.ends[1].close()
+        with pytest.raises(ConnectionLost):
+            incoming.wait(WAIT_S)
+        with pytest.raises(ConnectionLost):
+            pair.ends[1].receive(KIND, 1)
+        pair.lanes[0][0].closed.wait(WAIT_S)
+        with pytest.raises(ConnectionLost):
+            pair.ends[0].send(torch.ones(3), 0).wait(WAIT_S)
+
+
+def test_the_fake_closes_as_gloo_does() -> None:
+    """A wait that runs out of time closes the connection on both ends."""
+    first, second = FakeLane.pair()
+    with pytest.raises(RuntimeError, match="Timed out"):
+        first.recv([torch.zeros(1)], 1, 0).wait(timedelta(milliseconds=2))
+    with pytest.raises(RuntimeError, match="closed"):
+        second.recv([torch.zeros(1)], 0, 0).wait(timedelta(seconds=9))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_staging_on_a_gpu() -> None:
+    """Out and in again, on real streams: the bytes that come are those that were computed last."""
+    from schedc.runtime.transports.streams import CudaSide
+
+    device = torch.device("cuda", 0)
+    staging = DeviceStaging(CudaSide(device))
+    kind = TensorKind(torch.bfloat16, (1024, 1024))
+    for number in range(20):
+        tensor = torch.randn(2048, 2048, device=device)
+        for _ in range(10):
+            tensor = tensor @ tensor / 2048
+        tensor = torch.full(kind.shape, float(number), dtype=kind.dtype, device=device)
+        parcel = staging.leave(tensor)
+        del tensor
+        assert parcel.ready is not None
+        parcel.ready.synchronize()
+        arrived = staging.landing(parcel.bytes.numel())
+        arrived.copy_(parcel.bytes)
+        value = staging.hand_over(staging.land(arrived, kind))
+        assert bool((value == number).all())

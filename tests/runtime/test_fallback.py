@@ -1,0 +1,108 @@
+"""When the first channel fails, on whichever end and at whatever point, the second carries on, exactly once, with one warning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transport_runs
+from faults import Faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NONE = Faults()
+COUNT = 8
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
+        yield ranks
+
+
+def script(order: list[int], ahead: int) -> list[list[tuple[str, int, float]]]:
+    """The sender sends all and then waits; the receiver posts so many ahead, and takes in an order."""
+    sends = [("send", number, 0.0) for number in range(COUNT)] + [("done", number, 0.0) for number in range(COUNT)]
+    receives: list[tuple[str, int, float]] = []
+    posted = 0
+    for place, number in enumerate(order):
+        while posted < COUNT and (posted <= number or posted < place + ahead):
+            receives.append(("post", posted, 0.0))
+            posted += 1
+        receives.append(("take", number, 0.0))
+    return [sends, receives]
+
+
+TRANSFERS = [(number % 3, torch.float32, (5, number + 1)) for number in range(COUNT)]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    send=st.dictionaries(st.integers(0, COUNT - 1), st.sampled_from(["raise", "late", "lost"]), max_size=2),
+    receive=st.dictionaries(st.integers(0, COUNT - 1), st.sampled_from(["raise", "late", "lost"]), max_size=2),
+    order=st.permutations(range(COUNT)),
+    ahead=st.integers(1, COUNT),
+)
+def test_every_transfer_is_handed_over_once(two: Ranks, send: Any, receive: Any, order: list[int], ahead: int) -> None:
+    """With failures on both ends at once, before and after the tensor has come, in any order of takes."""
+    faults = [Faults(send=send), Faults(receive=receive)]
+    results = two.run(transport_runs.exchange, "fallback", TRANSFERS, script(order, ahead), 2, faults)
+    assert all(isinstance(result, list) for result in results), results
+    for wrong, warned in results:
+        assert wrong == []
+        assert warned <= 1
+    if receive:
+        assert results[1] == [[], 1]
+
+
+def test_a_transfer_that_is_lost_without_a_word(two: Ranks) -> None:
+    """The sender believes it sent; the receiver's patience ends first, and the wait is still not over."""
+    results = two.run(
+        transport_runs.exchange, "fallback", TRANSFERS, script(list(range(COUNT)), 3), 2, [Faults(send={4: "lose"}), NONE], 4.0
+    )
+    assert results == [[[], 1], [[], 1]]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_channel_that_does_not_connect(two: Ranks, culprit: int) -> None:
+    faults = [Faults(connect=rank == culprit) for rank in range(2)]
+    results = two.run(transport_runs.exchange, "fallback", TRANSFERS, script(list(range(COUNT)), 3), 2, faults)
+    assert results == [[[], 1], [[], 1]]
+
+
+@pytest.mark.parametrize("faults", [Faults(receive={2: "lost"}), Faults(send={2: "raise"}), Faults(receive={5: "late"})])
+@pytest.mark.parametrize("culprit", [1, 2])
+def test_a_step_in_which_a_channel_fails(four: Ranks, faults: Faults, culprit: int) -> None:
+    """The step ends with equal gradients; the two ranks warn once each; theirs is the delegate from then on, others' is not."""
+    problem = make_problem(4, 4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    pair = frozenset({(1, 2), (2, 1)})
+    failing = Faults(send=faults.send, receive=faults.receive, wires=pair)
+    results = four.run(transport_runs.train_on_failing, plan, [failing if rank == culprit else NONE for rank in range(4)])
+    for rank, result in enumerate(results):
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+        assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
+        last = {way: result["by_step"][-1].get(way, 0) - result["by_step"][-2].get(way, 0) for way in ("gloo", "delegate")}
+        if rank in (1, 2):
+            assert len(result["told"]) == 1
+            assert "gloo failed (" in result["told"][0] and "; the delegate carries" in result["told"][0]
+            assert last == {"gloo": 2 * 4, "delegate": 2 * 4}, "one neighbour by each"
+        else:
+            assert result["told"] == []
+            assert last == {"gloo": 2 * 4, "delegate": 0}

@@ -1,0 +1,157 @@
+"""Forwards that run again before their backward: the same gradients bit by bit, and nothing held between but the input."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import feature_runs
+import pytest
+import torch
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+from stage_blocks import WAYS, WIDTH, Residual, gradients, run_all
+from torch import nn
+from torch.multiprocessing import reductions
+
+from schedc.runtime.block import Block
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+def plan(method: str, **options: Any) -> Plan:
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **options)
+    return plan_of(problem, constructive(method)(problem))
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1f1b": ("1f1b", {}),
+    "zb-h1": ("zb-h1", {}),
+    "zb-v": ("zb-v", {"placement": "wave", "chunks": 2}),
+    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+}
+
+
+@pytest.mark.parametrize("recompute", [True, {1}], ids=["all", "stage 1"])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_same_bit_by_bit(two: Ranks, name: str, recompute: Any) -> None:
+    """With dropout: the second forward draws the same numbers, and what comes after is as if it had drawn none."""
+    method, options = PLANS[name]
+    assert two.run(feature_runs.recomputed, plan(method, **options), recompute) == [True, True]
+
+
+def test_the_same_bit_by_bit_under_autocast(two: Ranks) -> None:
+    assert two.run(feature_runs.recomputed_under_autocast, plan("zb-h1"), True) == [True, True]
+
+
+def test_an_unknown_stage(two: Ranks) -> None:
+    for said in two.run(feature_runs.recomputed, plan("1f1b"), {0, 7}):
+        assert said == "schedc.errors.InvalidInput: recompute: plan 'test' has no stage 7; its stages are 0 to 1"
+
+
+class Watching(nn.Module):
+    """Layers whose inputs and outputs are watched, run by run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Sigmoid()])
+        self.seen: list[Any] = []
+        self.watch: Any = reductions.StorageWeakRef
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [self.watch(x.untyped_storage())]
+        for layer in self.layers:
+            x = layer(x)
+            self.seen.append(self.watch(x.untyped_storage()))
+        return x
+
+    def live(self) -> list[int]:
+        return [index for index, storage in enumerate(self.seen) if not storage.expired()]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_only_the_input_is_held(split: bool) -> None:
+    """Without the garbage collector."""
+    gc.disable()
+    try:
+        stage = Watching()
+        held = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split)
+        held.take()
+        assert stage.live() == [0, 1, 3, 5]
+        block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split, recompute=True)
+        assert stage.live() == [0, 5]
+        block.take()
+        assert stage.live() == [0]
+        if split:
+            block.backward_input((torch.ones(2, WIDTH),))
+            block.take()
+            assert stage.live() == [1, 3]  # what W reads, of the second run
+            block.backward_weight()
+        else:
+            block.backward((torch.ones(2, WIDTH),))
+            block.take()
+        assert stage.live() == []
+    finally:
+        gc.enable()
+
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stage_with_dropout(way: str, device: str) -> None:
+    where = torch.device(device)
+    stage = nn.Sequential(Residual(), nn.Dropout(0.5), Residual(), nn.Dropout(0.3)).to(where)
+    value, gradient = torch.randn(2, 5, WIDTH, device=where), torch.randn(2, 5, WIDTH, device=where)
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        stage.zero_grad()
+        own, devices = value.detach().requires_grad_(), [where] if device != "cpu" else []
+        with torch.autocast(device, torch.bfloat16):
+            block = Block(stage, [own], split=way != "BW", recompute=recompute, devices=devices)
+            (output,) = block.take()
+            assert output is not None
+            after = torch.rand(3, device=where)  # another microbatch, between
+            given = run_all(block, way, (gradient.to(output.dtype),))
+        found.append([output, after, *given, *gradients(stage), torch.rand(3, device=where), torch.rand(3)])
+    for one, other in zip(*found, strict=True):
+        assert one is not None and other is not None
+        assert torch.equal(one, other)
+
+
+def test_the_second_run_takes_the_same_way_through_the_code() -> None:
+    """Modules that look whether grad is enabled, as torch's transformer layer does, find it so both times."""
+    seen = []
+
+    def stage(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return x * 2
+
+    block = Block(stage, [torch.ones(2).requires_grad_()], split=False, recompute=True)
+    with torch.no_grad():
+        block.backward((torch.ones(2),))
+    assert seen == [True, True]
+
+
+def test_an_input_changed_in_place_is_refused() -> None:
+    block = Block(lambda x: x.add_(1) * 2, [torch.ones(2)], split=False, recompute=True)
+    with pytest.raises(RuntimeError, match="input of a stage that is recomputed has been changed in place"):
+        block.backward((torch.ones(2),))
+
+
+def test_steps_leave_nothing_behind(two: Ranks) -> None:
+    for counts in two.run(feature_runs.live_recomputed, plan("zb-v", placement="wave", chunks=2)):
+        assert counts == [counts[0]] * 4

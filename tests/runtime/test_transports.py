@@ -1,0 +1,151 @@
+"""Every way of carrying tensors brings each to its receive, whatever the order; it ends with its peer and with its pipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pipeline_runs
+import pytest
+import torch
+import transport_runs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import plan_of
+from problems import make_problem
+from rank_processes import DEAD, Ranks, rank_processes
+
+from schedc.runtime.transports.delegate import queues_needed
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAYS = ["gloo", "delegate", "fallback"]
+PLANS: dict[str, dict[str, Any]] = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> tuple[list[Any], list[list[tuple[str, int, float]]]]:
+    """Transfers, of which some have the same tag; sends and receives that are posted and taken in any order that tags allow."""
+    kinds = [
+        (torch.float32, (3,)),
+        (torch.bfloat16, (40, 500)),
+        (torch.int16, ()),
+        (torch.bool, (0, 3)),
+        (torch.complex64, (2, 2)),
+        (torch.float64, (1 << 16,)),
+    ]
+    tags = draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
+    transfers = [(tag, *draw(st.sampled_from(kinds))) for tag in tags]
+    pause = st.sampled_from([0.0, 0.0, 0.0, 0.002])
+    sends: list[tuple[str, int, float]] = []
+    for number in range(len(transfers)):
+        sends += [("send", number, 0.0), ("sleep", 0, draw(pause))]
+    sends += [("done", number, 0.0) for number in draw(st.permutations(range(len(transfers))))]
+    tagged = {tag: [number for number, other in enumerate(tags) if other == tag] for tag in tags}
+    receives: list[tuple[str, int, float]] = []
+    open_: list[int] = []
+    while any(tagged.values()) or open_:
+        ready = [tag for tag, numbers in tagged.items() if numbers]
+        if ready and (not open_ or draw(st.booleans())):
+            number = tagged[draw(st.sampled_from(ready))].pop(0)
+            open_.append(number)
+            receives.append(("post", number, 0.0))
+        else:
+            receives.append(("take", open_.pop(draw(st.integers(0, len(open_) - 1))), 0.0))
+        receives.append(("sleep", 0, draw(pause)))
+    return transfers, [sends, receives]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(exchange=exchanges(), queues=st.integers(1, 4))
+def test_any_order_of_sends_and_receives(two: Ranks, way: str, exchange: Any, queues: int) -> None:
+    transfers, script = exchange
+    assert two.run(transport_runs.exchange, way, transfers, script, queues) == [[[], 0], [[], 0]]
+
+
+@pytest.mark.parametrize("method", PLANS)
+@pytest.mark.parametrize("queues", [1, 3])
+def test_gradients_through_the_delegate(two: Ranks, method: str, queues: int) -> None:
+    problem = make_problem(2, 6, **PLANS[method])
+    plan = plan_of(problem, constructive(method)(problem))
+    for result in two.run(transport_runs.train_with, plan, "delegate", queues):
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+        assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
+
+
+def assert_lost(said: list[Any], way: str, culprit: int) -> None:
+    """The first transfer fails; but what the delegate's peer has read before an op asked for it was sent."""
+    error, number, _ = said
+    assert error == "ConnectionLost" and number <= (4 if way == "delegate" and culprit == 1 else 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_peer_that_is_killed(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
+    """It is known at once, long before a wait would give up."""
+    with rank_processes(2, tmp_path_factory.mktemp("killed")) as ranks:
+        results = ranks.run(transport_runs.end_in_the_middle, way, "kill", culprit, 600.0, limit_s=30)
+    assert results[culprit] == DEAD
+    assert_lost(results[1 - culprit], way, culprit)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
+    with rank_processes(2, tmp_path_factory.mktemp("closed")) as ranks:
+        results = ranks.run(transport_runs.end_in_the_middle, way, "close", culprit, 600.0, limit_s=30)
+    assert results[culprit] == []
+    assert_lost(results[1 - culprit], way, culprit)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_peer_that_is_stuck(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
+    """Who waits gives up in time, also if it tries another channel first; and no earlier."""
+    with rank_processes(2, tmp_path_factory.mktemp("stuck")) as ranks:
+        (said,) = ranks.run(transport_runs.end_in_the_middle, way, "stop", culprit, 1.0, of=[1 - culprit], limit_s=30)
+    error, number, waited_s = said
+    assert error == "NoAnswer" and number <= (4 if way == "delegate" and culprit == 1 else 1)
+    assert 0.9 < waited_s < 15
+
+
+@pytest.mark.parametrize("way", ["delegate"])
+def test_a_rank_that_fails_in_a_step(tmp_path_factory: pytest.TempPathFactory, way: str) -> None:
+    """The pipe's error names the op; threads end with the pipe, or the processes would not end in time."""
+    problem = make_problem(2, 4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    with rank_processes(2, tmp_path_factory.mktemp("failing")) as ranks:
+        killed, said = ranks.run(transport_runs.fail_with, plan, way, 0, "kill", 600.0)
+    assert killed == DEAD
+    assert said[0].startswith(
+        "TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev: the connection is lost; rank 0"
+    )
+
+
+@pytest.mark.parametrize(("produced", "carried", "queues"), [(8, 2, 4), (1, 10, 1), (7, 2, 4), (6, 2, 3)])
+def test_number_of_queues(produced: float, carried: float, queues: int) -> None:
+    """PipeMorph 5.2: 8 activations a second, 2 by each delegate: at least 4 queues."""
+    assert queues_needed(produced, carried) == queues
+
+
+def test_channels_that_cannot_be(two: Ranks) -> None:
+    problem = make_problem(2, 2)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    refusals = {
+        ("nccl", "nccl"): "InvalidInput: channels='nccl' carries tensors of GPUs, rank 0's stages are on the CPU; use 'auto'",
+        ("ucx", "ucx"): "InvalidInput: channels='ucx'; expected one of 'auto', 'nccl', 'gloo', 'delegate'",
+        ("gloo", "auto"): "InvalidInput: ranks 0 and 1 load with channels='gloo', queues=2 and channels='auto', queues=2; give all",
+    }
+    for channels, said in refusals.items():
+        for refusal in two.run(transport_runs.refuse_channels, plan, channels):
+            assert refusal.startswith(said)
+    assert two.run(pipeline_runs.refuse, [plan, plan], [[0], [1]]) == ["accepted"] * 2

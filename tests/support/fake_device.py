@@ -1,0 +1,265 @@
+"""A device that is none: streams that are threads, copies that happen when a stream comes to them, and an NCCL that does the same.
+
+`FakeSide` stands for `transports.streams.Side`, `FakeLane` for a gloo group, `FakeNccl` for a group over NCCL; the latter two come
+in pairs, the ends of one connection in one process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+
+    from schedc.runtime.header import TensorKind
+
+WAIT_S = 20.0
+
+
+class FakeMark:
+    """A point in a stream's work."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+
+    def query(self) -> bool:
+        return self.passed.is_set()
+
+    def synchronize(self) -> None:
+        assert self.passed.wait(WAIT_S)
+
+
+class FakeStream:
+    """Does what it gets, in order, in a thread."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def mark(self) -> FakeMark:
+        mark = FakeMark()
+        self.put(mark.passed.set)
+        return mark
+
+    def follow(self, mark: FakeMark) -> None:
+        self.put(mark.synchronize)
+
+    def end(self) -> None:
+        self._work.put(None)
+        self._thread.join(WAIT_S)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+class FakeDevice:
+    """One compute stream, and any number beside it."""
+
+    def __init__(self) -> None:
+        self.compute = FakeStream()
+        self.local = threading.local()
+        self.lent: list[torch.Tensor] = []
+        self.streams = [self.compute]
+
+    @property
+    def current(self) -> FakeStream:
+        stream: FakeStream = getattr(self.local, "stream", self.compute)
+        return stream
+
+    def stream(self) -> FakeStream:
+        self.streams.append(FakeStream())
+        return self.streams[-1]
+
+    def end(self) -> None:
+        for stream in self.streams:
+            stream.end()
+
+
+class _Deferred(TorchFunctionMode):
+    """Copies that do not block happen when the stream comes to them."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        self._stream = stream
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.copy_ and (kwargs or {}).get("non_blocking"):
+            self._stream.put(lambda: args[0].copy_(args[1]))
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+class FakeSide:
+    """A stream of a FakeDevice beside the compute's."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.stream = device.stream()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        before = self.device.current
+        self.device.local.stream = self.stream
+        try:
+            with _Deferred(self.stream):
+                yield
+        finally:
+            self.device.local.stream = before
+
+    def follow_compute(self) -> None:
+        self.stream.follow(self.device.compute.mark())
+
+    def mark(self) -> FakeMark:
+        return self.stream.mark()
+
+    def precede_compute(self, mark: Any) -> None:
+        self.device.compute.follow(mark)
+
+    def empty(self, kind: TensorKind) -> torch.Tensor:
+        return torch.zeros(kind.shape, dtype=kind.dtype)
+
+    def lend(self, tensor: torch.Tensor) -> None:
+        self.device.lent.append(tensor)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+class FakeLane:
+    """One end of a connection like gloo's: what is sent waits for its receive, and a wait that runs out of time closes it."""
+
+    def __init__(self, rank: int, shared: dict[tuple[int, int], queue.SimpleQueue[_Letter]], closed: threading.Event) -> None:
+        self._rank = rank
+        self._shared = shared
+        self.closed = closed
+        self.open = threading.Event()
+        """What is sent from here waits until it is set."""
+        self.open.set()
+
+    @staticmethod
+    def pair() -> tuple[FakeLane, FakeLane]:
+        shared: dict[tuple[int, int], queue.SimpleQueue[_Letter]] = {
+            (rank, tag): queue.SimpleQueue() for rank in range(2) for tag in range(2)
+        }
+        closed = threading.Event()
+        return FakeLane(0, shared, closed), FakeLane(1, shared, closed)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
+        return _LaneWork(self, partial(self._pass, _Letter(tensors[0]), peer, tag))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
+        return _LaneWork(self, lambda: self._take(tensors[0], tag))
+
+    def _pass(self, letter: _Letter, peer: int, tag: int) -> bool:
+        if self.open.is_set() and not letter.posted:
+            letter.posted = True
+            self._shared[peer, tag].put(letter)
+        return letter.taken.is_set()
+
+    def _take(self, tensor: torch.Tensor, tag: int) -> bool:
+        if (self._rank, tag) not in self._shared:
+            return False
+        try:
+            letter = self._shared[self._rank, tag].get_nowait()
+        except queue.Empty:
+            return False
+        tensor.copy_(letter.tensor)
+        letter.taken.set()
+        return True
+
+
+class _Letter:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.posted = False
+        self.taken = threading.Event()
+
+
+class _LaneWork:
+    def __init__(self, lane: FakeLane, attempt: Callable[[], bool]) -> None:
+        self._lane = lane
+        self._attempt = attempt
+
+    def wait(self, timeout: timedelta) -> None:
+        waited_s = 0.0
+        while not self._attempt():
+            if self._lane.closed.wait(0.001):
+                raise RuntimeError("Connection closed by peer")
+            waited_s += 0.001
+            if waited_s > timeout.total_seconds():
+                self._lane.closed.set()
+                raise RuntimeError("Timed out waiting")
+
+
+class _NcclWork:
+    def __init__(self, device: FakeDevice, group: FakeNccl, end: FakeMark) -> None:
+        self._device = device
+        self._group = group
+        self._end = end
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._device.current.follow(self._end)
+        if timeout is not None and self._group.error is not None:
+            raise RuntimeError(self._group.error)
+
+    def is_completed(self) -> bool:
+        return self._end.query() or self._group.error is not None
+
+
+class FakeNccl:
+    """One end of a group of two ranks over NCCL: a stream of its own, which waits for the one that is current, and no tags."""
+
+    def __init__(self, device: FakeDevice, rank: int, carried: queue.SimpleQueue[torch.Tensor]) -> None:
+        self._device = device
+        self._rank = rank
+        self._carried = carried
+        self._stream = device.stream()
+        self.error: str | None = None
+        self.aborted = False
+
+    @staticmethod
+    def pair(first: FakeDevice, second: FakeDevice) -> tuple[FakeNccl, FakeNccl]:
+        carried: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        return FakeNccl(first, 0, carried), FakeNccl(second, 1, carried)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
+        return self._start(lambda: self._carried.put(tensors[0].clone()))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
+        return self._start(lambda: self._receive(tensors[0]))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def _receive(self, tensor: torch.Tensor) -> None:
+        while not self.aborted:
+            try:
+                tensor.copy_(self._carried.get(timeout=0.001))
+            except queue.Empty:
+                continue
+            return
+
+    def _start(self, work: Callable[[], None]) -> _NcclWork:
+        if self.aborted:
+            raise RuntimeError("NCCL communicator was aborted")
+        self._stream.follow(self._device.current.mark())
+        self._stream.put(work)
+        return _NcclWork(self._device, self, self._stream.mark())

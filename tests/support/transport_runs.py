@@ -1,0 +1,237 @@
+"""What the rank processes of the transports' tests run: one wire between ranks 0 and 1, and pipes on channels of all kinds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pipeline_runs
+import torch
+from faults import Faults, faulty
+
+import schedc.runtime
+from schedc.runtime import loading
+from schedc.runtime.groups import Groups
+from schedc.runtime.header import TensorKind
+from schedc.runtime.program import Wire
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.delegate import connect_delegate
+from schedc.runtime.transports.fallback import Fallback
+from schedc.runtime.transports.gloo import connect_gloo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.ir.plan import Plan
+    from schedc.runtime.transports.base import Ends
+
+WIRE = Wire(source=0, destination=1, name="send_next", receiver_name="recv_prev", transfers=(), messages=())
+WAIT_S = 20.0
+
+
+def connect(way: str, groups: Groups, faults: Faults | None = None, queues: int = 2) -> Ends:
+    """The ends of the wire."""
+    if way == "gloo":
+        return connect_gloo(WIRE, groups)
+    if way == "delegate":
+        return connect_delegate(WIRE, groups, queues=queues)
+    first = faulty(connect_gloo, faults or Faults())
+    return Fallback(first, lambda wire, groups: connect_delegate(wire, groups, queues=queues), names=("gloo", "the delegate"))(
+        WIRE, groups
+    )
+
+
+@contextmanager
+def wired(way: str, faults: Faults | None = None, queues: int = 2, timeout_s: float = WAIT_S) -> Iterator[Ends]:
+    """The ends, closed afterwards, when both ranks are through; no thread is left."""
+    before = set(threading.enumerate())
+    groups = Groups(timeout_s)
+    ends = connect(way, groups, faults, queues)
+    try:
+        yield ends
+        groups.exchange(0)
+    finally:
+        ends.close()
+        groups.close()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not left, f"threads are left: {left}"
+
+
+def payload(number: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """What transfer `number` carries."""
+    return (torch.arange(torch.Size(shape).numel()).reshape(tuple(shape)) + 7 * number).to(dtype)
+
+
+def exchange(
+    rank: int,
+    way: str,
+    transfers: Sequence[tuple[int, torch.dtype, tuple[int, ...]]],
+    script: Sequence[Sequence[tuple[str, int, float]]],
+    queues: int = 2,
+    faults: Sequence[Faults] | None = None,
+    wait_s: float = WAIT_S,
+) -> list[Any]:
+    """Send and receive by a script.
+
+    Args:
+        rank: which.
+        way: the kind of channel.
+        transfers: tag, dtype and shape of each.
+        script: of each rank, what it does: ("send" | "done" | "post" | "take" | "sleep", transfer, seconds).
+        queues: of the delegate.
+        faults: of the first channel, by rank.
+        wait_s: the limit of each wait.
+
+    Returns:
+        The transfers that came wrong, and how often it warned.
+    """
+    wrong = []
+    with warnings.catch_warnings(record=True) as told, wired(way, faults[rank] if faults else None, queues) as ends:
+        warnings.simplefilter("always")
+        under_way: dict[int, Any] = {}
+        for what, number, seconds in script[rank]:
+            if what == "sleep":
+                time.sleep(seconds)
+                continue
+            tag, dtype, shape = transfers[number]
+            if what == "send":
+                under_way[number] = ends.data.send(payload(number, dtype, shape), tag)
+            elif what == "done":
+                under_way.pop(number).wait(wait_s)
+            elif what == "post":
+                under_way[number] = ends.data.receive(TensorKind(dtype, shape), tag)
+            else:
+                value = under_way.pop(number).wait(wait_s)
+                expected = payload(number, dtype, shape)
+                if value.dtype != dtype or not torch.equal(value, expected):
+                    wrong.append(number)
+        ends.settle(wait_s)
+    return [wrong, sum("failed" in str(warning.message) for warning in told)]
+
+
+def end_in_the_middle(rank: int, way: str, how: str, culprit: int, timeout_s: float) -> list[Any]:
+    """One rank ends, closes or stops while the other goes on: its first error, at which transfer, and how long that took."""
+    said: list[Any] = []
+    groups = Groups(timeout_s)
+    ends = connect(way, groups)
+    kind = TensorKind(torch.float32, (4,))
+    if rank == 0:
+        first: Any = ends.data.send(torch.ones(4), 0)
+    else:
+        first = ends.data.receive(kind, 0)
+    first.wait(timeout_s)
+    groups.exchange(0)
+    if rank == culprit:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        ends.close()
+        groups.close()
+        return []
+    for number in range(1, 9):
+        begun = time.monotonic()
+        try:
+            large = torch.ones(1 << 22)  # more than the system takes before its receiver is there
+            waits: Any = ends.data.send(large, number) if rank == 0 else ends.data.receive(kind, number)
+            waits.wait(timeout_s)
+        except (ConnectionLost, NoAnswer) as error:
+            said = [type(error).__name__, number, time.monotonic() - begun]
+            break
+    ends.close()
+    groups.close()
+    return said
+
+
+@contextmanager
+def on_channels(**given: Any) -> Iterator[None]:
+    """In here `schedc.runtime.load` gets these arguments, too."""
+    load = schedc.runtime.load
+    schedc.runtime.load = partial(load, **given)
+    try:
+        yield
+    finally:
+        schedc.runtime.load = load
+
+
+def train_with(rank: int, plan: Plan, channels: str, queues: int = 2) -> dict[str, Any]:
+    """`pipeline_runs.train` on these channels."""
+    with on_channels(channels=channels, queues=queues):
+        return pipeline_runs.train(rank, plan)
+
+
+def fail_with(rank: int, plan: Plan, channels: str, culprit: int, way: str, timeout_s: float) -> list[str]:
+    """`pipeline_runs.fail` on these channels."""
+    with on_channels(channels=channels):
+        return pipeline_runs.fail(rank, plan, culprit, way, timeout_s)
+
+
+def refuse_channels(rank: int, plan: Plan, channels: Sequence[str]) -> str:
+    """What `load` says to these channels, by rank."""
+    return pipeline_runs.refuse(rank, [plan, plan], [[0], [1]], channels=channels[rank])
+
+
+def train_on_failing(rank: int, plan: Plan, faults: Sequence[Faults], timeout_s: float = 60.0, steps: int = 4) -> dict[str, Any]:
+    """`pipeline_runs.train` over gloo that fails, with the delegate behind it: also the warnings, and by which wire what went.
+
+    `faults` are the ranks'.
+    """
+    carried: list[Counter[str]] = []
+
+    def counted(name: str, connect: Any, wire: Wire, groups: Groups) -> Ends:
+        ends: Ends = connect(wire, groups)
+        counts = Counter[str]()
+        carried.append(counts)
+        return ends._replace(data=_Counted(ends.data, counts, name))
+
+    def connection(*_: object) -> Any:
+        first = partial(counted, "gloo", faulty(connect_gloo, faults[rank]))
+        return Fallback(first, partial(counted, "delegate", connect_delegate), names=("gloo", "the delegate"))
+
+    by_step: list[dict[str, int]] = []
+    load, before = schedc.runtime.load, vars(loading)["connection"]
+
+    def load_counted(*args: Any, **given: Any) -> Any:
+        pipe = load(*args, **given | {"timeout_s": timeout_s})
+        step = pipe.step
+
+        def counted_step(*batch: Any) -> Any:
+            loss = step(*batch)
+            by_step.append(dict(sum(carried, Counter[str]())))
+            return loss
+
+        vars(pipe)["step"] = counted_step
+        return pipe
+
+    schedc.runtime.load, vars(loading)["connection"] = load_counted, connection
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            result = pipeline_runs.train(rank, plan, steps)
+    finally:
+        schedc.runtime.load, vars(loading)["connection"] = load, before
+    return result | {"told": [str(warning.message) for warning in told], "by_step": by_step}
+
+
+class _Counted:
+    """Counts the transfers that begin here."""
+
+    def __init__(self, inner: Any, counts: Counter[str], name: str) -> None:
+        self._inner = inner
+        self._counts = counts
+        self._name = name
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Any:
+        self._counts[self._name] += 1
+        return self._inner.send(tensor, tag)
+
+    def receive(self, kind: TensorKind, tag: int) -> Any:
+        self._counts[self._name] += 1
+        return self._inner.receive(kind, tag)
