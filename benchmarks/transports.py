@@ -1,9 +1,9 @@
-"""What the channels cost on the CPU: gloo against the delegate with 1 to 4 queues, between two processes over the loopback interface.
+"""What the channels cost on the CPU: gloo against the delegate with 1 to 4 queues, between two processes over loopback.
 
     python benchmarks/transports.py [--repeats 15]
 
-Latency: one message to and one back, halved. Throughput: 8 messages one way, from the first send to the last that is taken. Then what
-Python's lock costs the delegate's helper threads: how long a message takes to a process whose main thread computes meanwhile.
+Latency: one message to and one back, halved. Throughput: 8 messages one way, from the first send to the last that is taken. Then
+what Python's lock costs the delegate's helper threads: how long a message takes to a process whose main thread computes meanwhile.
 The kinds take turns within one run, and ratios are of medians of that run.
 """
 
@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ THERE, BACK = (
 )
 WAYS: dict[str, Callable[[Wire, Groups], Ends]] = {
     "gloo": connect_gloo,
-    **{f"delegate, {n}": lambda wire, groups, n=n: connect_delegate(wire, groups, queues=n) for n in range(1, 5)},
+    **{f"delegate, {queues}": partial(connect_delegate, queues=queues) for queues in range(1, 5)},
 }
 
 
@@ -55,6 +56,7 @@ class Rank:
         self.ends = {way: (connect(THERE, self.groups), connect(BACK, self.groups)) for way, connect in WAYS.items()}
 
     def close(self) -> None:
+        """Close all wires."""
         for there, back in self.ends.values():
             there.close()
             back.close()
@@ -95,11 +97,11 @@ class Rank:
             sent = [there.data.send(message, number) for number in range(BURST)]
             done.wait(WAIT_S)
             elapsed = time.perf_counter() - begun
-            for one in sent:
-                one.wait(WAIT_S)
+            for outgoing in sent:
+                outgoing.wait(WAIT_S)
             return BURST * nbytes / elapsed
-        for one in [there.data.receive(kind, number) for number in range(BURST)]:
-            one.wait(WAIT_S)
+        for incoming in [there.data.receive(kind, number) for number in range(BURST)]:
+            incoming.wait(WAIT_S)
         back.control.send(torch.ones(1, dtype=torch.uint8), 1).wait(WAIT_S)
         return 0.0
 

@@ -22,8 +22,7 @@ from schedc.runtime.transports.choice import Wish, check_wishes, connection, har
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.injected import Injection
 from schedc.runtime.wiring import bare
-from schedc.text.plan_file import read_plan
-from schedc.text.trace_file import plan_sha256
+from schedc.text.plan_file import plan_sha256, read_plan
 from schedc.verify.plan import verify_plan
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from schedc.runtime.training import Training
 from schedc.runtime.transports.choice import stage_device
 from schedc.runtime.transports.gloo import connect_gloo
 from schedc.runtime.wiring import Wiring, bare
-from schedc.text.trace_file import plan_sha256
+from schedc.text.plan_file import plan_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

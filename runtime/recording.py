@@ -22,7 +22,8 @@ from schedc.runtime.clocks import ClockOffset, clock_offsets
 from schedc.runtime.failure import TransferFailed
 from schedc.runtime.groups import share
 from schedc.runtime.observe import Observer
-from schedc.text.trace_file import plan_sha256, write_trace_file
+from schedc.text.plan_file import plan_sha256
+from schedc.text.trace_file import write_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

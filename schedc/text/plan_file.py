@@ -6,6 +6,7 @@ Reading checks the file's shape alone; whether the plan holds what it promises i
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from schedc.text.pretty_json import pretty_json
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-__all__ = ["parse_plan", "plan_json", "plan_schema", "read_plan", "write_plan"]
+__all__ = ["parse_plan", "plan_json", "plan_schema", "plan_sha256", "read_plan", "write_plan"]
 
 
 class _Header(msgspec.Struct):
@@ -34,6 +35,11 @@ class _Header(msgspec.Struct):
 def plan_json(plan: Plan) -> bytes:
     """The plan file's bytes, laid out for review; they end with a newline."""
     return pretty_json(msgspec.to_builtins(file_of_plan(plan))).encode()
+
+
+def plan_sha256(plan: Plan) -> str:
+    """The digest of the plan file's bytes, by which ranks and traces know the plan."""
+    return hashlib.sha256(plan_json(plan)).hexdigest()
 
 
 def write_plan(plan: Plan, path: Path | str) -> None:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -20,14 +19,12 @@ from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 from schedc.text.atomic_write import write_atomically
 from schedc.text.perfetto import perfetto_json, trace_events
 from schedc.text.plan_errors import shown
-from schedc.text.plan_file import plan_json
 from schedc.text.tokens import OpWriter, TokenReader, parse_plan_op
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan
 
-__all__ = ["FORMAT", "VERSION", "parse_trace", "plan_sha256", "read_trace", "trace_json", "write_trace_file"]
+__all__ = ["FORMAT", "VERSION", "parse_trace", "read_trace", "trace_json", "write_trace_file"]
 
 FORMAT: Final = "schedc.trace"
 VERSION: Final = 1
@@ -91,11 +88,6 @@ class _TraceFile(Struct, frozen=True):
     """The part of the file that is read; viewers' keys are passed over."""
 
     schedc: _TraceEntry
-
-
-def plan_sha256(plan: Plan) -> str:
-    """What a trace knows its plan by: the digest of the plan file's bytes."""
-    return hashlib.sha256(plan_json(plan)).hexdigest()
 
 
 def trace_json(trace: Trace) -> bytes:

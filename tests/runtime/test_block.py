@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradients, run_all
+from stage_blocks import WAYS, WIDTH, Attention, Residual, Watching, assert_equal, gradients, run_all
 from torch import nn
-from torch.multiprocessing import reductions
 
 from schedc.errors import InvalidInput
 from schedc.runtime.block import Block
@@ -264,26 +263,6 @@ def test_parts_of_w_share_the_weights() -> None:
         block.backward_weight(part, (1, 2, 1))
         done.append(sum(one is not None for one in gradients(stage)) // 2)
     assert done == [1, 3, 4]
-
-
-class Watching(nn.Module):
-    """Layers whose inputs and outputs are watched: `live()` says which of them are still in memory."""
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.seen: list[Any] = []
-        self.watch: Any = reductions.StorageWeakRef
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = [self.watch(x.untyped_storage())]
-        for layer in self.layers:
-            x = layer(x)
-            self.seen.append(self.watch(x.untyped_storage()))
-        return x
-
-    def live(self) -> list[int]:
-        return [index for index, storage in enumerate(self.seen) if not storage.expired()]
 
 
 @pytest.mark.parametrize("split", [False, True])

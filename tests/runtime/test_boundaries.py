@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.batches import cut, inputs_of
@@ -19,15 +18,9 @@ from schedc.runtime.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorK
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:

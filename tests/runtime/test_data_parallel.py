@@ -10,7 +10,6 @@ import pytest
 import torch
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
@@ -18,15 +17,9 @@ from schedc.runtime.collectives import check_same_collectives, queue_of
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
 
 
 def plan(method: str, zero: int | None, *, microbatches: int = 4, size: int = 2, gathers: bool = True, **options: Any) -> Plan:

@@ -15,8 +15,6 @@ from rank_processes import DEAD, Ranks, rank_processes
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from schedc.ir.plan import Plan
 
 METHODS = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}, "chimera": {"placement": "bidirectional"}}
@@ -80,12 +78,6 @@ def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPat
         else:
             assert said.startswith(f"TransferFailed: rank {rank} {doing}: another rank has ended or failed, and its own message")
             assert "\n" not in said
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
 
 
 def planned(method: str, ranks: int = 4, microbatches: int = 8) -> Plan:

@@ -51,6 +51,7 @@ def script(order: list[int], ahead: int) -> list[list[tuple[str, int, float]]]:
 TRANSFERS = [(number % 3, torch.float32, (5, number + 1)) for number in range(COUNT)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     send=st.dictionaries(st.integers(0, COUNT - 1), st.sampled_from(["raise", "late", "lost"]), max_size=2),
@@ -70,6 +71,7 @@ def test_every_transfer_is_handed_over_once(two: Ranks, send: Any, receive: Any,
         assert results[1] == [[], 1]
 
 
+@pytest.mark.slow
 def test_a_transfer_that_is_lost_without_a_word(two: Ranks) -> None:
     """The sender believes it sent; the receiver's patience ends first, and the wait is still not over."""
     results = two.run(
@@ -85,8 +87,14 @@ def test_a_channel_that_does_not_connect(two: Ranks, culprit: int) -> None:
     assert results == [[[], 1], [[], 1]]
 
 
-@pytest.mark.parametrize("faults", [Faults(receive={2: "lost"}), Faults(send={2: "raise"}), Faults(receive={5: "late"})])
-@pytest.mark.parametrize("culprit", [1, 2])
+@pytest.mark.parametrize(
+    ("faults", "culprit"),
+    [
+        (Faults(receive={2: "lost"}), 1),
+        (Faults(send={2: "raise"}), 2),
+        (Faults(receive={5: "late"}), 2),
+    ],
+)
 def test_a_step_in_which_a_channel_fails(four: Ranks, faults: Faults, culprit: int) -> None:
     """The step ends with equal gradients; the two ranks warn once each; theirs is the delegate from then on, others' is not."""
     problem = make_problem(4, 4)

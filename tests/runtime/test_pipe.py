@@ -19,22 +19,9 @@ from schedc.ir.ops import WHOLE, Kind
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def assert_trains(results: list[Any]) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 from stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
@@ -18,15 +17,9 @@ from schedc.runtime.gradients import set_gradient_type
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:

@@ -10,24 +10,16 @@ import pytest
 import torch
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
-from stage_blocks import WAYS, WIDTH, Residual, gradients, run_all
+from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
-from torch.multiprocessing import reductions
 
 from schedc.runtime.block import Block
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def plan(method: str, **options: Any) -> Plan:
@@ -60,32 +52,12 @@ def test_an_unknown_stage(two: Ranks) -> None:
         assert said == "schedc.errors.InvalidInput: recompute: plan 'test' has no stage 7; its stages are 0 to 1"
 
 
-class Watching(nn.Module):
-    """Layers whose inputs and outputs are watched, run by run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Sigmoid()])
-        self.seen: list[Any] = []
-        self.watch: Any = reductions.StorageWeakRef
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = [self.watch(x.untyped_storage())]
-        for layer in self.layers:
-            x = layer(x)
-            self.seen.append(self.watch(x.untyped_storage()))
-        return x
-
-    def live(self) -> list[int]:
-        return [index for index, storage in enumerate(self.seen) if not storage.expired()]
-
-
 @pytest.mark.parametrize("split", [False, True])
 def test_only_the_input_is_held(split: bool) -> None:
     """Without the garbage collector."""
     gc.disable()
     try:
-        stage = Watching()
+        stage = Watching([nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Sigmoid()])
         held = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split)
         held.take()
         assert stage.live() == [0, 1, 3, 5]

@@ -9,7 +9,6 @@ import pytest
 import recording_runs
 from plans import one_f_one_b, plan_of, small_plan
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.analysis.compare import compare
 from schedc.analysis.simulate import simulate
@@ -19,11 +18,13 @@ from schedc.runtime.clocks import ClockOffset, best_offset
 from schedc.runtime.observe import OpTimes
 from schedc.runtime.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.registry import constructive
-from schedc.text.trace_file import plan_sha256, read_trace
+from schedc.text.plan_file import plan_sha256
+from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
 
@@ -184,12 +185,6 @@ def test_records_that_are_not_of_the_plan_or_not_of_the_same_steps_are_refused()
 def made(method: str, **options: Any) -> Plan:
     problem = make_problem(2, 8, costs_ns=(10, 12, 9), **options)
     return plan_of(problem, constructive(method)(problem))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def test_a_real_run_is_written_whole(two: Ranks, tmp_path: Path) -> None:

@@ -10,25 +10,19 @@ import pytest
 import torch
 from plans import one_f_one_b, plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.ir.problem import DataParallel
 from schedc.solvers.registry import constructive
 from schedc.text.plan_file import plan_json, write_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
 
 STAGES = ([0], [1])
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def sound(ranks: int = 2, microbatches: int = 4) -> Plan:

@@ -12,25 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.ir.ops import token
 from schedc.solvers.registry import constructive
-from schedc.text.plan_file import write_plan
-from schedc.text.trace_file import plan_sha256, read_trace
+from schedc.text.plan_file import plan_sha256, write_plan
+from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
 
 
 def made(method: str, microbatches: int = 6, costs_ns: tuple[int, int, int] = (10, 12, 9), **options: Any) -> Plan:

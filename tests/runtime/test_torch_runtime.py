@@ -22,7 +22,7 @@ from schedc.verify.torch_actions import layout_of, read_rows
 from schedc.verify.torch_csv import verify_torch_csv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from schedc.ir.plan import Plan
@@ -62,18 +62,6 @@ ranks = [0, 1]
 latency = "40 ms"
 transfer = "15 ms"
 """
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 def written(plan: Plan, directory: Path, layout: CsvFormat = "compute_comms", text: str | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import gpu_runs
 import pipeline_runs
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
+from random_schedules import random_schedules
 from rank_processes import DEAD, Ranks, rank_processes
 
 from schedc.runtime.transports.delegate import queues_needed
@@ -88,6 +90,20 @@ def assert_lost(said: list[Any], way: str, culprit: int) -> None:
     assert error == "ConnectionLost" and number <= (4 if way == "delegate" and culprit == 1 else 1)
 
 
+@pytest.mark.slow
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_receives_are_posted_in_the_order_of_the_sends(two: Ranks, data: st.DataObject) -> None:
+    """From the first step on, in which the shapes are not known; NCCL matches them by nothing else."""
+    placement: Any = data.draw(st.sampled_from(["loop", "wave", "bidirectional", [0, 1, 1, 0, 1, 0]]))
+    chunks = data.draw(st.integers(2, 3)) if placement in ("loop", "wave") else 1
+    links = {pair: data.draw(st.tuples(st.integers(0, 15), st.integers(0, 8))) for pair in [(0, 1), (1, 0)]}
+    problem = make_problem(2, data.draw(st.integers(1, 4)), placement=placement, chunks=chunks, links=links)
+    for result in two.run(transport_runs.train_without_tags, plan_of(problem, data.draw(random_schedules(problem)))):
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_killed(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
@@ -98,6 +114,7 @@ def test_a_peer_that_is_killed(tmp_path_factory: pytest.TempPathFactory, way: st
     assert_lost(results[1 - culprit], way, culprit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
@@ -149,3 +166,38 @@ def test_channels_that_cannot_be(two: Ranks) -> None:
         for refusal in two.run(transport_runs.refuse_channels, plan, channels):
             assert refusal.startswith(said)
     assert two.run(pipeline_runs.refuse, [plan, plan], [[0], [1]]) == ["accepted"] * 2
+
+
+def test_what_is_read_in_a_trace() -> None:
+    """The GPU benchmark's reader: copies on streams without kernels, and how long each runs beside one."""
+    kernel: dict[str, Any] = {"cat": "kernel", "name": "gemm", "args": {"stream": 7}}
+    events: list[dict[str, Any]] = [
+        kernel | {"ts": 0.0, "dur": 100.0},
+        kernel | {"ts": 150.0, "dur": 50.0},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)", "ts": 90.0, "dur": 80.0, "args": {"stream": 13}},
+        {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "ts": 300.0, "dur": 20.0, "args": {"stream": 17}},
+        {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "ts": 0.0, "dur": 20.0, "args": {"stream": 7}},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "ts": 0.0, "dur": 20.0, "args": {"stream": 17}},
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 0.0, "dur": 9.0},
+    ]
+    found = gpu_runs.read_overlap(events)
+    assert found == {"kernel_streams": 1, "copy_streams": 2, "copies": 2, "copy_ms": pytest.approx(0.1), "beside_ms": 0.03}
+
+
+def test_the_gpu_benchmark_on_a_cpu(two: Ranks) -> None:
+    """Its gradients' part, which takes any device."""
+    problem = make_problem(2, 4)
+    plan = plan_of(problem, constructive("zb-h1")(problem))
+    for result in two.run(gpu_runs.equal, plan, "float32", 16, 2, 3, "cpu"):
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-5 and result["loss"] == pytest.approx(result["expected"], rel=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
+def test_gradients_of_two_ranks_on_one_gpu(two: Ranks, dtype: str, limit: float) -> None:
+    problem = make_problem(2, 4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    for result in two.run(gpu_runs.equal, plan, dtype, 256, 2, 16):
+        assert isinstance(result, dict), result
+        assert result["error"] < limit

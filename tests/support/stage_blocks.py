@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.multiprocessing import reductions
 
 if TYPE_CHECKING:
     from schedc.runtime.block import Block
@@ -27,6 +28,26 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
         return result
+
+
+class Watching(nn.Module):
+    """Layers whose inputs and outputs are watched: `live()` says which of them are still in memory."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.seen: list[Any] = []
+        self.watch: Any = reductions.StorageWeakRef
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [self.watch(x.untyped_storage())]
+        for layer in self.layers:
+            x = layer(x)
+            self.seen.append(self.watch(x.untyped_storage()))
+        return x
+
+    def live(self) -> list[int]:
+        return [index for index, storage in enumerate(self.seen) if not storage.expired()]
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
-from schedc.text.trace_file import plan_sha256
+from schedc.text.plan_file import plan_sha256
 from schedc.verify.plan_needs import needs_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from schedc.runtime.program import Wire
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.fallback import Fallback
-from schedc.runtime.transports.gloo import connect_gloo
+from schedc.runtime.transports.gloo import GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,3 +235,31 @@ class _Counted:
     def receive(self, kind: TensorKind, tag: int) -> Any:
         self._counts[self._name] += 1
         return self._inner.receive(kind, tag)
+
+
+def train_without_tags(rank: int, plan: Plan) -> dict[str, Any]:
+    """`pipeline_runs.train` over gloo that, like NCCL, matches sends and receives by their order alone."""
+
+    def connection(*_: object) -> Any:
+        def connected(wire: Wire, groups: Groups) -> Ends:
+            ends = connect_gloo(wire, groups)
+            return ends._replace(data=_Untagged(groups.make((wire.source, wire.destination))))
+
+        return connected
+
+    before = vars(loading)["connection"]
+    vars(loading)["connection"] = connection
+    try:
+        return pipeline_runs.train(rank, plan)
+    finally:
+        vars(loading)["connection"] = before
+
+
+class _Untagged(GlooTransport):
+    """All tensors have the same tag."""
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Any:
+        return super().send(tensor, 0)
+
+    def receive(self, kind: TensorKind, tag: int) -> Any:
+        return super().receive(kind, 0)

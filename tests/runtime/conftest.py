@@ -1,0 +1,25 @@
+"""Groups of rank processes, one for each module of tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from rank_processes import Ranks, rank_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks."""
+    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four ranks."""
+    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
+        yield ranks
