@@ -1,13 +1,13 @@
 """Emulated against predicted: CrossPipe's table 5, M70 on 8 ranks in two sites, each cell as real processes on this machine.
 
-Every unidirectional cell, case 1 (16 microbatches) and case 3 (32, with twice the memory), is compiled with 1F1B, ZB-H1 and the best
-plan found (`auto`), and emulated: one process for each rank, delays on real gloo channels, compute replaced by waiting. Per plan it
-prints the predicted iteration, the median of the runs and the error; at the end mean and largest error, beside the 2.12 % that
-AdaPtis reports for its own model (figure 12: normalized throughput of training on GPUs, which an emulation is not). `--table 6` is
-the same model in four sites.
+Every unidirectional cell, case 1 (16 microbatches) and case 3 (32, with twice the memory), is compiled with 1F1B, ZB-H1 and the
+best plan found (`auto`), and emulated: one process for each rank, delays on real gloo channels, compute replaced by waiting. Per
+plan it prints the predicted iteration, the median of the runs and the error; at the end mean and largest error, beside the 2.12 %
+that AdaPtis reports for its own model (figure 12: normalized throughput of training on GPUs, which an emulation is not).
+`--table 6` is the same model in four sites.
 
-Run it as `python benchmarks/fidelity.py [--table 6] [--scale 1] [--runs 5] [--only TEXT] [--cells N] [--time-limit 10s]`; at scale 1
-a table takes 20 minutes. It exits with status 1 if a plan is off by more than 3 %.
+Run it as `python benchmarks/fidelity.py [--table 6] [--scale 1] [--runs 5] [--only TEXT] [--cells N] [--time-limit 10s]`; at scale
+1 a table takes 20 minutes. It exits with status 1 if a plan is off by more than 3 %.
 """
 
 from __future__ import annotations

@@ -211,6 +211,7 @@ def test_less_memory_and_slower_links_never_lower_a_bound() -> None:
             assert best_bound(tight).value_ns >= max(best_bound(loose).value_ns, best_bound(near).value_ns)
 
 
+@pytest.mark.slow
 def test_large_problem_keeps_all_bounds() -> None:
     values = {}
     for objective in ("makespan", "stage-span"):

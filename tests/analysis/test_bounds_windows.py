@@ -35,6 +35,7 @@ def test_never_above_the_optimum(problem: Problem, objective: str, cut: Kind | N
     assert best_ns is None or windows_bound(problem).value_ns <= best_ns
 
 
+@pytest.mark.slow
 @given(
     costs=st.lists(st.tuples(*[st.integers(1, 12)] * 3), min_size=2, max_size=2),
     fused=st.integers(-6, 3),

@@ -106,6 +106,7 @@ def test_shards_in_float32_of_weights_in_bf16(four: Ranks) -> None:
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_steps_leave_nothing_behind(four: Ranks, zero: int) -> None:
     for counts in four.run(feature_runs.live_tensors, plan("zb-h1", zero), 2):

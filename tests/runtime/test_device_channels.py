@@ -141,6 +141,7 @@ def test_nccl_says_what_has_failed(confirm: bool) -> None:
         group = pair.ends[1]._group
         group.error = "remote process exited or there was a network error"
         group.aborted = True
+        pair.ends[1]._side.mark().synchronize()
         with pytest.raises(ConnectionLost, match="network error"):
             if confirm:
                 incoming.wait(WAIT_S)

@@ -101,6 +101,7 @@ def test_a_rank_that_ends_at_any_moment(tmp_path_factory: pytest.TempPathFactory
         assert any(f"rank {peer}" in error for peer in range(4) if peer != rank), error
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_but_not_too_late(four: Ranks) -> None:
     plan = planned("1f1b")
     losses = [result[1] for result in four.run(fault_runs.be_late, plan, 2, 0.0, 60.0)]
@@ -110,6 +111,7 @@ def test_a_rank_that_is_late_but_not_too_late(four: Ranks) -> None:
         assert own == losses[rank] and len(own) == 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_too_late(four: Ranks) -> None:
     """All raise: some because they have waited long enough, then the others, the late one among them, because those are gone."""
     results = four.run(fault_runs.be_late, planned("1f1b"), 2, 2.0, 0.5)
@@ -177,6 +179,7 @@ def test_a_peer_with_another_plan(four: Ranks) -> None:
         assert said.error.startswith("CheckFailed: ranks 0 and 2 have different plans (sha256 ")
 
 
+@pytest.mark.slow
 def test_steps_leave_nothing_behind(four: Ranks) -> None:
     """After 10 steps as many tensors live as after 40; `benchmarks/overhead.py` looks at 1,000 steps and the process's memory."""
     for found in four.run(fault_runs.grow, planned("zb-v", microbatches=2), 40, 10):

@@ -75,6 +75,7 @@ def test_one_process(tmp_path: Path, placement: str) -> None:
         assert_trains(one.run(pipeline_runs.train, plan_of(problem, constructive("greedy")(problem))))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_valid_plan(four: Ranks, data: st.DataObject) -> None:
@@ -95,6 +96,7 @@ def test_gradients_accumulate_over_steps(two: Ranks, name: str) -> None:
         assert error < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "greedy with W in parts"])
 def test_memory_is_held_as_the_plan_says(two: Ranks, name: str) -> None:
     """A block lives from its F to the end of its BW or last W, and steps leave nothing behind."""

@@ -268,6 +268,7 @@ def test_types() -> None:
     assert under_autocast.held_bytes < UNIT + UNIT // 2 + weights_cast
 
 
+@pytest.mark.slow
 def test_a_models_layers_are_asked_for_one_by_one_and_let_go() -> None:
     alive: list[weakref.ref[nn.Module]] = []
     most = 0

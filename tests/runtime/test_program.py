@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_of, plans
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from schedc.runtime.program import Instruction, Message, Slot
 
 
+@pytest.mark.slow
 @given(plan=plans(), data=st.data())
 def test_programs_fit_together(plan: Plan, data: st.DataObject) -> None:
     """Every transfer is posted once, before it is needed, sent once and taken once; nothing is let go before it has been taken."""

@@ -124,6 +124,7 @@ def test_an_input_changed_in_place_is_refused() -> None:
         block.backward((torch.ones(2),))
 
 
+@pytest.mark.slow
 def test_steps_leave_nothing_behind(two: Ranks) -> None:
     for counts in two.run(feature_runs.live_recomputed, plan("zb-v", placement="wave", chunks=2)):
         assert counts == [counts[0]] * 4

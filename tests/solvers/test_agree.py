@@ -65,6 +65,7 @@ def test_milp_equals_cpsat_on_200_problems() -> None:
         agree(small_problem(seed, shared_trunks=seed % 2 == 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["makespan", "stage-span"])
 def test_milp_equals_brute_force(objective: str) -> None:
     """Where the model leaves nothing to a link, its optimum is the optimum; elsewhere its bound is below it."""

@@ -65,6 +65,7 @@ def test_equals_brute_force_on_three_hundred_tiny_problems() -> None:
     assert compared >= 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("latency", "occupancy", "optimum_ms"), [(0, 0, 2128), (2, 0.25, 2470), (2, 2, 2736)], ids=["none", "latency", "both"]
 )

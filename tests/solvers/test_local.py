@@ -41,6 +41,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert first == again
 
 
+@pytest.mark.slow
 def test_it_keeps_the_memory_limit_and_beats_zb_v_on_a_slow_wave() -> None:
     """CrossPipe's wave at (2, .25): its own schedule was measured at 148 ms per microbatch, ZB-V takes 205."""
     slow = (2 * M70_NS[0], M70_NS[0] // 4)

@@ -36,6 +36,7 @@ def test_a_thousand_microbatches_are_within_half_a_percent_where_memory_is_enoug
     assert makespan_ns - best_bound(problem).value_ns <= makespan_ns * 0.005
 
 
+@pytest.mark.slow
 def test_the_result_is_reproducible_and_depends_on_nothing_but_the_seed() -> None:
     problem = slow_middle(20, 2)
     first = periodic(problem, limits=Limits(seed=3), waves=(1,))

@@ -42,6 +42,7 @@ def test_it_repairs_an_order_that_is_plainly_bad() -> None:
     assert found.end_ns < simulate(problem, start).makespan_ns
 
 
+@pytest.mark.slow
 def test_it_beats_the_best_peer_on_a_v_with_little_memory() -> None:
     """Zero-bubble's 1.5B profile on 8 ranks, 24 microbatches, V, memory p: the best of the peers' generators takes 1188.5 ms."""
     from schedc.bench.instances import instances
