@@ -49,6 +49,7 @@ def test_never_above_the_optimum(problem: Problem, objective: str) -> None:
     assert best_ns is None or best_bound(problem) <= best_ns
 
 
+@pytest.mark.slow
 @given(
     costs=st.lists(st.tuples(*[st.integers(1, 8)] * 3), min_size=4, max_size=4),
     fused=st.integers(-6, 3),

@@ -199,6 +199,21 @@ def test_the_delegate_reads_one_message_more_than_was_asked_for() -> None:
         assert value.tolist() == [6.0] * 3
 
 
+def test_the_delegate_sends_nothing_that_is_not_computed() -> None:
+    with delegate() as pair:
+        pair.hold(0)
+        tensor = torch.zeros(3)
+        pair.compute(0, lambda: tensor.fill_(4.0))
+        pair.ends[0].send(tensor, 0)
+        incoming = pair.ends[1].receive(KIND, 0)
+        with pytest.raises(NoAnswer):
+            incoming.wait(0.05)
+        pair.held.set()
+        value = incoming.wait(WAIT_S)
+        pair.computed(1)
+        assert value.tolist() == [4.0] * 3
+
+
 def test_the_delegate_waits_for_no_compute() -> None:
     """What has come is on its way to the device though the compute there stands still, and the host goes on."""
     with delegate() as pair:

@@ -55,6 +55,7 @@ def iterations_ns(plan: Plan, queues: int = 4, scale: float = 1.0, runs: int = 2
     ]
 
 
+@pytest.mark.slow
 def test_no_run_is_faster_than_the_plan() -> None:
     """Links of their own keep their order, so that nothing can be early; the scale is taken out."""
     plan = slow_plan()

@@ -57,6 +57,7 @@ def assert_lost(said: list[str], rank: int) -> None:
     assert rest[-1].startswith("InvalidInput: the pipe is closed")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stuck(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It is alive and never answers: who waits for it gives up after `timeout_s`."""
     problem = make_problem(2, 4)
@@ -66,6 +67,7 @@ def test_a_rank_that_is_stuck(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert said[0].startswith("TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev: no answer in 1 s;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("comes", "doing"), [(False, "connects the ranks 0, 1, 2"), (True, "hears what the others have loaded")])
 def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPathFactory, comes: bool, doing: str) -> None:
     problem = make_problem(3, 4)

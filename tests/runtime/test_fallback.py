@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import transport_runs
+from fake_device import FakeLane
 from faults import Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,14 @@ from plans import plan_of
 from problems import make_problem
 from rank_processes import Ranks, rank_processes
 
+from schedc.runtime.header import TensorKind
+from schedc.runtime.transports.base import Ends
+from schedc.runtime.transports.fallback import Fallback
+from schedc.runtime.transports.words import Says, Word, Words
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 NONE = Faults()
 COUNT = 8
@@ -114,3 +120,60 @@ def test_a_step_in_which_a_channel_fails(four: Ranks, faults: Faults, culprit: i
         else:
             assert result["told"] == []
             assert last == {"gloo": 2 * 4, "delegate": 0}
+
+
+class Scripted:
+    """A transport whose receives give a number, and do something first."""
+
+    def __init__(self, value: float, before: Callable[[], None]) -> None:
+        self.value = value
+        self.before = before
+
+    def receive(self, kind: TensorKind, tag: int) -> Scripted:
+        return self
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        self.before()
+        return torch.full((1,), self.value)
+
+
+class OneLine:
+    """Groups of rank 1, of two, with one line between them."""
+
+    rank = 1
+    timeout_s = 20.0
+
+    def __init__(self, lane: FakeLane) -> None:
+        self.lane = lane
+
+    def make(self, ranks: Sequence[int]) -> FakeLane:
+        return self.lane
+
+
+def test_a_channel_that_is_given_up_while_its_tensor_comes() -> None:
+    """The other end may send it again from then on, so it must not be taken from the first."""
+    theirs, ours = FakeLane.pair()
+    heard: list[Says] = []
+    all_heard = threading.Event()
+
+    def hear(word: Word) -> None:
+        heard.append(word.says)
+        if word.says is Says.CHANGED:
+            all_heard.set()
+
+    line: Any = theirs
+    other = Words(line, "other")
+    other.listen(hear, lambda _: None)
+    other.say(Word(Says.READY))
+    made: list[Any] = []
+    first, second = Scripted(1.0, lambda: made[0].data.change("the card is gone")), Scripted(2.0, lambda: None)
+    ways: list[Any] = [lambda wire, groups, way=way: Ends(way, way) for way in (first, second)]
+    groups: Any = OneLine(ours)
+    made.append(Fallback(*ways, names=("first", "second"))(transport_runs.WIRE, groups))
+    incoming = made[0].data.receive(TensorKind(torch.float32, (1,)), 0)
+    with pytest.warns(RuntimeWarning, match="first failed \\(the card is gone\\); second carries"):
+        assert incoming.wait(20.0).item() == 2.0
+    assert all_heard.wait(20.0)
+    assert heard == [Says.READY, Says.CHANGED], "and never TAKEN"
+    made[0].close()
+    other.close()

@@ -45,6 +45,7 @@ def test_autocast(two: Ranks, method: str, options: dict[str, Any], recompute: b
     assert set.union(*(result["dtypes"] for result in results)) == {"torch.float32", "torch.bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "placement"), [("1f1b", "unidirectional"), ("zb-h1", "unidirectional"), ("chimera", "bidirectional")]
 )

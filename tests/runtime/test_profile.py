@@ -320,6 +320,7 @@ def test_what_cannot_be_measured_is_refused_by_name(model: Model, expected: str)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_equal_layers_become_one_over_the_samples_of_all() -> None:
     found = profile_model(gpt(), device=CPU, repeats=3, warmup=1)
     together = merged(found)

@@ -35,6 +35,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [True, {1}], ids=["all", "stage 1"])
 @pytest.mark.parametrize("name", PLANS)
 def test_the_same_bit_by_bit(two: Ranks, name: str, recompute: Any) -> None:

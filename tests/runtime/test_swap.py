@@ -68,6 +68,7 @@ def test_from_1f1b_to_zb_h1_to_greedy_in_parts(four: Ranks) -> None:
     assert not any(result["warnings"] for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "options"),
     [
@@ -104,6 +105,7 @@ def test_a_rank_that_never_calls(four: Ranks) -> None:
     assert [result["swaps"] for result in results] == [[("pending", None, None)]] * 2 + [[]] + [[("pending", None, None)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("microbatches", "grows"), [(3, False), (12, False), (12, True)])
 def test_another_number_of_microbatches(four: Ranks, microbatches: int, grows: bool) -> None:
     """The batch grows with it, or is cut into microbatches of another size."""
@@ -188,6 +190,7 @@ OTHER_STAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("other", "reason"), OTHER_STAGES)
 def test_plans_of_other_stages(four: Ranks, other: Plan, reason: str) -> None:
     plans = [made("1f1b"), other]
@@ -204,6 +207,7 @@ def test_a_second_swap_and_a_closed_pipe(four: Ranks) -> None:
     assert said == [[pending, pending, closed], [closed], [closed], [closed]]
 
 
+@pytest.mark.slow
 def test_a_recorder_begins_again(four: Ranks, tmp_path: Path) -> None:
     """A trace written after the swap holds the new plan's steps alone."""
     plans = [made("1f1b"), made("zb-h1")]

@@ -65,6 +65,7 @@ def exchanges(draw: st.DrawFn) -> tuple[list[Any], list[list[tuple[str, int, flo
     return transfers, [sends, receives]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(exchange=exchanges(), queues=st.integers(1, 4))
@@ -73,6 +74,7 @@ def test_any_order_of_sends_and_receives(two: Ranks, way: str, exchange: Any, qu
     assert two.run(transport_runs.exchange, way, transfers, script, queues) == [[[], 0], [[], 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PLANS)
 @pytest.mark.parametrize("queues", [1, 3])
 def test_gradients_through_the_delegate(two: Ranks, method: str, queues: int) -> None:
@@ -124,6 +126,7 @@ def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, 
     assert_lost(results[1 - culprit], way, culprit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_stuck(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:

@@ -54,6 +54,7 @@ def check(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_equals_brute_force_on_tiny_problems() -> None:
     compared = sum(check(seed) for seed in range(120))
     assert compared >= 20

@@ -28,6 +28,7 @@ def slow_middle(microbatches: int, in_flight: int) -> Problem:
     return make_problem(4, microbatches, costs_ns=M70_NS, in_flight=in_flight, links={(1, 2): slow, (2, 1): slow})
 
 
+@pytest.mark.slow
 def test_a_thousand_microbatches_are_within_half_a_percent_where_memory_is_enough() -> None:
     problem = slow_middle(1000, 8)
     schedule = periodic(problem)

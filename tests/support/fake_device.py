@@ -160,7 +160,9 @@ class FakeLane:
         return self._rank
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
-        return _LaneWork(self, partial(self._pass, _Letter(tensors[0]), peer, tag))
+        work = partial(self._pass, _Letter(tensors[0]), peer, tag)
+        work()  # on its way, whether or not anybody waits for it
+        return _LaneWork(self, work)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
         return _LaneWork(self, lambda: self._take(tensors[0], tag))

@@ -1,0 +1,95 @@
+"""Which channels a pipe gets, from what its ranks run on; and what is refused, in the same words on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.runtime.transports.choice import Hardware, Wish, check_wishes, hardware_of, stage_device, way
+
+CPU = Hardware(device="cpu")
+FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
+SAME = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
+SECOND = Hardware(device="cuda:0", gpu="GPU-2", nccl=True)
+"""In another process, or on another host, the second may have the first's name."""
+BARE = Hardware(device="cuda:1", gpu="GPU-3")
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "expected"),
+    [
+        (CPU, CPU, "gloo"),
+        (FIRST, SECOND, "nccl or delegate"),
+        (FIRST, SAME, "delegate"),
+        (FIRST, BARE, "delegate"),
+        (BARE, FIRST, "delegate"),
+    ],
+)
+def test_auto(source: Hardware, destination: Hardware, expected: str) -> None:
+    assert way("auto", source, destination) == expected
+
+
+def check(channels: Any, *ranks: Hardware, queues: int = 2) -> None:
+    wishes = [Wish(channels=channels, queues=queues, hardware=hardware) for hardware in ranks]
+    check_wishes(wishes, [(0, 1), (1, 0)])
+
+
+@pytest.mark.parametrize(
+    ("channels", "ranks"),
+    [
+        ("auto", (CPU, CPU)),
+        ("gloo", (CPU, CPU)),
+        ("delegate", (CPU, CPU)),
+        ("auto", (FIRST, SECOND)),
+        ("nccl", (FIRST, SECOND)),
+        ("nccl", (FIRST, SECOND, SAME)),
+        ("delegate", (FIRST, SAME)),
+        ("auto", (FIRST, SAME)),
+        ("auto", (BARE, BARE)),
+    ],
+)
+def test_accepted(channels: str, ranks: tuple[Hardware, ...]) -> None:
+    check(channels, *ranks)
+
+
+@pytest.mark.parametrize(
+    ("channels", "ranks", "kind", "said"),
+    [
+        ("nccl", (CPU, CPU), InvalidInput, "channels='nccl' carries tensors of GPUs, rank 0's stages are on the CPU"),
+        ("nccl", (FIRST, SAME), InvalidInput, "ranks 0 and 1 have the same GPU"),
+        ("nccl", (FIRST, BARE), Unsupported, "rank 1's PyTorch is built without NCCL"),
+        ("gloo", (FIRST, SECOND), InvalidInput, "channels='gloo' carries tensors of the CPU, rank 0's stages are on a GPU"),
+        ("auto", (FIRST, CPU), Unsupported, "rank 1's stages are on the CPU, rank 0's on a GPU"),
+        ("rdma", (CPU, CPU), InvalidInput, "channels='rdma'; expected one of 'auto', 'nccl', 'gloo', 'delegate'"),
+    ],
+)
+def test_refused(channels: str, ranks: tuple[Hardware, ...], kind: type[SchedcError], said: str) -> None:
+    with pytest.raises(kind) as error:
+        check(channels, *ranks)
+    assert said in str(error.value)
+
+
+def test_queues() -> None:
+    with pytest.raises(InvalidInput, match="queues=0; expected at least 1"):
+        check("auto", CPU, CPU, queues=0)
+
+
+def test_where_stages_are() -> None:
+    assert stage_device({}) == stage_device({0: nn.Identity()}) == torch.device("cpu")
+    assert stage_device({0: nn.Linear(2, 2), 1: nn.BatchNorm1d(2)}) == torch.device("cpu")
+    assert hardware_of(torch.device("cpu")) == CPU
+    with pytest.raises(Unsupported, match="stage 3 is on meta; the runtime executes stages on CPUs and CUDA GPUs"):
+        stage_device({3: nn.Linear(2, 2, device="meta")})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_stages_on_a_gpu() -> None:
+    own = nn.Linear(2, 2, device="cuda:0")
+    assert stage_device({0: nn.Identity(), 1: own}) == torch.device("cuda", 0)
+    assert hardware_of(torch.device("cuda", 0)) == hardware_of(own.weight.device)
+    with pytest.raises(Unsupported, match=r"stage 0 is on cpu, stage 1 on cuda:0; put all stages of a rank on one device"):
+        stage_device({0: nn.Linear(2, 2), 1: own})
