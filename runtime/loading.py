@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
+from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir.plan import Plan
-from schedc.runtime.collectives import check_weights
+from schedc.runtime.acceptance import accept, recomputed_stages
 from schedc.runtime.gradients import set_gradient_type
 from schedc.runtime.groups import Groups
 from schedc.runtime.pipe import Pipe
@@ -22,8 +22,7 @@ from schedc.runtime.transports.choice import Wish, check_wishes, connection, har
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.injected import Injection
 from schedc.runtime.wiring import bare
-from schedc.text.plan_file import plan_sha256, read_plan
-from schedc.verify.plan import verify_plan
+from schedc.text.plan_file import plan_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,15 +102,15 @@ def load(
     try:
         if data_parallel_group is not None:
             pipelines = Pipelines(timeout_s, data_parallel_group)
-        accept = partial(
-            _accept,
+        accepts = partial(
+            accept,
             stages=stages,
             loss_fn=loss_fn,
             groups=groups,
             replicas=None if pipelines is None else pipelines.size,
             recompute=recompute,
         )
-        checked, connect = _agree(plan, stages, accept, groups, pipelines, channels, queues, inject_links)
+        checked, connect = _agree(plan, stages, accepts, groups, pipelines, channels, queues, inject_links)
         if grad_dtype is not None:
             set_gradient_type(stages.values(), grad_dtype)
         return Pipe(
@@ -121,9 +120,9 @@ def load(
             loss_fn=loss_fn,
             timeout_s=timeout_s,
             observe=observe,
-            accept=accept,
+            accept=accepts,
             check_loss=check_loss,
-            recompute=_recomputed(recompute, checked),
+            recompute=recomputed_stages(recompute, checked),
             pipelines=pipelines,
             connect=connect,
             wrap=Injection(checked.problem, groups, device=stage_device(stages)).wrap if inject_links else bare,
@@ -138,7 +137,7 @@ def load(
 def _agree(
     plan: Path | str | Plan,
     stages: Mapping[int, nn.Module],
-    accept: Callable[[Path | str | Plan], Plan],
+    accepts: Callable[[Path | str | Plan], Plan],
     groups: Groups,
     pipelines: Pipelines | None,
     channels: Channels,
@@ -149,7 +148,7 @@ def _agree(
     refusal: SchedcError | None = None
     device = torch.device("cpu")
     try:
-        plan = accept(plan)
+        plan = accepts(plan)
         device = stage_device(stages)
         wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
         replicated = {stage for members in replicas_of(plan.problem) for stage in members}
@@ -204,79 +203,3 @@ def _apart(reports: Sequence[_Report]) -> str | None:
                     " build both from the same seed or checkpoint"
                 )
     return None
-
-
-def _recomputed(recompute: bool | Collection[int], plan: Plan) -> frozenset[int]:
-    """The stages that are recomputed.
-
-    Raises:
-        InvalidInput: the plan does not have one of them.
-    """
-    every = range(len(plan.problem.stages))
-    if isinstance(recompute, bool):
-        return frozenset(every if recompute else ())
-    unknown = sorted(set(recompute) - set(every))
-    if unknown:
-        raise InvalidInput(f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(every) - 1}")
-    return frozenset(recompute)
-
-
-def _accept(
-    plan: Path | str | Plan,
-    stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-    groups: Groups,
-    replicas: int | None,
-    recompute: bool | Collection[int],
-) -> Plan:
-    """The plan, unless it is unsound, or not for this rank of this job.
-
-    Raises:
-        SchedcError: says why.
-    """
-    plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    violations = verify_plan(plan)
-    if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
-    problem, rank = plan.problem, groups.rank
-    if problem.ranks != groups.size:
-        raise InvalidInput(
-            f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
-        )
-    _recomputed(recompute, plan)
-    _check_replicas(plan, stages, replicas)
-    expected = problem.stages_on(rank)
-    if sorted(stages) != list(expected):
-        raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
-    last = sorted({path[-1] for path in problem.paths} & stages.keys())
-    if last and loss_fn is None:
-        raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
-    return plan
-
-
-def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None) -> None:
-    """Refuse a plan for another number of pipelines than the job has; `replicas` is None where there is one.
-
-    Raises:
-        SchedcError: says why.
-    """
-    parallel = plan.problem.data_parallel
-    if replicas is None:
-        if parallel is not None:
-            raise InvalidInput(
-                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
-                " processes, or compile the job without [data_parallel]"
-            )
-        return
-    if parallel is not None and parallel.size != replicas:
-        raise InvalidInput(
-            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
-            " start as many pipelines, or compile for as many"
-        )
-    if replicas_of(plan.problem):
-        raise Unsupported(
-            f"plan {plan.name!r} has stages that are replicas of each other, and a data_parallel_group was given;"
-            " the runtime sums gradients inside a pipeline or between pipelines, not both"
-        )
-    check_weights(stages)

@@ -78,6 +78,7 @@ class Pipe:
         self._stages = stages
         self._loss_fn = loss_fn
         self._timeout_s = timeout_s
+        self._recorder = observe if isinstance(observe, Recorder) else None
         self._observer, self._now = observe, perf_counter_ns
         device = stage_device(stages)
         if observe is not None and device.type == "cuda":
@@ -223,9 +224,9 @@ class Pipe:
             TransferFailed: another rank has ended or does not answer.
         """
         self._check_open()
-        if not isinstance(self._observer, Recorder):
+        if self._recorder is None:
             raise InvalidInput("there is nothing recorded to write; give load observe=schedc.runtime.recording.Recorder()")
-        write_trace(self._observer, self._plan, self._groups.all, path)
+        write_trace(self._recorder, self._plan, self._groups.all, path)
 
     def close(self) -> None:
         """Close all connections. Closing again does nothing."""

@@ -35,10 +35,10 @@ LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
 """How long a rank may wait for an op that goes first, in units of the longest op."""
 WEIGHT_LAGS = (0.0, 1.0)
 """How many W a stage leaves waiting, in shares of how many fewer microbatches its round trip holds than the longest one."""
-TABLE_OPS = 50_000
+TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 18
-CLIMB_OPS = 40_000
+CLIMB_OPS = 30_000
 """About so many ops are placed by the climbs together."""
 CLIMBS = 2
 """The climbs start from so many best rules of the table."""
