@@ -117,7 +117,8 @@ class Executor:
             assert instruction.gives is not None
             self._local[instruction.gives] = given
         elif given:
+            sent_ns = self._now()  # before it is handed over: the peer may take it while this rank still hands it over
             self._wiring.senders[slot.wire].send(slot.at, given)
             if self._observer is not None:
                 wire = self._program.wires[slot.wire]
-                self._observer.sent(wire.transfers[slot.at], wire.destination, self._now())
+                self._observer.sent(wire.transfers[slot.at], wire.destination, sent_ns)

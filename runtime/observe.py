@@ -38,7 +38,7 @@ class Observer:
         """An op has run. On a GPU this is told after the step, when its events are known; always in the order of the queue."""
 
     def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
-        """This rank has handed a transfer, named by the op that produced it, to its channel to rank `peer`."""
+        """At this time the rank began to hand a transfer, named by the op that produced it, to its channel to rank `peer`."""
 
     def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
         """A transfer from rank `peer` had come by now, when an op takes it; it may have come earlier."""
