@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,8 +52,13 @@ def _files(folder: str) -> list[Path]:
     return [module] if module.exists() else sorted((PACKAGE / folder).rglob("*.py"))
 
 
-def _imports(folder: str) -> Iterator[tuple[str, str]]:
+@cache
+def _imports(folder: str) -> tuple[tuple[str, str], ...]:
     """(place, imported module) of every import, also those inside functions and for type checkers only."""
+    return tuple(_read_imports(folder))
+
+
+def _read_imports(folder: str) -> Iterator[tuple[str, str]]:
     for path in _files(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             place = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"

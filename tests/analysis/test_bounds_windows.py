@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SMALL = problems(max_ranks=3, max_microbatches=3, placements=("unidirectional", "bidirectional", "explicit"))
 
 
+@pytest.mark.slow
 @given(problem=SMALL, objective=st.sampled_from(["makespan", "stage-span"]), cut=st.sampled_from([None, Kind.F, Kind.B, Kind.W]))
 @settings(max_examples=50, deadline=None)
 def test_never_above_the_optimum(problem: Problem, objective: str, cut: Kind | None) -> None:

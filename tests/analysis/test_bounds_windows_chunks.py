@@ -35,6 +35,7 @@ def best_bound(problem: Problem) -> int:
     return max(found)
 
 
+@pytest.mark.slow
 @given(
     problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
     objective=st.sampled_from(["makespan", "stage-span"]),

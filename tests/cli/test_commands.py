@@ -72,6 +72,7 @@ def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> No
     assert found["gap"] == (found["makespan_ns"] - found["lower_bound_ns"]) / found["makespan_ns"]
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     limit = ("--deterministic-limit", "1")
     schedc("compile", JOB, "-o", tmp_path / "one.json", "--quiet", *limit)

@@ -38,6 +38,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients(two: Ranks, name: str, recompute: bool) -> None:

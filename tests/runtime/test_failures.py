@@ -87,6 +87,7 @@ def planned(method: str, ranks: int = 4, microbatches: int = 8) -> Plan:
     return plan_of(problem, constructive(method)(problem))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), [("1f1b", "kill"), ("zb-v", "exit"), ("chimera", "kill")])
 def test_a_rank_that_ends_at_any_moment(tmp_path_factory: pytest.TempPathFactory, method: str, way: str) -> None:
     """In the second step, somewhere in its middle; `benchmarks/faults.py` does it fifty times at random moments."""

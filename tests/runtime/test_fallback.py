@@ -93,6 +93,7 @@ def test_a_channel_that_does_not_connect(two: Ranks, culprit: int) -> None:
     assert results == [[[], 1], [[], 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "culprit"),
     [

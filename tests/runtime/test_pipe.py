@@ -54,6 +54,7 @@ def plan(name: str, ranks: int, microbatches: int = 8) -> Plan:
     return plan_of(problem, constructive(method)(problem))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_in_four_processes(four: Ranks, name: str) -> None:
     made = plan(name, 4)

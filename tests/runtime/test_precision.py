@@ -27,6 +27,7 @@ def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:
     return plan_of(problem, constructive(method)(problem))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
     ("method", "options"), [("1f1b", {}), ("zb-h1", {}), ("zb-v", {"placement": "wave", "chunks": 2})], ids=str

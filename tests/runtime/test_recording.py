@@ -187,6 +187,7 @@ def made(method: str, **options: Any) -> Plan:
     return plan_of(problem, constructive(method)(problem))
 
 
+@pytest.mark.slow
 def test_a_real_run_is_written_whole(two: Ranks, tmp_path: Path) -> None:
     """Two processes: every op and transfer of every kept step is there, in order, at times that can be."""
     plans = {
@@ -243,6 +244,7 @@ def check_real(plan: Plan, path: Path, times: list[list[tuple[int, int]]]) -> No
     }
 
 
+@pytest.mark.slow
 def test_all_ranks_hear_why_a_trace_is_not_written(two: Ranks, tmp_path: Path) -> None:
     one, other = two.run(recording_runs.train_and_fail_to_write, made("1f1b"), made("gpipe"), tmp_path)
     assert one == other

@@ -55,6 +55,7 @@ def one_step_of(results: Sequence[Any], number: int, state: str = "done") -> int
     return int(step)
 
 
+@pytest.mark.slow
 def test_from_1f1b_to_zb_h1_to_greedy_in_parts(four: Ranks) -> None:
     """All ranks call it before the same step, one of them 0.3 s late; then each before another one."""
     plans = [made("1f1b"), made("zb-h1"), made("greedy{n_sub=3}", **SLOW_LINK)]

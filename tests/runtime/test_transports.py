@@ -106,6 +106,7 @@ def test_receives_are_posted_in_the_order_of_the_sends(two: Ranks, data: st.Data
         assert result["error"] < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_killed(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:

@@ -159,6 +159,7 @@ def test_missing_highs_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None
             solve_milp(problem, incumbent, limits=NO_LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports", ["import pulp; from ortools.sat.python import cp_model", "from ortools.sat.python import cp_model; import pulp"]
 )

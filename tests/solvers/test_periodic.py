@@ -60,6 +60,7 @@ def test_tiled_waves_are_the_same_schedule() -> None:
     assert unroll(problem, wave.tiled(3)) == unroll(problem, wave)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_sub", [1, 4])
 def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: int) -> None:
     slow = (76_000_000, 9_500_000)

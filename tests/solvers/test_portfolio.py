@@ -38,6 +38,7 @@ def test_a_solvers_bound_is_marked_with_what_it_rests_on() -> None:
     assert "ortools" in compiled.solver_log[0]
 
 
+@pytest.mark.slow
 def test_the_history_only_improves_and_ends_at_the_plan() -> None:
     heard: list[Improvement] = []
     compiled = compile_problem(m70(0.25, 0.25), report=heard.append)
