@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
-from rank_processes import Ranks, rank_processes
 
 from schedc.runtime.header import TensorKind
 from schedc.runtime.transports.base import Ends
@@ -23,22 +22,12 @@ from schedc.runtime.transports.words import Says, Word, Words
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+
+    from rank_processes import Ranks
 
 NONE = Faults()
 COUNT = 8
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
-        yield ranks
 
 
 def script(order: list[int], ahead: int) -> list[list[tuple[str, int, float]]]:

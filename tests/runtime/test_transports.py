@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gpu_runs
 import pipeline_runs
@@ -19,17 +19,8 @@ from rank_processes import DEAD, Ranks, rank_processes
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.registry import constructive
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 WAYS = ["gloo", "delegate", "fallback"]
 PLANS: dict[str, dict[str, Any]] = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}}
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
-        yield ranks
 
 
 @st.composite
