@@ -20,8 +20,8 @@ from rich.table import Table
 
 from schedc.analysis.bounds import lower_bounds
 from schedc.analysis.simulate import simulate
+from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.errors import Unsupported
-from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.base import Limits
 from schedc.solvers.cpsat import solve_cpsat
 from schedc.solvers.greedy import greedy
@@ -33,6 +33,7 @@ from schedc.verify.schedule import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
 MS = 1_000_000
@@ -67,38 +68,9 @@ class Instance:
 
     def problem(self) -> Problem:
         """The problem itself."""
-        forward_ns, input_ns, weight_ns = M70_NS
-        middle = {self.ranks // 2 - 1, self.ranks // 2}
-        return Problem(
-            name=self.name,
-            ranks=self.ranks,
-            microbatches=self.microbatches,
-            stages=tuple(
-                Stage(
-                    rank=rank,
-                    forward_ns=(forward_ns,),
-                    backward_input_ns=(input_ns,),
-                    backward_weight_ns=(weight_ns,),
-                    backward_ns=(input_ns + weight_ns,),
-                    activation_bytes=2,
-                    activation_after_input_bytes=1,
-                )
-                for rank in range(self.ranks)
-            ),
-            paths=(tuple(range(self.ranks)),),
-            path_of=(0,) * self.microbatches,
-            links=tuple(
-                Link(
-                    source=a,
-                    destination=b,
-                    latency_ns=int(self.latency * forward_ns) if {a, b} == middle else 0,
-                    transfer_ns=int(self.occupancy * forward_ns) if {a, b} == middle else 0,
-                )
-                for low in range(self.ranks - 1)
-                for a, b in ((low, low + 1), (low + 1, low))
-            ),
-            memory_limit_bytes=(2 * self.in_flight,) * self.ranks,
-        )
+        cost = LinkCost(int(self.latency * M70_NS[0]), int(self.occupancy * M70_NS[0]))
+        slow = both_ways((self.ranks // 2 - 1,), cost)
+        return pipeline(self.name, self.ranks, self.microbatches, M70_NS, in_flight=self.in_flight, slow=slow)
 
 
 SLOW = ((2, 0.25), (0.25, 2), (2, 2))

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.runtime.observe import Observer
+    from schedc.runtime.transports.base import Connect
     from schedc.runtime.transports.choice import Channels
-    from schedc.runtime.wiring import Connect
 
 __all__ = ["load"]
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from schedc.runtime.pipelines import Pipelines
     from schedc.runtime.program import Program
     from schedc.runtime.shards import Shard
-    from schedc.runtime.wiring import Connect, Wrap
+    from schedc.runtime.transports.base import Connect
+    from schedc.runtime.wiring import Wrap
 
 __all__ = ["Pipe"]
 

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.groups import Groups
     from schedc.runtime.program import Wire
-    from schedc.runtime.transports.base import Ends
+    from schedc.runtime.transports.base import Connect, Ends
 
-__all__ = ["Connect", "Wiring", "Wrap", "bare"]
+__all__ = ["Wiring", "Wrap", "bare"]
 
-Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"
-"""Makes the ends of one wire on one of its ranks."""
 Wrap: TypeAlias = "Callable[[Wire, Ends], Ends]"
 """Puts something around them; asked anew for each plan that is laid over them."""
 

@@ -6,6 +6,7 @@ entered and that are still alive. What was there before (parameters, gradients, 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
@@ -59,19 +60,19 @@ class _AllocatorMeter:
         return int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.current"])
 
 
-class _CountingMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CountingMeter(TorchDispatchMode):
     """Sees the result of every operator, in the backward too."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._storages: WeakSet[torch.UntypedStorage] = WeakSet()
+    @cached_property
+    def _storages(self) -> WeakSet[torch.UntypedStorage]:
+        return WeakSet()
 
     def __torch_dispatch__(
         self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = _storages((args, kwargs))
         result = function(*args, **(kwargs or {}))
-        self._storages |= _storages(result) - given  # a view, or what an operator has written into, is nothing new
+        self._storages.update(_storages(result) - given)  # a view, or what an operator has written into, is nothing new
         return result
 
     def held_bytes(self) -> int:

@@ -6,16 +6,18 @@ order; a tag comes again in every step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+    from schedc.runtime.groups import Groups
     from schedc.runtime.header import TensorKind
+    from schedc.runtime.program import Wire
 
-__all__ = ["ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport"]
+__all__ = ["Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport"]
 
 
 class ConnectionLost(RuntimeError):
@@ -88,3 +90,7 @@ class Ends(NamedTuple):
     on the device, too. Raises as `wait` does."""
     close: Callable[[], None] = _closed
     """Ends what runs for the wire; what is under way on either end fails. Closing again does nothing."""
+
+
+Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"
+"""Makes the ends of one wire on one of its ranks; both of its ranks do this together."""

@@ -25,13 +25,13 @@ from schedc.runtime.transports.gloo import connect_gloo
 from schedc.runtime.transports.nccl import connect_nccl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
     from schedc.runtime.groups import Groups
     from schedc.runtime.program import Wire
-    from schedc.runtime.transports.base import Ends
+    from schedc.runtime.transports.base import Connect, Ends
 
 __all__ = ["Channels", "Hardware", "Wish", "check_wishes", "connection", "hardware_of", "stage_device", "way"]
 
@@ -145,7 +145,7 @@ def way(channels: Channels, source: Hardware, destination: Hardware) -> Way:
     return "nccl or delegate" if source.gpu != destination.gpu and source.nccl and destination.nccl else "delegate"
 
 
-def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Callable[[Wire, Groups], Ends]:
+def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Connect:
     """What connects a rank's wires.
 
     Args:
@@ -155,7 +155,7 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Calla
     """
     channels = wishes[rank].channels
     delegate = partial(connect_delegate, device=device, queues=wishes[rank].queues)
-    ways: dict[Way, Callable[[Wire, Groups], Ends]] = {
+    ways: dict[Way, Connect] = {
         "gloo": connect_gloo,
         "delegate": delegate,
         "nccl": partial(connect_nccl, device=device),

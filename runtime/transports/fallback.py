@@ -29,18 +29,15 @@ from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
 from schedc.runtime.transports.words import Says, Word, Words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from schedc.runtime.groups import Groups
     from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
-    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
+    from schedc.runtime.transports.base import Connect, Incoming, Outgoing, Transport
 
 __all__ = ["Fallback"]
 
-Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"
 Name: TypeAlias = "tuple[int, int]"
 """A transfer: its tag, and how many with this tag went before."""
 FOUND_THERE = "as the other end says"

@@ -110,7 +110,9 @@ def test_batches() -> None:
     assert (first.requires_grad, second.tolist()) == (False, [0, 0, 0])
     with pytest.raises(InvalidInput, match="rank 1: 2 microbatches of inputs were given, the plan has 3"):
         cut(pieces, 3, "inputs", 1)
+    named: Any = {"x": whole}
     with pytest.raises(InvalidInput, match="a microbatch of inputs must be a tensor or a tuple of tensors; found dict"):
-        inputs_of({"x": whole})  # type: ignore[arg-type]
+        inputs_of(named)
+    incomplete: Any = (whole, None)
     with pytest.raises(InvalidInput, match="must be a tensor or a tuple of tensors; found tuple with NoneType"):
-        inputs_of((whole, None))  # type: ignore[arg-type]
+        inputs_of(incomplete)

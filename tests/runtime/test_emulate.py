@@ -10,7 +10,7 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plans import one_f_one_b, plan_of
@@ -141,9 +141,9 @@ def test_collectives_are_waited_for(trunk: str | None) -> None:
         ({"queues": 2}, "queues: found 2, expected 4"),
     ],
 )
-def test_refusals(change: dict[str, float], said: str) -> None:
+def test_refusals(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        emulate(slow_plan(), **change)  # type: ignore[arg-type]
+        emulate(slow_plan(), **change)
 
 
 def test_a_plan_that_breaks_a_rule_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fault_runs
 import pipeline_runs
@@ -17,7 +17,11 @@ from schedc.solvers.registry import constructive
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-METHODS = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}, "chimera": {"placement": "bidirectional"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "zb-v": {"placement": "wave", "chunks": 2},
+    "chimera": {"placement": "bidirectional"},
+}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ METHODS = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}, "chimera": {"
 )
 def test_a_rank_that_ends_or_fails(tmp_path_factory: pytest.TempPathFactory, method: str, culprit: int, way: str) -> None:
     """The limit of the wait is far beyond the test's: all ranks learn of it at once, not by waiting."""
-    problem = make_problem(4, 8, **METHODS[method])  # type: ignore[arg-type]
+    problem = make_problem(4, 8, **METHODS[method])
     plan = plan_of(problem, constructive(method)(problem))
     with rank_processes(4, tmp_path_factory.mktemp("failing")) as ranks:
         results = ranks.run(pipeline_runs.fail, plan, culprit, way, 600.0)
@@ -83,7 +87,7 @@ def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPat
 
 
 def planned(method: str, ranks: int = 4, microbatches: int = 8) -> Plan:
-    problem = make_problem(ranks, microbatches, **METHODS[method])  # type: ignore[arg-type]
+    problem = make_problem(ranks, microbatches, **METHODS[method])
     return plan_of(problem, constructive(method)(problem))
 
 

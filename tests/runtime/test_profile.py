@@ -300,18 +300,26 @@ class Gives(nn.Module):
         return self.output
 
 
+A_NUMBER: Any = 1
+"""What type checkers would refuse."""
+
+
+def gives_a_number(_output: Any, _targets: Any) -> Any:
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         (Model(layers=[], inputs=torch.ones(2)), "the model has no layers"),
-        (Model(layers=[("a", nn.Linear(2, 2))], inputs=1), "inputs of the model: found int, expected a tensor or a tuple"),  # type: ignore[arg-type]
+        (Model(layers=[("a", nn.Linear(2, 2))], inputs=A_NUMBER), "inputs of the model: found int, expected a tensor or a tuple"),
         (Model(layers=[("a", nn.Linear(3, 2))], inputs=torch.ones(2)), r"layer 'a' fails: RuntimeError: .* \(linear\.py, line"),
         (Model(layers=[("a", Gives([1]))], inputs=torch.ones(2)), "layer 'a'.*list"),
         (
             Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.ones(2), loss_fn=lambda y, _: y),
             r"layer 'a': loss_fn gives a tensor of shape \[2\], expected a scalar tensor",
         ),
-        (Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.ones(2), loss_fn=lambda y, _: 1.0), "loss_fn gives float"),  # type: ignore[arg-type,return-value]
+        (Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.ones(2), loss_fn=gives_a_number), "loss_fn gives float"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(model: Model, expected: str) -> None:
