@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import feature_runs
 import pytest
+import replicated_runs
 import torch
 from plans import plan_of
 from problems import make_problem
@@ -60,33 +60,33 @@ def assert_trains(results: list[Any], zero: int | None) -> None:
 def test_two_pipelines_of_two_ranks(four: Ranks, name: str, zero: int | None) -> None:
     """None: the plan has no collectives, but there is a group of replicas."""
     method, options = PLANS[name]
-    assert_trains(four.run(feature_runs.train_replicated, plan(method, zero, **options), 2), zero)
+    assert_trains(four.run(replicated_runs.train_replicated, plan(method, zero, **options), 2), zero)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_adamw(four: Ranks, zero: int) -> None:
-    assert_trains(four.run(feature_runs.train_with_adamw, plan("zb-v", zero, placement="wave", chunks=2), 2), zero)
+    assert_trains(four.run(replicated_runs.train_with_adamw, plan("zb-v", zero, placement="wave", chunks=2), 2), zero)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_weight_of_two_stages(four: Ranks, zero: int) -> None:
     """On one rank of a wave the last stage uses the embedding of the first: one sum of it, whole when either needs it."""
-    results = four.run(feature_runs.train_tied, plan("zb-v", zero, placement="wave", chunks=2), 2)
+    results = four.run(replicated_runs.train_tied, plan("zb-v", zero, placement="wave", chunks=2), 2)
     assert_trains(results, zero)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_gradients_accumulate_over_steps(four: Ranks, zero: int) -> None:
     """What stood in `.grad` before a step is summed already."""
-    assert_trains(four.run(feature_runs.train_in_two_parts, plan("zb-h1", zero), 2), zero)
+    assert_trains(four.run(replicated_runs.train_in_two_parts, plan("zb-h1", zero), 2), zero)
 
 
 def test_four_pipelines_of_one_rank(four: Ranks) -> None:
     problem = replace(
         make_problem(1, 3), data_parallel=DataParallel(size=4, zero_stage=1, reduce_scatter_ns=(1,), all_gather_ns=(1,))
     )
-    results = four.run(feature_runs.train_replicated, plan_of(problem, constructive("greedy")(problem)), 4)
+    results = four.run(replicated_runs.train_replicated, plan_of(problem, constructive("greedy")(problem)), 4)
     for result in results:
         assert isinstance(result, dict), result
         assert max(result["gradients"], result["weights"]) < 1e-9
@@ -95,7 +95,7 @@ def test_four_pipelines_of_one_rank(four: Ranks) -> None:
 
 def test_shards_in_float32_of_weights_in_bf16(four: Ranks) -> None:
     """They keep what bf16 has no digits for; the modules get them rounded, all replicas the same."""
-    results = four.run(feature_runs.masters, plan("zb-h1", 1), 2)
+    results = four.run(replicated_runs.masters, plan("zb-h1", 1), 2)
     for result in results:
         assert isinstance(result, dict), result
         assert result["dtypes"] == {"torch.float32"}
@@ -109,13 +109,13 @@ def test_shards_in_float32_of_weights_in_bf16(four: Ranks) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_steps_leave_nothing_behind(four: Ranks, zero: int) -> None:
-    for counts in four.run(feature_runs.live_tensors, plan("zb-h1", zero), 2):
+    for counts in four.run(replicated_runs.live_tensors, plan("zb-h1", zero), 2):
         assert counts == [counts[0]] * 4
 
 
 def test_a_loss_that_is_not_finite(four: Ranks) -> None:
     """All processes hear of it, and can go on."""
-    said = four.run(feature_runs.not_finite, plan("1f1b", 0), 2)
+    said = four.run(replicated_runs.not_finite, plan("1f1b", 0), 2)
     for rank in (0, 1):
         assert said[rank][0].startswith("NonFiniteLoss: step 0: the loss of microbatch 1, computed on rank 1, is nan")
     for rank in (2, 3):
@@ -149,31 +149,31 @@ def test_the_queue() -> None:
 def test_refusals(four: Ranks) -> None:
     """Everybody refuses, and says whose fault it is."""
     fitting, larger, other = plan("1f1b", 0), plan("1f1b", 0, size=3), plan("1f1b", 0, microbatches=6)
-    for said in four.run(feature_runs.refuse_replicated, [larger] * 4, 2):
+    for said in four.run(replicated_runs.refuse_replicated, [larger] * 4, 2):
         assert said == (
             "InvalidInput: plan 'test' is for 3 replicas, the data_parallel_group has 2 processes;"
             " start as many pipelines, or compile for as many"
         )
-    said = four.run(feature_runs.refuse_replicated, [fitting, fitting, other, other], 2)
+    said = four.run(replicated_runs.refuse_replicated, [fitting, fitting, other, other], 2)
     different = "CheckFailed: pipelines 0 and 1 have different plans; give all the same file"
     assert said == [different] * 4
-    said = four.run(feature_runs.refuse_replicated, [fitting] * 4, 2, (0, 1, 0, 2))
+    said = four.run(replicated_runs.refuse_replicated, [fitting] * 4, 2, (0, 1, 0, 2))
     weights = "pipelines 0 and 1 have different weights of stage 1; build both from the same seed or checkpoint"
     assert [said[1], said[3]] == [f"CheckFailed: {weights}"] * 2
     assert [said[0], said[2]] == [f"CheckFailed: rank 1 has refused the plan: {weights}"] * 2
     bidirectional = plan("chimera", None, placement="bidirectional")
-    for one in four.run(feature_runs.refuse_replicated, [bidirectional] * 4, 2):
+    for one in four.run(replicated_runs.refuse_replicated, [bidirectional] * 4, 2):
         assert one.startswith("Unsupported: plan 'test' has stages that are replicas of each other, and a data_parallel_group")
-    assert four.run(feature_runs.refuse_replicated, [fitting] * 4, 2) == ["accepted"] * 4
+    assert four.run(replicated_runs.refuse_replicated, [fitting] * 4, 2) == ["accepted"] * 4
 
 
 def test_replicas_that_are_not(four: Ranks) -> None:
-    for said in four.run(feature_runs.refuse_mixed_up, plan("1f1b", 0)):
+    for said in four.run(replicated_runs.refuse_mixed_up, plan("1f1b", 0)):
         assert "the data_parallel_group has rank 0 of pipeline 0 and rank 1 of pipeline 1" in said or "has rank 1 of" in said
 
 
 def test_a_plan_with_collectives_needs_a_group(four: Ranks) -> None:
-    for said in four.run(feature_runs.refuse_without_group, plan("1f1b", 1)):
+    for said in four.run(replicated_runs.refuse_without_group, plan("1f1b", 1)):
         assert said == (
             "InvalidInput: plan 'test' has the collectives of 2 replicas; give load a data_parallel_group of as many processes,"
             " or compile the job without [data_parallel]"
@@ -182,7 +182,7 @@ def test_a_plan_with_collectives_needs_a_group(four: Ranks) -> None:
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_failure_reaches_all_pipelines(four: Ranks, zero: int) -> None:
-    said = four.run(feature_runs.fail_replicated, plan("1f1b", zero), 1)
+    said = four.run(replicated_runs.fail_replicated, plan("1f1b", zero), 1)
     assert said[1] == "ValueError: this stage cannot go on"
     for other in (0, 2, 3):
         assert said[other].startswith("TransferFailed: "), said
