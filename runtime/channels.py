@@ -4,11 +4,16 @@ Each wire has a transport of its own, so no channel ever waits behind another (C
 prev}). The tensors of a transfer have consecutive tags, from its place in the channel. Which of a boundary's tensors have gradients
 is said once, by the header; so both ends know what crosses, and nothing is sent for the others. A wait that fails says which op
 waited for what from whom.
+
+At the end of a step nobody waits for a send as such, which a lost peer may never end (see `schedc.runtime.transports.gloo`): the
+receiving end says that it has taken all.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
@@ -19,8 +24,6 @@ from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from schedc.ir.ops import Op
     from schedc.runtime.program import Message, Wire
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
@@ -30,11 +33,18 @@ __all__ = ["Boundaries", "Receiver", "Sender"]
 
 TAGS = MAX_TENSORS + 1
 """How many tags a transfer has: one for each tensor, the last for the header."""
+TAKEN = TensorKind(torch.uint8, (1,))
+"""What the receiving end sends when it has taken all transfers of a step."""
 
 
 def _header_tag(at: int) -> int:
     """The tag of the header that goes before transfer `at`."""
     return at * TAGS + MAX_TENSORS
+
+
+def _taken_tag(wire: Wire) -> int:
+    """The tag of what comes back when all is taken."""
+    return len(wire.messages) * TAGS
 
 
 class Boundaries(dict[int, tuple[TensorKind, ...]]):
@@ -107,6 +117,18 @@ class Sender:
         self._timeout_s = timeout_s
         self._introduced = set(boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
+        self._taken: Incoming | None = None
+
+    def begin(self) -> None:
+        """Before a step's first op: be ready to hear that all is taken.
+
+        Raises:
+            TransferFailed: the connection is lost.
+        """
+        try:
+            self._taken = self._control.receive(TAKEN, _taken_tag(self._wire))
+        except ConnectionLost as error:
+            raise TransferFailed(f"{self._finishing()}: {connection_lost(self._wire.destination)}") from error
 
     def send(self, at: int, value: Value) -> None:
         """Send transfer `at` of the wire without waiting; before a boundary's first output goes a header.
@@ -139,13 +161,26 @@ class Sender:
                 raise waiting_failed(self._doing(at), error, self._timeout_s, self._wire.destination) from error
 
     def flush(self) -> None:
-        """Wait until all is sent."""
+        """Wait until the peer has taken all transfers of the step, and let go of them.
+
+        Raises:
+            TransferFailed: it is gone or does not do it in time.
+        """
+        assert self._taken is not None
+        try:
+            self._taken.wait(self._timeout_s)
+        except (ConnectionLost, NoAnswer) as error:
+            raise waiting_failed(self._finishing(), error, self._timeout_s, self._wire.destination) from error
         for at in list(self._under_way):
             self.arrived(at)
 
     def _doing(self, at: int) -> str:
         wire = self._wire
         return f"rank {wire.source} sends {token(wire.transfers[at])} to rank {wire.destination} on {wire.name}"
+
+    def _finishing(self) -> str:
+        wire = self._wire
+        return f"rank {wire.source} waits until rank {wire.destination} has taken all transfers on {wire.name}"
 
 
 class Receiver:
@@ -160,10 +195,13 @@ class Receiver:
         self._headers: dict[int, tuple[int, Incoming]] = {}
         self._next = 0
         self._due = 0
+        self._left = 0
+        self._taken: Outgoing | None = None
 
-    def introduce(self) -> None:
-        """Post the receives of the headers of all boundaries that are not known yet; before a step's first op."""
+    def begin(self) -> None:
+        """Before a step's first op: post the receives of the headers of all boundaries that are not known yet."""
         self._next = self._due = 0
+        self._left = len(self._wire.messages)
         for at, message in enumerate(self._wire.messages):
             if not message.gradient and message.boundary not in self._boundaries and message.boundary not in self._headers:
                 self._headers[message.boundary] = (at, self._start(self._control, at, HEADER, _header_tag(at)))
@@ -204,9 +242,12 @@ class Receiver:
                 self._boundaries.setdefault(boundary, kinds)
         self.post(at)
         posted = self._posted.pop(at)
-        if not posted:
-            return ()
         come = [self._await(incoming, op, at, "waits for") for incoming in posted]
+        self._left -= 1
+        if not self._left:
+            self._confirm()
+        if not come:
+            return ()
         kinds = self._boundaries[message.boundary]
         if message.gradient:
             gradients = iter(come)
@@ -214,6 +255,29 @@ class Receiver:
         return tuple(
             tensor.detach().requires_grad_() if kind.gradient else tensor for kind, tensor in zip(kinds, come, strict=True)
         )
+
+    def finish(self) -> None:
+        """After a step's last op: wait until the peer has heard that all is taken.
+
+        Raises:
+            TransferFailed: it is gone or does not answer.
+        """
+        assert self._taken is not None
+        try:
+            self._taken.wait(self._timeout_s)
+        except (ConnectionLost, NoAnswer) as error:
+            raise waiting_failed(self._confirming(), error, self._timeout_s, self._wire.source) from error
+
+    def _confirm(self) -> None:
+        """Tell the peer that all is taken. Its receive is posted since its step began."""
+        try:
+            self._taken = self._control.send(torch.zeros(TAKEN.shape, dtype=TAKEN.dtype), _taken_tag(self._wire))
+        except ConnectionLost as error:
+            raise TransferFailed(f"{self._confirming()}: {connection_lost(self._wire.source)}") from error
+
+    def _confirming(self) -> str:
+        wire = self._wire
+        return f"rank {wire.destination} tells rank {wire.source} that all has come on {wire.receiver_name}"
 
     def _await(self, incoming: Incoming, op: Op, at: int, waits_for: str) -> torch.Tensor:
         try:

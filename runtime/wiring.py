@@ -95,9 +95,15 @@ class Wiring:
                     self.receivers[number] = Receiver(wire, ends, boundaries, self._timeout_s)
 
     def begin(self) -> None:
-        """Before a step's first op: be ready for what is not known yet."""
+        """Before a step's first op: be ready for what is not known yet, and for its end.
+
+        Raises:
+            TransferFailed: another rank has ended.
+        """
+        for sender in self.senders.values():
+            sender.begin()
         for receiver in self.receivers.values():
-            receiver.introduce()
+            receiver.begin()
 
     def finish(self) -> None:
         """After a step's last op: wait until all transfers are through.
@@ -107,6 +113,8 @@ class Wiring:
         """
         for sender in self.senders.values():
             sender.flush()
+        for receiver in self.receivers.values():
+            receiver.finish()
         rank = self._groups.rank
         for (source, destination, name), ends in self._ends.items():
             try:

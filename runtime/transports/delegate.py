@@ -3,7 +3,8 @@
 The sending end copies a tensor to pinned host memory on a stream of its own; one of several queues, in turn, sends it. The
 receiving end reads each queue eagerly, before an op asks, and copies what has come to the device as soon as its receive is posted.
 The ends agree on nothing but names: before a tensor goes its tag, and how often the tag has come. So queues may overtake each
-other, and receives may be posted in any order.
+other, and receives may be posted in any order. After it the receiving end confirms it: a queue would wait in vain for a send whose
+peer is lost (see `schedc.runtime.transports.gloo`).
 
 Helpers are threads, not processes as PipeMorph's. They spend their time in gloo and CUDA, which leave Python's lock alone, and need
 no memory shared between processes, nor signals through it; `benchmarks/transports.py` measures what they add.
@@ -18,14 +19,15 @@ import math
 import queue
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
 from schedc.errors import CheckFailed
+from schedc.runtime.header import TensorKind
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
-from schedc.runtime.transports.gloo import FOREVER, GlooTransport, hang_up
+from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
 
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from schedc.runtime.groups import Groups
-    from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
     from schedc.runtime.transports.base import Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
@@ -44,8 +45,9 @@ __all__ = ["QUEUES", "DelegateReceiver", "DelegateSender", "connect_delegate", "
 
 QUEUES = 2
 """Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
-TAG, TENSOR = 0, 1
+TAG, TENSOR, CONFIRMED = 0, 1, 2
 """gloo's tags of what goes through a queue."""
+CONFIRMATION = TensorKind(torch.uint8, (1,))
 PATIENCE_S = 5.0
 """How long closing waits for a thread; none takes long once its group is closed."""
 
@@ -155,26 +157,28 @@ class DelegateSender:
 
     def _serve(self, lane: dist.ProcessGroup, waiting: queue.SimpleQueue[_Outgoing | None]) -> None:
         """Send what one queue gets, until it is closed."""
-        peer = 1 - lane.rank()
+        line = GlooTransport(lane)
         while (outgoing := waiting.get()) is not None:
             error = self._error
             if error is None:
                 try:
-                    self._pass_on(outgoing, lane, peer)
+                    self._pass_on(outgoing, line)
                 except RuntimeError as lost:
                     error = self._error = str(lost)
             outgoing.finish(error)
 
-    def _pass_on(self, outgoing: _Outgoing, lane: dist.ProcessGroup, peer: int) -> None:
+    def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> None:
         parcel = outgoing.parcel
         assert parcel is not None
-        sent = [lane.send([torch.tensor([*outgoing.name, parcel.bytes.numel()])], peer, TAG)]
+        confirmed = line.receive(CONFIRMATION, CONFIRMED)
+        sent = [line.send(torch.tensor([*outgoing.name, parcel.bytes.numel()]), TAG)]
         if parcel.ready is not None:
             parcel.ready.synchronize()
         if parcel.bytes.numel():
-            sent.append(lane.send([parcel.bytes], peer, TENSOR))
-        for work in sent:
-            work.wait(FOREVER)
+            sent.append(line.send(parcel.bytes, TENSOR))
+        confirmed.wait(FOREVER_S)
+        for part in sent:
+            part.wait(FOREVER_S)
 
 
 class _Incoming:
@@ -276,16 +280,18 @@ class DelegateReceiver:
 
     def _serve(self, number: int) -> None:
         """Read one queue, until it or another is closed."""
-        lane = self._lanes[number]
-        peer = 1 - lane.rank()
+        line = GlooTransport(self._lanes[number])
+        confirmation = torch.zeros(CONFIRMATION.shape, dtype=CONFIRMATION.dtype)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
             try:
-                name, arrived = self._read(lane, peer)
+                name, arrived = self._read(line)
             except RuntimeError as lost:
                 self._end(str(lost))
                 return
+            with suppress(ConnectionLost):  # the next read finds it out, too
+                confirmed = line.send(confirmation, CONFIRMED)  # noqa: F841 held until the next: gloo needs it until it is taken
             with self._changed:
                 self._reading[number] += len(self._lanes)
                 incoming = self._expected.pop(name, None)
@@ -305,14 +311,14 @@ class DelegateReceiver:
         asked = at < self._asked + len(self._lanes)
         return asked or (self._waiting > 0 and at == min(self._reading)) or self._error is not None
 
-    def _read(self, lane: dist.ProcessGroup, peer: int) -> tuple[Name, torch.Tensor]:
+    def _read(self, line: GlooTransport) -> tuple[Name, torch.Tensor]:
         """A tensor's name and bytes."""
         label = torch.empty(3, dtype=torch.int64)
-        lane.recv([label], peer, TAG).wait(FOREVER)
+        line.receive_into(label, TAG).wait(FOREVER_S)
         tag, before, nbytes = label.tolist()
         arrived = self.staging.landing(nbytes)
         if nbytes:
-            lane.recv([arrived], peer, TENSOR).wait(FOREVER)
+            line.receive_into(arrived, TENSOR).wait(FOREVER_S)
         return (tag, before), arrived
 
     def _land(self, arrived: torch.Tensor, incoming: _Incoming) -> None:

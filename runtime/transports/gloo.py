@@ -1,4 +1,9 @@
-"""Tensors in the host's memory over gloo: a process group of two ranks for each wire, so that no wire waits for another."""
+"""Tensors in the host's memory over gloo: a process group of two ranks for each wire, so that no wire waits for another.
+
+When a connection is lost, gloo (of torch 2.13) ends the waits of receives of which nothing has come yet, and of sends that the peer
+is not ready for; other waits run into their time limit. So behind a large tensor goes a byte, for which its receiver waits first.
+Who waits for a send should know that it has come; where it does not, let the peer say so.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,22 @@ import torch
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch.distributed as dist
 
     from schedc.runtime.groups import Groups
     from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
 
-__all__ = ["FOREVER", "GlooTransport", "connect_gloo", "finish", "hang_up"]
+__all__ = ["FOREVER_S", "GlooTransport", "connect_gloo", "finish", "hang_up"]
 
-FOREVER = timedelta(days=1000)
+FOREVER_S = 1e8
 """The limit of a wait that others end, by `hang_up`: gloo closes a group whose wait runs out of time."""
-NOBODY_SENDS = 2**30
-"""A tag."""
+LARGE_BYTES = 1 << 16
+"""Less comes in one piece, but for rare cases, and the time for a byte behind it would be felt."""
+BEHIND, NOBODY_SENDS = 2**29, 2**30
+"""Tags: of the byte behind a large tensor, added to the tensor's own; of nothing."""
 
 
 def connect_gloo(wire: Wire, groups: Groups) -> Ends:
@@ -58,27 +67,29 @@ def hang_up(group: dist.ProcessGroup) -> None:
 class _Outgoing:
     """A send, which keeps its tensor alive."""
 
-    __slots__ = ("_tensor", "_work")
+    __slots__ = ("_tensor", "_works")
 
-    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
-        self._work = work
+    def __init__(self, works: Sequence[dist.Work], tensor: torch.Tensor) -> None:
+        self._works = works
         self._tensor = tensor
 
     def wait(self, timeout_s: float) -> None:
-        finish(self._work, timeout_s)
+        for work in self._works:
+            finish(work, timeout_s)
 
 
 class _Incoming:
     """A receive, and where it goes."""
 
-    __slots__ = ("_buffer", "_work")
+    __slots__ = ("_buffer", "_works")
 
-    def __init__(self, work: dist.Work, buffer: torch.Tensor) -> None:
-        self._work = work
+    def __init__(self, works: Sequence[dist.Work], buffer: torch.Tensor) -> None:
+        self._works = works
         self._buffer = buffer
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        finish(self._work, timeout_s)
+        for work in self._works:
+            finish(work, timeout_s)
         return self._buffer
 
 
@@ -89,18 +100,29 @@ class GlooTransport:
         """Take a group of this rank and its peer."""
         self._group = group
         self._peer = 1 - group.rank()
+        self._byte = torch.zeros(1, dtype=torch.uint8)
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`. The group is called directly: `dist.isend` checks its arguments for longer than gloo takes."""
         try:
-            return _Outgoing(self._group.send([tensor], self._peer, tag), tensor)
+            sent = self._group.send([tensor], self._peer, tag)
+            if tensor.nbytes < LARGE_BYTES:
+                return _Outgoing((sent,), tensor)
+            return _Outgoing((sent, self._group.send([self._byte], self._peer, BEHIND + tag)), tensor)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
 
     def receive(self, kind: TensorKind, tag: int) -> _Incoming:
         """As `Transport.receive`."""
-        buffer = torch.empty(kind.shape, dtype=kind.dtype)
+        return self.receive_into(torch.empty(kind.shape, dtype=kind.dtype), tag)
+
+    def receive_into(self, buffer: torch.Tensor, tag: int) -> _Incoming:
+        """As `receive`, into memory that is there."""
         try:
-            return _Incoming(self._group.recv([buffer], self._peer, tag), buffer)
+            coming = self._group.recv([buffer], self._peer, tag)
+            if buffer.nbytes < LARGE_BYTES:
+                return _Incoming((coming,), buffer)
+            behind = self._group.recv([torch.empty_like(self._byte)], self._peer, BEHIND + tag)
+            return _Incoming((behind, coming), buffer)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from schedc.runtime.transports.base import ConnectionLost
-from schedc.runtime.transports.gloo import FOREVER, hang_up
+from schedc.runtime.transports.gloo import FOREVER_S, finish, hang_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class Words:
         try:
             self._under_way.append(self._group.send([torch.tensor(word)], self._peer, 0))
             if len(self._under_way) > UNDER_WAY:
-                self._under_way.popleft().wait(FOREVER)  # it was heard long ago
+                finish(self._under_way.popleft(), FOREVER_S)  # it was heard long ago
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
 
@@ -84,7 +84,7 @@ class Words:
         heard = torch.empty(len(Word._fields), dtype=torch.int64)
         while True:
             try:
-                self._group.recv([heard], self._peer, 0).wait(FOREVER)
+                finish(self._group.recv([heard], self._peer, 0), FOREVER_S)
             except RuntimeError as error:
                 lost(str(error))
                 return

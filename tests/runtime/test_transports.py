@@ -119,6 +119,22 @@ def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["gloo", "delegate"])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_peer_that_is_killed_in_a_transfer(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
+    """Known at once, too, though gloo itself does not end the wait of what has come or gone in part."""
+    with rank_processes(2, tmp_path_factory.mktemp("killed")) as ranks:
+        results = ranks.run(transport_runs.die_in_a_transfer, way, culprit, limit_s=30)
+    assert results[culprit] == DEAD
+    said, waited_s = results[1 - culprit]
+    doing = [
+        "rank 0 waits until rank 1 has taken all transfers on send_next",
+        "rank 1: F1.1 waits for F0.1 from rank 0 on recv_prev",
+    ][1 - culprit]
+    assert said.startswith(f"{doing}: the connection is lost; rank {culprit} has ended or failed") and waited_s < 5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_stuck(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -147,12 +147,11 @@ class FakeLane:
         self.open = threading.Event()
         """What is sent from here waits until it is set."""
         self.open.set()
+        self._held: deque[tuple[queue.SimpleQueue[_Letter], _Letter]] = deque()
 
     @staticmethod
     def pair() -> tuple[FakeLane, FakeLane]:
-        shared: dict[tuple[int, int], queue.SimpleQueue[_Letter]] = {
-            (rank, tag): queue.SimpleQueue() for rank in range(2) for tag in range(2)
-        }
+        shared: dict[tuple[int, int], queue.SimpleQueue[_Letter]] = {}
         closed = threading.Event()
         return FakeLane(0, shared, closed), FakeLane(1, shared, closed)
 
@@ -160,24 +159,26 @@ class FakeLane:
         return self._rank
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
-        work = partial(self._pass, _Letter(tensors[0]), peer, tag)
-        work()  # on its way, whether or not anybody waits for it
-        return _LaneWork(self, work)
+        letter = _Letter(tensors[0])
+        self._held.append((self._letters(peer, tag), letter))
+        self.push()  # on its way, whether or not anybody waits for it
+        return _LaneWork(self, letter.taken.is_set)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _LaneWork:
         return _LaneWork(self, lambda: self._take(tensors[0], tag))
 
-    def _pass(self, letter: _Letter, peer: int, tag: int) -> bool:
-        if self.open.is_set() and not letter.posted:
-            letter.posted = True
-            self._shared[peer, tag].put(letter)
-        return letter.taken.is_set()
+    def push(self) -> None:
+        """Let go what is held, if the lane is open."""
+        while self.open.is_set() and self._held:
+            letters, letter = self._held.popleft()
+            letters.put(letter)
+
+    def _letters(self, rank: int, tag: int) -> queue.SimpleQueue[_Letter]:
+        return self._shared.setdefault((rank, tag), queue.SimpleQueue())
 
     def _take(self, tensor: torch.Tensor, tag: int) -> bool:
-        if (self._rank, tag) not in self._shared:
-            return False
         try:
-            letter = self._shared[self._rank, tag].get_nowait()
+            letter = self._letters(self._rank, tag).get_nowait()
         except queue.Empty:
             return False
         tensor.copy_(letter.tensor)
@@ -188,7 +189,6 @@ class FakeLane:
 class _Letter:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.posted = False
         self.taken = threading.Event()
 
 
@@ -200,6 +200,7 @@ class _LaneWork:
     def wait(self, timeout: timedelta) -> None:
         waited_s = 0.0
         while not self._attempt():
+            self._lane.push()
             if self._lane.closed.wait(0.001):
                 raise RuntimeError("Connection closed by peer")
             waited_s += 0.001

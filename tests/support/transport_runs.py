@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,13 @@ import torch
 from faults import Faults, faulty
 
 import schedc.runtime
+from schedc.ir.ops import Kind, Op
 from schedc.runtime import loading
+from schedc.runtime.channels import Boundaries, Receiver, Sender
+from schedc.runtime.failure import TransferFailed
 from schedc.runtime.groups import Groups
 from schedc.runtime.header import TensorKind
-from schedc.runtime.program import Wire
+from schedc.runtime.program import Message, Wire
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.fallback import Fallback
@@ -148,6 +152,44 @@ def end_in_the_middle(rank: int, way: str, how: str, culprit: int, timeout_s: fl
     ends.close()
     groups.close()
     return said
+
+
+def die_in_a_transfer(rank: int, way: str, culprit: int) -> tuple[str, float]:
+    """One rank is killed while a large tensor is under way: what the other says, and after how many seconds.
+
+    Rank 0 sends two and waits as at the end of a step; the boundary's shape is known when the second goes.
+    """
+    transfers = tuple(Op(Kind.F, 0, microbatch) for microbatch in range(2))
+    messages = tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(2))
+    wire = replace(WIRE, transfers=transfers, messages=messages)
+    groups = Groups(600.0)
+    ends = connect(way, groups)
+    sender, receiver = Sender(wire, ends, Boundaries(), 600.0), Receiver(wire, ends, Boundaries(), 600.0)
+    large = torch.ones(1 << 25)
+
+    def transfer(at: int) -> None:
+        if rank == 0:
+            sender.send(at, (large,))
+        else:
+            receiver.take(at, Op(Kind.F, 1, at))
+
+    (sender if rank == 0 else receiver).begin()
+    transfer(0)
+    groups.exchange(0)
+    if rank == culprit:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    begun = time.monotonic()
+    said = "nothing"
+    try:
+        transfer(1)
+        if rank == 0:
+            sender.flush()
+    except TransferFailed as error:
+        said = str(error)
+    waited_s = time.monotonic() - begun
+    ends.close()
+    groups.close()
+    return said, waited_s
 
 
 @contextmanager
