@@ -113,7 +113,7 @@ def load(
         checked, connect = _agree(plan, stages, accepts, groups, pipelines, channels, queues, inject_links)
         if grad_dtype is not None:
             set_gradient_type(stages.values(), grad_dtype)
-        return Pipe(
+        pipe = Pipe(
             checked,
             stages,
             groups,
@@ -132,6 +132,14 @@ def load(
             pipelines.close()
         groups.close()
         raise
+    try:  # a rank that is ready before the others must not close what they are still connecting
+        if pipelines is not None:
+            pipelines.exchange(None)
+        groups.exchange(None)
+    except BaseException:
+        pipe.close()
+        raise
+    return pipe
 
 
 def _agree(
