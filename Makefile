@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/schedc show build/m70-2dc.plan.json
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile     # two: many tests wait for processes of their own
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -180,7 +180,7 @@ def test_traces_that_lack_something(actions: tuple[tuple[str, int, int, int], ..
         (b"\x1f\x8b broken", "found no readable file"),
         (b'{"ranks": []}', "found JSON without traceEvents"),
         (b'{"traceEvents": []}', "found no PP: spans"),
-        (gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "PP:0F0"}]}'), "found no PP: spans"),
+        (gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "PP:0F0"}]}', mtime=0), "found no PP: spans"),
         (
             json.dumps([event("PP:0SEND_F0", 0, 1)]).encode(),
             r"found 1 PP: spans, none of them an F, I, W or B of its own \(0 OVERLAP_F_B\)",
