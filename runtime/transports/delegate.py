@@ -170,13 +170,12 @@ class DelegateSender:
     def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> None:
         parcel = outgoing.parcel
         assert parcel is not None
-        confirmed = line.receive(CONFIRMATION, CONFIRMED)
         sent = [line.send(torch.tensor([*outgoing.name, parcel.bytes.numel()]), TAG)]
         if parcel.ready is not None:
             parcel.ready.synchronize()
         if parcel.bytes.numel():
             sent.append(line.send(parcel.bytes, TENSOR))
-        confirmed.wait(FOREVER_S)
+        line.receive(CONFIRMATION, CONFIRMED).wait(FOREVER_S)
         for part in sent:
             part.wait(FOREVER_S)
 
@@ -281,17 +280,16 @@ class DelegateReceiver:
     def _serve(self, number: int) -> None:
         """Read one queue, until it or another is closed."""
         line = GlooTransport(self._lanes[number])
+        label = torch.empty(3, dtype=torch.int64)
         confirmation = torch.zeros(CONFIRMATION.shape, dtype=CONFIRMATION.dtype)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
             try:
-                name, arrived = self._read(line)
+                name, arrived = self._read(line, label)
             except RuntimeError as lost:
                 self._end(str(lost))
                 return
-            with suppress(ConnectionLost):  # the next read finds it out, too
-                confirmed = line.send(confirmation, CONFIRMED)  # noqa: F841 held until the next: gloo needs it until it is taken
             with self._changed:
                 self._reading[number] += len(self._lanes)
                 incoming = self._expected.pop(name, None)
@@ -300,6 +298,8 @@ class DelegateReceiver:
                 self._changed.notify_all()
             if incoming is not None:
                 self._land(arrived, incoming)
+            with suppress(ConnectionLost):  # the next read finds it out, too
+                confirmed = line.send(confirmation, CONFIRMED)  # noqa: F841 held until the next: gloo needs it until it is taken
             del name, arrived, incoming  # the tensor is not kept alive until the next one comes
 
     def _may_read(self, number: int) -> bool:
@@ -311,9 +311,8 @@ class DelegateReceiver:
         asked = at < self._asked + len(self._lanes)
         return asked or (self._waiting > 0 and at == min(self._reading)) or self._error is not None
 
-    def _read(self, line: GlooTransport) -> tuple[Name, torch.Tensor]:
-        """A tensor's name and bytes."""
-        label = torch.empty(3, dtype=torch.int64)
+    def _read(self, line: GlooTransport, label: torch.Tensor) -> tuple[Name, torch.Tensor]:
+        """A tensor's name and bytes, after its label."""
         line.receive_into(label, TAG).wait(FOREVER_S)
         tag, before, nbytes = label.tolist()
         arrived = self.staging.landing(nbytes)

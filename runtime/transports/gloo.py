@@ -1,7 +1,7 @@
 """Tensors in the host's memory over gloo: a process group of two ranks for each wire, so that no wire waits for another.
 
 When a connection is lost, gloo (of torch 2.13) ends the waits of receives of which nothing has come yet, and of sends that the peer
-is not ready for; other waits run into their time limit. So behind a large tensor goes a byte, for which its receiver waits first.
+is not ready for; other waits run into their time limit. So behind a large tensor goes a byte, for which its receiver waits.
 Who waits for a send should know that it has come; where it does not, let the peer say so.
 """
 
@@ -65,7 +65,7 @@ def hang_up(group: dist.ProcessGroup) -> None:
 
 
 class _Outgoing:
-    """A send, which keeps its tensor alive."""
+    """A send, and that of the byte behind it; once the last has gone, so have all. It keeps its tensor alive."""
 
     __slots__ = ("_tensor", "_works")
 
@@ -74,12 +74,11 @@ class _Outgoing:
         self._tensor = tensor
 
     def wait(self, timeout_s: float) -> None:
-        for work in self._works:
-            finish(work, timeout_s)
+        finish(self._works[-1], timeout_s)
 
 
 class _Incoming:
-    """A receive, and where it goes."""
+    """A receive, and that of the byte behind it; once the last has come, so have all."""
 
     __slots__ = ("_buffer", "_works")
 
@@ -88,8 +87,7 @@ class _Incoming:
         self._buffer = buffer
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        for work in self._works:
-            finish(work, timeout_s)
+        finish(self._works[-1], timeout_s)
         return self._buffer
 
 
@@ -100,7 +98,7 @@ class GlooTransport:
         """Take a group of this rank and its peer."""
         self._group = group
         self._peer = 1 - group.rank()
-        self._byte = torch.zeros(1, dtype=torch.uint8)
+        self._byte, self._heard = torch.zeros(2, 1, dtype=torch.uint8)  # what goes behind, and where it comes
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`. The group is called directly: `dist.isend` checks its arguments for longer than gloo takes."""
@@ -122,7 +120,7 @@ class GlooTransport:
             coming = self._group.recv([buffer], self._peer, tag)
             if buffer.nbytes < LARGE_BYTES:
                 return _Incoming((coming,), buffer)
-            behind = self._group.recv([torch.empty_like(self._byte)], self._peer, BEHIND + tag)
-            return _Incoming((behind, coming), buffer)
+            behind = self._group.recv([self._heard], self._peer, BEHIND + tag)
+            return _Incoming((coming, behind), buffer)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
