@@ -1,4 +1,7 @@
-"""How many microbatches a stage must have in flight so that the slowest rank has no gaps. Takes a Problem; one count per stage."""
+"""How many microbatches a stage should have in flight: for no gaps on the slowest rank, or none on the way of the first one back.
+
+Takes a Problem; gives one count per stage.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from schedc.ir.problem import Problem
 
-__all__ = ["round_trip_in_flight"]
+__all__ = ["in_flight_before_first_backward", "round_trip_in_flight"]
 
 
 def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, ...]:
@@ -24,18 +29,46 @@ def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, 
         problem: any placement.
         whole_period: whether the period has W in it.
     """
-    backward = Kind.B if problem.split_backward else Kind.BW
+    backward = _backward(problem)
     kinds = (Kind.F, Kind.B, Kind.W) if whole_period and problem.split_backward else (Kind.F, backward)
-    work_ns = [0] * problem.ranks
     visits = [problem.path_of.count(number) for number in range(len(problem.paths))]
+    work_ns = [0] * problem.ranks
     for path, count in zip(problem.paths, visits, strict=True):
         for index in path:
             stage = problem.stages[index]
             work_ns[stage.rank] += sum(count * _mean_ns(stage.durations_ns(kind)) for kind in kinds)
     busiest_ns = max(1, *work_ns)
-    links = {(link.source, link.destination): link for link in problem.links}
     trips = [1] * len(problem.stages)
-    for path, count in zip(problem.paths, visits, strict=True):
+    for number, index, trip_ns in _round_trips(problem):
+        trips[index] = max(trips[index], -(-trip_ns * visits[number] // busiest_ns))
+    return tuple(trips)
+
+
+def in_flight_before_first_backward(problem: Problem) -> tuple[int, ...]:
+    """Per stage, how many F it can run before its first B, so that no rank makes the first microbatch wait on its way back.
+
+    One more would be running when the first B could start, and put it off, at every rank on the way. So Zero Bubble fills its
+    warm-up (Qi et al., 2023, section 3.1, where a bubble before the first B is allowed). On a rank with several stages of a path
+    their F take turns.
+
+    Args:
+        problem: any placement.
+    """
+    backward = _backward(problem)
+    counts = [1] * len(problem.stages)
+    for number, index, trip_ns in _round_trips(problem):
+        stage = problem.stages[index]
+        neighbours = [problem.stages[other] for other in problem.paths[number] if problem.stages[other].rank == stage.rank]
+        turn_ns = max(1, sum(_mean_ns(neighbour.forward_ns) for neighbour in neighbours))
+        counts[index] = max(counts[index], (trip_ns - _mean_ns(stage.durations_ns(backward))) // turn_ns)
+    return tuple(counts)
+
+
+def _round_trips(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    """Of each path and each of its stages: the time from the start of the stage's F to the end of its B if nothing queues."""
+    backward = _backward(problem)
+    links = {(link.source, link.destination): link for link in problem.links}
+    for number, path in enumerate(problem.paths):
         trip_ns, next_rank = 0, None
         for index in reversed(path):
             stage = problem.stages[index]
@@ -45,8 +78,11 @@ def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, 
                 trip_ns += onward.latency_ns + onward.occupancy_ns(stage.message_bytes)
                 trip_ns += back.latency_ns + back.occupancy_ns(stage.gradient_message_bytes)
             next_rank = stage.rank
-            trips[index] = max(trips[index], -(-trip_ns * count // busiest_ns))
-    return tuple(trips)
+            yield number, index, trip_ns
+
+
+def _backward(problem: Problem) -> Kind:
+    return Kind.B if problem.split_backward else Kind.BW
 
 
 def _mean_ns(durations_ns: tuple[int, ...]) -> int:

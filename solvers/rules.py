@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from schedc.errors import Unsupported
-from schedc.solvers.greedy_round_trip import round_trip_in_flight
+from schedc.solvers.greedy_round_trip import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.local import facts_of, schedule_of_codes
 from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["rules"]
 
-CAPS: tuple[tuple[bool, int] | None, ...] = (None, *product((False, True), (0, 1, 2, 3)))
-"""Activations in flight: None, as many as memory holds; else so many more than `round_trip_in_flight`, with or without whole
-periods."""
+MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
+"""Activations in flight: so many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
+and `in_flight_before_first_backward`."""
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1), (2, 0, 1))
 """The places of F, B and W among ops that count as ready; 0 goes first."""
 LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
@@ -37,7 +37,7 @@ WEIGHT_LAGS = (0.0, 1.0)
 """How many W a stage leaves waiting, in shares of how many fewer microbatches its round trip holds than the longest one."""
 TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
-LEAST_RULES = 18
+LEAST_RULES = 20
 CLIMB_OPS = 30_000
 """About so many ops are placed by the climbs together."""
 CLIMBS = 2
@@ -98,7 +98,8 @@ def _table(
     apart = 2 * len(depth) + 100
     within = np.stack((-depth, depth, np.zeros_like(depth)))
     trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
-    in_flight = [facts.count if cap is None else np.minimum(facts.count, trips[cap[0]] + cap[1]) for cap in CAPS]
+    in_flight = [facts.count, np.array(in_flight_before_first_backward(problem), np.int64)]
+    in_flight += [np.minimum(facts.count, trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
     looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]

@@ -16,7 +16,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.frontend.placement import place
 from schedc.ir.ops import WHOLE, Kind
 from schedc.solvers.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
-from schedc.solvers.greedy_round_trip import round_trip_in_flight
+from schedc.solvers.greedy_round_trip import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.list_scheduler import list_schedule
 from schedc.solvers.registry import constructive
 from schedc.verify.schedule import verify_schedule
@@ -240,3 +240,11 @@ def test_round_trips_share_ranks_between_paths() -> None:
     """Bidirectional: each path has half of the microbatches and half of every rank."""
     assert place("bidirectional", 4).paths == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert round_trip_in_flight(make_problem(4, 8, placement="bidirectional"), whole_period=False) == (2, 2, 1, 1, 2, 2, 1, 1)
+
+
+def test_before_the_first_backward_a_stage_does_what_delays_nobody() -> None:
+    """Without links ZB-H2's warm-up, 2 (p - i) - 1; rank 0's B waits 22 ns longer for the links, time for two F; never none."""
+    assert in_flight_before_first_backward(make_problem(4, 8)) == (7, 5, 3, 1)
+    problem = make_problem(2, 8, links={(0, 1): (9, 4), (1, 0): (5, 4)})
+    assert in_flight_before_first_backward(problem) == (5, 1)
+    assert in_flight_before_first_backward(make_problem(2, 8, placement="wave", chunks=2)) == (3, 2, 1, 1)

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from problems import m70, make_problem, problems
 
 from schedc.analysis.simulate import simulate
+from schedc.bench.instances import instances
 from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
 from schedc.solvers.greedy import greedy
 from schedc.solvers.rules import rules
 from schedc.verify.schedule import verify_schedule
@@ -40,8 +42,17 @@ def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: fl
     assert simulate(problem, rules(problem)).makespan_ns <= most * optimum_ms * 1_000_000
 
 
+@pytest.mark.parametrize("microbatches", [96, 128, 256])
+def test_it_fills_the_warm_up_as_zero_bubble_does(microbatches: int) -> None:
+    """ZB-2p's published rates of 28.3B (Zero Bubble, table 5), which only an unhindered first backward reaches."""
+    (instance,) = (each for each in instances("zero-bubble-span") if each.name == f"zb-28.3B-p32-n{microbatches}-linear-2p-span")
+    span_ns = simulate(instance.problem, rules(instance.problem, climb_ops=0)).objective_ns("stage-span")
+    work_ns = microbatches * sum(instance.problem.duration_ns(kind, 0, 0) for kind in (Kind.F, Kind.B, Kind.W))
+    assert round(1 - work_ns / span_ns, 4) <= instance.published["ZB-2p"]
+
+
 def test_climbs_make_it_better() -> None:
-    problem = m70(0.25, 0.25)
+    (problem,) = (instance.problem for instance in instances("random") if instance.name == "random-09")
     climbed, table = (simulate(problem, rules(problem, climb_ops=ops)).makespan_ns for ops in (40_000, 0))
     assert climbed < table
 
