@@ -88,6 +88,8 @@ def solve(
             searches = _auto_searches(problem) if name == "auto" else ((method, 1.0),)
             runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is told at once
             try_methods(incumbent, candidate_names(problem), limits, candidates)
+            if incumbent.schedule is None or incumbent.gap > limits.gap:  # loads compiled code, which takes longer than the others
+                try_methods(incumbent, ("rules",), limits, candidates)
             for search, run, share in runs:
                 if incumbent.schedule is None or incumbent.gap <= limits.gap:
                     break

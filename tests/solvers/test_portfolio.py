@@ -69,8 +69,8 @@ def test_an_interruption_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(searches, "cpsat", interrupted)
-    compiled = compile_problem(m70(2, 2), method="cpsat")
-    assert compiled.plan.certificate.makespan_ns < 2800 * MS
+    compiled = compile_problem(m70(2, 0.25, microbatches=32, in_flight=10), method="cpsat")
+    assert compiled.plan.certificate.makespan_ns < 4000 * MS
     assert not compiled.plan.made_by.reproducible
 
 
