@@ -127,6 +127,7 @@ def neighbour(problem: Problem, op: Op, step: int) -> int | None:
     return path[at] if 0 <= at < len(path) else None
 
 
+@pytest.mark.slow
 @given(cases(shared_trunks=False))
 def test_without_shared_links_it_equals_a_longest_path(case: tuple[Problem, Schedule]) -> None:
     """A link of its own is FIFO in its source's order, so all waiting is a fixed graph, and times are longest paths in it."""

@@ -256,6 +256,7 @@ def test_garbage_is_refused_in_one_line(content: bytes, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @given(plans())
 def test_half_a_file_is_no_plan(plan: Plan) -> None:
     content = plan_json(plan)

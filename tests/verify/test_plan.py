@@ -257,11 +257,13 @@ def test_the_replay_equals_the_simulator(plan: Plan) -> None:
     assert [list(ends) for ends in replayed.ends_ns] == [timeline.end_ns(rank) for rank in range(timeline.ranks)]
 
 
+@pytest.mark.slow
 @given(plans(min_duration_ns=0, shared_trunks=False))
 def test_ops_without_duration_are_valid_too(plan: Plan) -> None:
     assert verify_plan(plan) == ()
 
 
+@pytest.mark.slow
 @given(st.data(), plans())
 def test_two_transfers_swapped_on_one_end_are_caught(data: st.DataObject, plan: Plan) -> None:
     long = [(rank.rank, entry) for rank in plan.ranks for entry in rank.channels if len(entry.transfers) > 1]

@@ -152,6 +152,7 @@ def test_a_circle_among_many_is_found_at_once() -> None:
     assert circle(swapped) == "[F1.3 from rank 1 to 2] -> [F1.389 from rank 1 to 2] -> [F1.3 from rank 1 to 2]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 10**9])
 @given(st.data(), plans())
 def test_it_reports_exactly_the_plans_that_get_stuck(most: int, data: st.DataObject, plan: Plan) -> None:

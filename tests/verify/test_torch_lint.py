@@ -249,6 +249,7 @@ def mutate(data: st.DataObject, rows: list[list[str]], plan: Plan) -> None:
         row[at] = re.sub(r"^\d+", lambda m: str((int(m[0]) + 1) % len(plan.problem.stages)), row[at])
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data(), plan=torch_plans(max_microbatches=3))
 def test_a_changed_csv_is_refused_exactly_where_torch_would_go_wrong(data: st.DataObject, plan: Plan) -> None:
