@@ -18,7 +18,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
 from schedc.runtime.failure import TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.header import HEADER, MAX_TENSORS, TensorKind, decode, encode, kinds_of
+from schedc.runtime.header import HEADER, MAX_TENSORS, RECEIPT, TensorKind, decode, encode, kinds_of
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ __all__ = ["Boundaries", "Receiver", "Sender"]
 
 TAGS = MAX_TENSORS + 1
 """How many tags a transfer has: one for each tensor, the last for the header."""
-TAKEN = TensorKind(torch.uint8, (1,))
-"""What the receiving end sends when it has taken all transfers of a step."""
 
 
 def _header_tag(at: int) -> int:
@@ -126,7 +124,7 @@ class Sender:
             TransferFailed: the connection is lost.
         """
         try:
-            self._taken = self._control.receive(TAKEN, _taken_tag(self._wire))
+            self._taken = self._control.receive(RECEIPT, _taken_tag(self._wire))
         except ConnectionLost as error:
             raise TransferFailed(f"{self._finishing()}: {connection_lost(self._wire.destination)}") from error
 
@@ -271,7 +269,7 @@ class Receiver:
     def _confirm(self) -> None:
         """Tell the peer that all is taken. Its receive is posted since its step began."""
         try:
-            self._taken = self._control.send(torch.zeros(TAKEN.shape, dtype=TAKEN.dtype), _taken_tag(self._wire))
+            self._taken = self._control.send(torch.zeros(RECEIPT.shape, dtype=RECEIPT.dtype), _taken_tag(self._wire))
         except ConnectionLost as error:
             raise TransferFailed(f"{self._confirming()}: {connection_lost(self._wire.source)}") from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import InvalidInput
-from schedc.solvers.greedy_round_trip import round_trip_in_flight
+from schedc.solvers.in_flight import round_trip_in_flight
 from schedc.solvers.list_scheduler import Rule, list_schedule
 
 if TYPE_CHECKING:

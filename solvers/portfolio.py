@@ -126,7 +126,7 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, told
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
-    """The constructive methods that every search starts from, with their options."""
+    """The constructive methods that every search starts from, with their options; `rules` comes after them."""
     greedy = ("greedy",) if _num_ops(problem) >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
     return (*TEMPLATE_NAMES, *greedy, "paced", "paced{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
 

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from schedc.errors import Unsupported
-from schedc.solvers.greedy_round_trip import in_flight_before_first_backward, round_trip_in_flight
+from schedc.solvers.in_flight import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.local import facts_of, schedule_of_codes
 from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
 

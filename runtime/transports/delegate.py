@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.header import TensorKind
+from schedc.runtime.header import RECEIPT
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from schedc.runtime.groups import Groups
+    from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
-    from schedc.runtime.transports.base import Transport
+    from schedc.runtime.transports.base import Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 
 __all__ = ["QUEUES", "DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
@@ -47,7 +48,6 @@ QUEUES = 2
 """Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
 TAG, TENSOR, CONFIRMED = 0, 1, 2
 """gloo's tags of what goes through a queue."""
-CONFIRMATION = TensorKind(torch.uint8, (1,))
 PATIENCE_S = 5.0
 """How long closing waits for a thread; none takes long once its group is closed."""
 
@@ -175,7 +175,7 @@ class DelegateSender:
             parcel.ready.synchronize()
         if parcel.bytes.numel():
             sent.append(line.send(parcel.bytes, TENSOR))
-        line.receive(CONFIRMATION, CONFIRMED).wait(FOREVER_S)
+        line.receive(RECEIPT, CONFIRMED).wait(FOREVER_S)
         for part in sent:
             part.wait(FOREVER_S)
 
@@ -230,6 +230,8 @@ class DelegateReceiver:
         self._waiting = 0
         self._reading = list(range(len(lanes)))
         """By queue, the number of the message that it reads or will read next, in the order of sending."""
+        self._confirmed: dict[int, Outgoing] = {}
+        """By queue, its last confirmation: gloo needs it until it is taken, which it is before the next one."""
         self._ended = 0
         self._error: str | None = None
         self._threads = [
@@ -281,7 +283,7 @@ class DelegateReceiver:
         """Read one queue, until it or another is closed."""
         line = GlooTransport(self._lanes[number])
         label = torch.empty(3, dtype=torch.int64)
-        confirmation = torch.zeros(CONFIRMATION.shape, dtype=CONFIRMATION.dtype)
+        receipt = torch.zeros(RECEIPT.shape, dtype=RECEIPT.dtype)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
@@ -299,7 +301,7 @@ class DelegateReceiver:
             if incoming is not None:
                 self._land(arrived, incoming)
             with suppress(ConnectionLost):  # the next read finds it out, too
-                confirmed = line.send(confirmation, CONFIRMED)  # noqa: F841 held until the next: gloo needs it until it is taken
+                self._confirmed[number] = line.send(receipt, CONFIRMED)
             del name, arrived, incoming  # the tensor is not kept alive until the next one comes
 
     def _may_read(self, number: int) -> bool:

@@ -16,7 +16,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.frontend.placement import place
 from schedc.ir.ops import WHOLE, Kind
 from schedc.solvers.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
-from schedc.solvers.greedy_round_trip import in_flight_before_first_backward, round_trip_in_flight
+from schedc.solvers.in_flight import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.list_scheduler import list_schedule
 from schedc.solvers.registry import constructive
 from schedc.verify.schedule import verify_schedule
