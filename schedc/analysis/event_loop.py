@@ -23,17 +23,18 @@ def event_loop(
     begin: Any,
     duration_ns: Any,
     gate_ns: Any,
+    gate_delta: Any,
     waits: Any,
     consumer: Any,
     rank_of: Any,
-    tie: Any,
     resource: Any,
     occupancy_ns: Any,
     latency_ns: Any,
     collective_after: Any,
     collective_resource: Any,
     collective_ns: Any,
-    resource_free_ns: Any,
+    free_ns: Any,
+    free_delta: Any,
     starts_ns: Any,
     transfer_start_ns: Any,
     arrival_ns: Any,
@@ -41,25 +42,27 @@ def event_loop(
 ) -> int:
     """Run every rank's ops in order; returns how many ops ran, fewer than all of them where the order deadlocks.
 
-    Op ends are taken in order of time, so the transfers that they make ready reach each link or trunk in order of ready time,
-    ties by source rank, stage, microbatch (cost model, "Transfers"). A rank has at most one running op, so the heap never
-    holds more entries than there are ranks.
+    A moment is a nanosecond and a delta within it (cost model, "Moments"): what takes no time ends one delta after it starts, so
+    nothing ends at the moment at which what it waited for ended. Op ends are taken in order of their moments, so the transfers and
+    collectives that they make ready reach each link or trunk in that order, ties by source rank. A rank has at most one running
+    op, so the heap never holds more entries than there are ranks, and no rank ends two ops at one moment.
 
     Args:
         begin: per rank, its first op; one more entry at the end.
         duration_ns: per op.
-        gate_ns: per op, the earliest start known before it runs; changed while running.
+        gate_ns: per op, the nanosecond of the earliest start known before it runs; changed while running.
+        gate_delta: per op, the delta of that; changed while running.
         waits: per op, 1 where a transfer must arrive first; changed while running.
         consumer: per op, the op that its transfer goes to, or -1.
         rank_of: per op.
-        tie: per op, the order among ops of one rank that end at the same time.
         resource: per op, the link or trunk of its transfer.
         occupancy_ns: per op, of its transfer.
         latency_ns: per op, of its transfer.
         collective_after: per op, the reduce-scatter that its end makes ready, or -1.
         collective_resource: per collective.
         collective_ns: per collective.
-        resource_free_ns: per resource, when it is free; changed while running.
+        free_ns: per resource, the nanosecond at which it is free; changed while running.
+        free_delta: per resource, the delta of that; changed while running.
         starts_ns: per op, written.
         transfer_start_ns: per op, written where it sends.
         arrival_ns: per op, written where it sends.
@@ -73,36 +76,46 @@ def event_loop(
         first = at[rank]
         if first < begin[rank + 1] and not waits[first]:
             starts_ns[first] = gate_ns[first]
-            heapq.heappush(running, (gate_ns[first] + duration_ns[first], rank, tie[first], first))
+            delta = 0 if duration_ns[first] > 0 else gate_delta[first] + 1
+            heapq.heappush(running, (gate_ns[first] + duration_ns[first], delta, rank, first))
     while len(running) > 0:
-        now_ns, rank, _, op = heapq.heappop(running)
+        now_ns, now_delta, rank, op = heapq.heappop(running)
         ended += 1
         other = consumer[op]
         if other >= 0:
-            link = resource[op]
-            left_ns = max(now_ns, resource_free_ns[link])
-            transfer_start_ns[op] = left_ns
-            left_ns += occupancy_ns[op]
-            resource_free_ns[link] = left_ns
-            left_ns += latency_ns[op]
-            arrival_ns[op] = left_ns
+            link, moment_ns, delta = resource[op], now_ns, now_delta
+            if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
+                moment_ns, delta = free_ns[link], free_delta[link]
+            transfer_start_ns[op] = moment_ns
+            delta = 0 if occupancy_ns[op] > 0 else delta + 1
+            moment_ns += occupancy_ns[op]
+            free_ns[link], free_delta[link] = moment_ns, delta
+            if latency_ns[op] > 0:
+                delta = 0
+            moment_ns += latency_ns[op]
+            arrival_ns[op] = moment_ns
             waits[other] = 0
-            gate_ns[other] = max(gate_ns[other], left_ns)
-            if at[rank_of[other]] == other:
-                starts_ns[other] = gate_ns[other]
-                heapq.heappush(running, (gate_ns[other] + duration_ns[other], rank_of[other], tie[other], other))
+            if moment_ns > gate_ns[other] or (moment_ns == gate_ns[other] and delta > gate_delta[other]):
+                gate_ns[other], gate_delta[other] = moment_ns, delta
         collective = collective_after[op]
         if collective >= 0:
-            link = collective_resource[collective]
-            collective_start_ns[collective] = max(now_ns, resource_free_ns[link])
-            resource_free_ns[link] = collective_start_ns[collective] + collective_ns[collective]
+            link, moment_ns, delta = collective_resource[collective], now_ns, now_delta
+            if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
+                moment_ns, delta = free_ns[link], free_delta[link]
+            collective_start_ns[collective] = moment_ns
+            free_ns[link] = moment_ns + collective_ns[collective]
+            free_delta[link] = 0 if collective_ns[collective] > 0 else delta + 1
         following = op + 1
         at[rank] = following
-        if following < begin[rank + 1]:
-            gate_ns[following] = max(gate_ns[following], now_ns)
-            if not waits[following]:
-                starts_ns[following] = gate_ns[following]
-                heapq.heappush(running, (gate_ns[following] + duration_ns[following], rank, tie[following], following))
+        if following == begin[rank + 1]:
+            following = -1
+        elif now_ns > gate_ns[following] or (now_ns == gate_ns[following] and now_delta > gate_delta[following]):
+            gate_ns[following], gate_delta[following] = now_ns, now_delta
+        for freed in (other, following):
+            if freed >= 0 and at[rank_of[freed]] == freed and not waits[freed]:
+                starts_ns[freed] = gate_ns[freed]
+                delta = 0 if duration_ns[freed] > 0 else gate_delta[freed] + 1
+                heapq.heappush(running, (gate_ns[freed] + duration_ns[freed], delta, rank_of[freed], freed))
     return ended
 
 

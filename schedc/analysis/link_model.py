@@ -32,11 +32,15 @@ class OnLink(NamedTuple):
 
 
 def on_links(timeline: Timeline, lanes: Lanes, times: StepTimes) -> dict[int, OnLink]:
-    """Every transfer of the step that was sent and taken; a link serves them in the order in which they were sent."""
+    """Every transfer of the step that was sent and taken; a link serves them in the order in which they were sent.
+
+    Of those that were sent at the same nanosecond, the one that the plan serves first goes first.
+    """
     found: dict[int, OnLink] = {}
     last: dict[int, int] = {}
-    sent = [(moved[0], transfer) for transfer in lanes.sends if (moved := times.moved(transfer)) is not None]
-    for sent_ns, transfer in sorted(sent):
+    planned_ns: list[int] = timeline.transfer_start_ns.tolist()
+    sent = [(moved[0], planned_ns[transfer], transfer) for transfer in lanes.sends if (moved := times.moved(transfer)) is not None]
+    for sent_ns, _, transfer in sorted(sent):
         resource = int(timeline.resource[transfer])
         before = last.get(resource, -1)
         free_ns = found[before].left_ns if before >= 0 else sent_ns

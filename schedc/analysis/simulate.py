@@ -1,8 +1,8 @@
 """The simulator: a Problem and a Schedule in, a Timeline out, exact to the nanosecond.
 
 It implements the cost model's "Time", "Transfers" and "Data parallelism": a rank runs one op at a time in its order; a transfer is
-ready when its producer ends, occupies its link or trunk in order of ready time, and arrives after the latency; collectives run
-beside compute. This module turns the schedule into arrays; `event_loop` runs them.
+ready when its producer ends, occupies its link or trunk in the order in which transfers become ready, and arrives after the
+latency; collectives run beside compute. This module turns the schedule into arrays; `event_loop` runs them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = No
     first_op[backward[starting], stage[starting], microbatch[starting]] = starting
     consumer = np.where(sends, first_op[backward, toward, microbatch], -1)
 
-    spans, gate_ns, resource_free_ns = _all_gathers(problem, tables, ops, begin)
+    spans, gates, free = _all_gathers(problem, tables, ops, begin)
     scatters, collective_after = _reduce_scatters(problem, ops)
     starts_ns = np.full(count, NOT_RUN, np.int64)
     transfer_start_ns, arrival_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -72,18 +72,17 @@ def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = No
     arrays = [
         begin,
         duration_ns,
-        gate_ns,
+        *gates,
         receives.astype(np.int64),
         consumer,
         np.repeat(np.arange(problem.ranks), np.diff(begin)),
-        stage * problem.microbatches + microbatch,
         tables.resource[backward, path, stage],
         tables.occupancy_ns[backward, path, stage],
         tables.latency_ns[backward, path, stage],
         collective_after,
         tables.collective_resource[rank_of_stage[scatters]],
         scatter_ns,
-        resource_free_ns,
+        *free,
     ]
     results = [starts_ns, transfer_start_ns, arrival_ns, scatter_start_ns]
     loop, compiled = event_loop_for(count)
@@ -135,23 +134,27 @@ def _durations(schedule: Schedule, tables: Tables, ops: NDArray[np.int64]) -> tu
 def _all_gathers(
     problem: Problem, tables: Tables, ops: NDArray[np.int64], begin: NDArray[np.int64]
 ) -> tuple[list[CollectiveSpan], NDArray[np.int64], NDArray[np.int64]]:
-    """The all-gathers, all ready at 0; per op, the earliest start that they leave; per resource, when they leave it."""
-    gate_ns = np.zeros(len(ops), np.int64)
-    resource_free_ns = np.zeros(len(tables.resource_names), np.int64)
+    """The all-gathers, all ready at 0; per op, the earliest start that they leave; per resource, when they leave it.
+
+    The last two hold moments: a row of nanoseconds and a row of deltas.
+    """
+    gates = np.zeros((2, len(ops)), np.int64)
+    free = np.zeros((2, len(tables.resource_names)), np.int64)
     spans: list[CollectiveSpan] = []
     parallel = problem.data_parallel
     if parallel is None or not parallel.all_gather_ns:
-        return spans, gate_ns, resource_free_ns
+        return spans, gates, free
     for rank in range(problem.ranks):
         forwards = np.flatnonzero(ops[begin[rank] : begin[rank + 1], 0] == Kind.F) + begin[rank]
         for stage in dict.fromkeys(ops[forwards, 1].tolist()):  # in order of first use, so the first needed is gathered first
             resource = tables.collective_resource[rank]
-            start_ns = int(resource_free_ns[resource])
-            end_ns = start_ns + parallel.all_gather_ns[stage]
-            resource_free_ns[resource] = end_ns
-            gate_ns[forwards[ops[forwards, 1] == stage]] = end_ns
+            start_ns, delta = free[:, resource].tolist()
+            duration_ns = parallel.all_gather_ns[stage]
+            end_ns = start_ns + duration_ns
+            free[:, resource] = end_ns, 0 if duration_ns else delta + 1
+            gates[:, forwards[ops[forwards, 1] == stage]] = free[:, [resource]]
             spans.append(CollectiveSpan(Collective("AG", stage), rank, 0, start_ns, end_ns))
-    return spans, gate_ns, resource_free_ns
+    return spans, gates, free
 
 
 def _reduce_scatters(problem: Problem, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,7 +3,9 @@
 It shares nothing with the simulator, which knows orders of compute ops only and moves along an event queue. Here compute queues,
 channels, receives and collectives run as they stand in the plan. All that waits in a fixed order is a longest path, relaxed node by
 node as soon as everything before it is known; only where channels share a trunk does time decide who is first. There the
-sweep takes, when nothing else can be relaxed, the transfer that can start earliest: all that is not known yet starts no earlier.
+sweep takes, when nothing else can be relaxed, the transfer that can start earliest: all that is not known yet starts later. It
+does even where durations are 0, as times are moments (cost model, "Moments"): pairs of a nanosecond and a delta within it, and what
+takes no time ends one delta after it starts.
 
 A receive that is posted late keeps its transfer back, so a plan takes as long as its schedule only if receives are posted in time.
 """
@@ -41,6 +43,18 @@ class Replay:
     """Per rank, the end of each op of its compute queue."""
 
 
+_Moment = tuple[int, int]
+"""A nanosecond and a delta within it."""
+
+_BEGIN: _Moment = (0, 0)
+
+
+def _later(moment: _Moment, duration_ns: int) -> _Moment:
+    """The end of what starts at the moment and takes this long."""
+    time_ns, delta = moment
+    return (time_ns + duration_ns, 0) if duration_ns else (time_ns, delta + 1)
+
+
 @dataclass(slots=True, eq=False)
 class _Node:
     """A compute op, a transfer or a collective, and what waits for it."""
@@ -51,11 +65,11 @@ class _Node:
     trunk: str | None = None
     """None: only its own queue uses what it holds, and the queue's order decides."""
     producer: _Node | None = None
-    tie: tuple[int, int, int, bool] = (0, 0, 0, False)
-    """Source rank, stage, microbatch and whether it is a collective: the order of those that become ready at one time."""
+    tie: tuple[int, bool] = (0, False)
+    """Source rank and whether it is a collective: the order of those that become ready at one moment."""
     waits: int = 0
     """For how many others it still waits."""
-    start_ns: int = 0
+    start: _Moment = _BEGIN
     """Its start, or before that is known the earliest one that what it waited for allows."""
     followers: list[_Node] = field(default_factory=list)
     """What waits until it holds its resource no more."""
@@ -63,13 +77,17 @@ class _Node:
     """What waits until it has arrived."""
 
     @property
-    def left_ns(self) -> int:
-        return self.start_ns + self.occupies_ns
+    def left(self) -> _Moment:
+        return _later(self.start, self.occupies_ns)
 
     @property
-    def turn(self) -> tuple[int, bool, tuple[int, int, int, bool]]:
-        """Its place on its trunk: by ready time, the all-gathers at the start of the step first, then by source."""
-        return (self.producer.left_ns if self.producer else 0, self.producer is not None, self.tie)
+    def arrival(self) -> _Moment:
+        return _later(self.left, self.latency_ns) if self.latency_ns else self.left
+
+    @property
+    def turn(self) -> tuple[_Moment, tuple[int, bool]]:
+        """Its place on its trunk: by the moment at which it becomes ready, at the begin of the step for all-gathers."""
+        return (self.producer.left if self.producer else _BEGIN, self.tie)
 
 
 def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
@@ -86,16 +104,16 @@ def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
     others = [*_transfers(plan, needs, compute), *_collectives(plan, compute)]
     _run([node for queue in compute for node in queue] + others)
     return Replay(
-        makespan_ns=max((node.left_ns for nodes in (*compute, others) for node in nodes), default=0),
-        stage_span_ns=max((queue[-1].left_ns - queue[0].start_ns for queue in compute if queue), default=0),
+        makespan_ns=max((node.left[0] for nodes in (*compute, others) for node in nodes), default=0),
+        stage_span_ns=max((queue[-1].left[0] - queue[0].start[0] for queue in compute if queue), default=0),
         busy_ns=tuple(sum(node.occupies_ns for node in queue) for queue in compute),
-        ends_ns=tuple(tuple(node.left_ns for node in queue) for queue in compute),
+        ends_ns=tuple(tuple(node.left[0] for node in queue) for queue in compute),
     )
 
 
 def _run(nodes: list[_Node]) -> None:
     """Find the start of every node."""
-    free_ns: defaultdict[str, int] = defaultdict(int)
+    free: defaultdict[str, _Moment] = defaultdict(lambda: _BEGIN)
     at_trunk: list[tuple[str, _Node]] = []
     known = [node for node in nodes if not node.waits]
     done = 0
@@ -109,10 +127,10 @@ def _run(nodes: list[_Node]) -> None:
                 at_trunk.append((node.trunk, node))
         if not at_trunk:
             break
-        trunk, node = first = min(at_trunk, key=lambda entry: (max(entry[1].start_ns, free_ns[entry[0]]), entry[1].turn))
+        trunk, node = first = min(at_trunk, key=lambda entry: (max(entry[1].start, free[entry[0]]), entry[1].turn))
         at_trunk.remove(first)
-        node.start_ns = max(node.start_ns, free_ns[trunk])
-        free_ns[trunk] = node.left_ns
+        node.start = max(node.start, free[trunk])
+        free[trunk] = node.left
         known += _freed_by(node)
         done += 1
     if done < len(nodes):
@@ -122,9 +140,9 @@ def _run(nodes: list[_Node]) -> None:
 def _freed_by(node: _Node) -> list[_Node]:
     """Tell those that wait for the node when they can start; returns those that wait for nothing else."""
     freed = []
-    for time_ns, waiting in ((node.left_ns, node.followers), (node.left_ns + node.latency_ns, node.receivers)):
+    for moment, waiting in ((node.left, node.followers), (node.arrival, node.receivers)):
         for other in waiting:
-            other.start_ns = max(other.start_ns, time_ns)
+            other.start = max(other.start, moment)
             other.waits -= 1
             if not other.waits:
                 freed.append(other)
@@ -160,7 +178,7 @@ def _transfers(plan: Plan, needs: Mapping[Op, Need], compute: list[list[_Node]])
             latency_ns=link.latency_ns,
             trunk=link.trunk,
             producer=compute[need.source][need.producer],
-            tie=(need.source, op.stage, op.microbatch, False),
+            tie=(need.source, False),
         )
         _wait(node_of[op], compute[need.source][need.producer].followers)
         _wait(compute[need.destination][need.consumer], node_of[op].receivers)
@@ -186,7 +204,7 @@ def _collectives(plan: Plan, compute: list[list[_Node]]) -> list[_Node]:
         last = {op.stage: node for op, node in ops if op.kind in (Kind.W, Kind.BW)}
         queue = []
         for entry in rank.collectives:
-            tie = (rank.rank, entry.stage, plan.problem.microbatches, True)
+            tie = (rank.rank, True)
             if entry.kind == "AG":
                 node = _Node(parallel.all_gather_ns[entry.stage], trunk=parallel.trunk, tie=tie)
                 _wait(first[entry.stage], node.receivers)

@@ -106,7 +106,7 @@ def test_ops_without_duration_do_not_hold_back_the_receive_that_they_wait_for() 
     assert post_before([transfer(4), transfer(9)], [0, 5, 9], [5, 9, 12]) == (0, 2)
 
 
-@given(plans(min_duration_ns=0, shared_trunks=False))
+@given(plans(min_duration_ns=0))
 def test_post_before_ascends_and_is_never_after_the_consumer(plan: Plan) -> None:
     for rank in plan.ranks:
         for channel in rank.channels:

@@ -63,11 +63,18 @@ def small_plan(**changes: Any) -> Plan:
 
 
 @st.composite
-def plans(draw: st.DrawFn, *, shared_trunks: bool = True, min_duration_ns: int = 1) -> Plan:
+def plans(draw: st.DrawFn, *, shared_trunks: bool = True, min_duration_ns: int = 1, max_time_ns: int = 15) -> Plan:
     """Random valid plans over all placements, with parts, trunks, both objectives and collectives."""
-    problem = draw(problems(shared_trunks=shared_trunks, min_duration_ns=min_duration_ns, memory=False, max_microbatches=4))
+    small = problems(
+        shared_trunks=shared_trunks,
+        min_duration_ns=min_duration_ns,
+        max_time_ns=max_time_ns,
+        memory=False,
+        max_microbatches=4,
+    )
+    problem = draw(small)
     size = len(problem.stages)
-    times = st.lists(st.integers(0, 20), min_size=size, max_size=size).map(tuple)
+    times = st.lists(st.integers(0, max_time_ns + 5 if max_time_ns > 2 else max_time_ns), min_size=size, max_size=size).map(tuple)
     trunks = sorted({link.trunk for link in problem.links if link.trunk})
     if draw(st.booleans()):
         parallel = DataParallel(

@@ -109,9 +109,13 @@ def problems(
     shared_trunks: bool = True,
     placements: Sequence[str] = ("unidirectional", "loop", "wave", "bidirectional", "explicit"),
     min_duration_ns: int = 1,
+    max_time_ns: int = 15,
     memory: bool = True,
 ) -> Problem:
-    """Small random problems over all placements, with unequal stages and links; a memory limit is never below one microbatch."""
+    """Small random problems over all placements, with unequal stages and links; a memory limit is never below one microbatch.
+
+    With a small `max_time_ns`, which no duration, latency or occupancy exceeds, much happens at the same time.
+    """
     ranks = draw(st.integers(1, max_ranks))
     name = draw(st.sampled_from(list(placements)))
     placement: str | list[int] = name
@@ -119,12 +123,12 @@ def problems(
     if name == "explicit":
         placement = draw(st.permutations(range(ranks))) + draw(st.lists(st.integers(0, ranks - 1), max_size=3))
     placed = place(placement, ranks, chunks)
-    duration = st.integers(min_duration_ns, 12)
+    duration = st.integers(min_duration_ns, min(12, max_time_ns))
     size = len(placed.rank_of_stage)
     costs = draw(st.lists(st.tuples(duration, duration, duration), min_size=size, max_size=size))
     held = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), min_size=size, max_size=size))
     pairs = [(x, y) for x in range(ranks) for y in range(ranks) if x != y]
-    links = {pair: draw(st.tuples(st.integers(0, 15), st.integers(0, 8))) for pair in pairs}
+    links = {pair: draw(st.tuples(st.integers(0, max_time_ns), st.integers(0, min(8, max_time_ns)))) for pair in pairs}
     trunks = {pair: draw(st.sampled_from(["east", "west", None])) for pair in pairs} if shared_trunks else {}
     return make_problem(
         ranks,
