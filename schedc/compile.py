@@ -16,13 +16,14 @@ from schedc import __version__
 from schedc.analysis.bounds import best_bound, lower_bounds, minimum_limit_bytes
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
-from schedc.errors import CheckFailed, Infeasible, InvalidInput, NoPlanFound
+from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.index import tables_of
-from schedc.ir.plan import Certificate, MadeBy, Plan
+from schedc.ir.plan import Certificate, MadeBy, Plan, RankPlan
 from schedc.lower.lower import lower
 from schedc.solvers.base import NO_LIMITS, Limits
 from schedc.solvers.incumbent import Improvement, Incumbent
 from schedc.solvers.portfolio import Candidate, solve, try_methods
+from schedc.text.plan_file import plan_json
 from schedc.units import format_bytes
 from schedc.verify.job import check_pipeline
 from schedc.verify.plan import verify_plan
@@ -73,7 +74,7 @@ def compile_problem(
         InvalidInput: the problem contradicts itself, or the method's name or options are wrong.
         Infeasible: a rank's memory limit is below what one microbatch needs.
         NoPlanFound: no method found a schedule within the memory limits.
-        CheckFailed: a method's schedule, or the plan made of it, breaks a rule; a defect of schedc.
+        Defect: a method's schedule, or the plan made of it, breaks a rule.
     """
     begun = time.perf_counter()
     violations = verify_problem(problem)
@@ -81,7 +82,10 @@ def compile_problem(
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     _check_feasible(problem)
     bound = best_bound(problem)
-    outcome = solve(problem, method, limits, bound_ns=bound.value_ns, bound_by=bound.name, report=report)
+    try:
+        outcome = solve(problem, method, limits, bound_ns=bound.value_ns, bound_by=bound.name, report=report)
+    except CheckFailed as error:  # the simulator refused what a method made
+        raise Defect(f"{problem.name}: a schedule of {method} cannot run: {error}") from error
     best = outcome.incumbent
     if best.schedule is None:
         reasons = "; ".join(f"{entry.method}: {entry.why_not}" for entry in outcome.candidates)
@@ -124,11 +128,12 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
         solver_bound: an incumbent whose bound a solver proved, if that is better than the analytic ones.
 
     Raises:
-        CheckFailed: a verifier refuses the schedule or the plan.
+        Defect: a verifier refuses the schedule or the plan.
     """
     violations = verify_schedule(problem, schedule)
     if violations:
-        raise CheckFailed(f"{problem.name}: the schedule of {made_by.method} breaks a rule: {_first_of(violations)}")
+        message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {_first_of(violations)}"
+        raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
     timeline = simulate(problem, schedule)
     bound = best_bound(problem)
     bound_ns, bound_by, digest = bound.value_ns, bound.name, ""
@@ -150,8 +155,17 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
     plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
     violations = check_plan(plan)
     if violations:
-        raise CheckFailed(f"{problem.name}: the plan of {made_by.method} breaks a rule: {_first_of(violations)}")
+        raise Defect(f"{problem.name}: the plan of {made_by.method} breaks a rule: {_first_of(violations)}", plan_json(plan))
     return plan
+
+
+def _only_orders(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
+    """A schedule that cannot be lowered as a plan without channels and times, to be looked at."""
+    nothing = Certificate(
+        makespan_ns=0, lower_bound_ns=0, gap=0.0, bound="work", bubble_ratio=0.0, peak_activation_bytes=(0,) * problem.ranks
+    )
+    ranks = tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders))
+    return Plan(problem=problem, ranks=ranks, parts=schedule.parts, certificate=nothing, made_by=made_by)
 
 
 def check_plan(plan: Plan) -> tuple[Violation, ...]:

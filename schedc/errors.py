@@ -7,7 +7,7 @@ exits with the error's status; nothing else in the project turns an exception in
 
 from __future__ import annotations
 
-__all__ = ["CheckFailed", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
+__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
 
 
 class SchedcError(Exception):
@@ -28,6 +28,15 @@ class CheckFailed(SchedcError):
     """A verifier refused something; the message carries the first violation and how many there are."""
 
     exit_status = 1
+
+
+class Defect(CheckFailed):
+    """A verifier refused what schedc itself made. `plan_json` is that plan's file as far as it was made, empty if there is none."""
+
+    def __init__(self, message: str, plan_json: bytes = b"") -> None:
+        """Keep the message and the plan."""
+        super().__init__(message)
+        self.plan_json = plan_json
 
 
 class Infeasible(SchedcError):

@@ -89,6 +89,7 @@ def compile_command(
 ) -> None:
     """Compile a job into a plan."""
     from schedc.cli import render
+    from schedc.cli.defect import defects_kept
     from schedc.compile import compile_problem
     from schedc.frontend.job import load_job
     from schedc.solvers.base import Limits
@@ -104,7 +105,7 @@ def compile_command(
         workers=workers,
         deterministic=deterministic_limit,
     )
-    with render.progress(quiet or as_json) as report:
+    with defects_kept(loaded, output), render.progress(quiet or as_json) as report:
         compiled = compile_problem(
             loaded.problem, method=method or settings.method, limits=limits, job_sha256=loaded.sha256, report=report
         )
