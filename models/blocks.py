@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import Grid
 
-__all__ = ["Blocks", "Transfer", "blocks_of"]
+__all__ = ["Blocks", "NothingAtMost", "Transfer", "blocks_of"]
+
+
+class NothingAtMost(Exception):
+    """Of the blocks of a model no schedule has an objective of at most `upper` ticks, as `least` ticks bound it from below."""
+
+    def __init__(self, upper: int, least: int) -> None:
+        super().__init__(f"no schedule of the model has an objective of at most {upper} ticks; none is below {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
     cut = weight_parts if problem.split_backward and problem.cut_blocks else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
     alike = all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
-    complete = alike  # only alike microbatches may be taken in their order without losing anything
+    # Only microbatches that are alike, and on one path, may be taken in their order on a stage without losing anything.
+    complete = alike and sum(map(len, problem.paths)) == len({stage for path in problem.paths for stage in path})
     for stage, microbatch in problem.blocks():
         for kind in kinds:
             block_ns = problem.duration_ns(kind, stage, microbatch)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from schedc.analysis.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.failure import Failure
     from schedc.verify.violation import Violation
 
 __all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
@@ -51,6 +52,8 @@ class Compiled:
     history: tuple[Improvement, ...]
     solver_log: tuple[str, ...] = ()
     """What a solver's bound rests on; the certificate has its digest."""
+    failures: tuple[Failure, ...] = ()
+    """Of the methods that ended with an exception of their own, which are defects of schedc. The plan does not rest on them."""
 
 
 def compile_problem(
@@ -84,6 +87,8 @@ def compile_problem(
     bound = best_bound(problem)
     try:
         outcome = solve(problem, method, limits, bound_ns=bound.value_ns, bound_by=bound.name, report=report)
+    except Defect as error:
+        raise Defect(f"{problem.name}: {error}", error.plan_json) from error
     except CheckFailed as error:  # the simulator refused what a method made
         raise Defect(f"{problem.name}: a schedule of {method} cannot run: {error}") from error
     best = outcome.incumbent
@@ -100,6 +105,7 @@ def compile_problem(
         candidates=outcome.candidates,
         history=tuple(best.history),
         solver_log=best.solver_log,
+        failures=outcome.failures,
     )
 
 
@@ -115,6 +121,9 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
     candidates: list[Candidate] = []
     incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by="", report=lambda _: None)
     try_methods(incumbent, methods, NO_LIMITS, candidates)
+    for candidate in candidates:
+        if candidate.failure is not None:
+            raise candidate.failure.exception
     return tuple(candidates)
 
 

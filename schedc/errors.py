@@ -31,7 +31,10 @@ class CheckFailed(SchedcError):
 
 
 class Defect(CheckFailed):
-    """A verifier refused what schedc itself made. `plan_json` is that plan's file as far as it was made, empty if there is none."""
+    """What schedc itself made is wrong: a verifier refused it, or two of its answers contradict each other.
+
+    `plan_json` is the plan's file as far as it was made, empty if there is none.
+    """
 
     def __init__(self, message: str, plan_json: bytes = b"") -> None:
         """Keep the message and the plan."""

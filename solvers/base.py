@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from schedc.solvers.proof import check_bound
+
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -39,7 +41,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """What a solver found: the best schedule known, and the bound that it proved."""
+    """What a solver found: the best schedule known, and the bound that it proved, which is not above that schedule's objective."""
 
     schedule: Schedule
     objective_ns: int
@@ -47,6 +49,10 @@ class Solved:
     status: str
     log: tuple[str, ...] = ()
     """What the bound rests on, line by line: solver, version, parameters, model, status. Nothing in it depends on a clock."""
+
+    def __post_init__(self) -> None:
+        """Refuse a bound that the schedule refutes."""
+        check_bound(self.lower_bound_ns, self.objective_ns, f"status {self.status}")
 
 
 class Search(Protocol):

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.analysis.simulate import simulate
-from schedc.models.blocks import blocks_of
+from schedc.errors import Defect
+from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.extract import add_hint, schedule_of
 from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.windows import windows_of
 from schedc.solvers.base import Solved
+from schedc.solvers.proof import bound_of_none, check_bound
 from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
@@ -51,9 +53,13 @@ def solve_cpsat(
         known_bound_ns: a lower bound that is known already; the search does not look below it.
         on_schedule: hears of every better schedule.
         on_bound: hears of every better bound, in nanoseconds.
+
+    Raises:
+        Defect: a bound is above the incumbent's objective, CP-SAT says that there is no schedule as good, or the model is invalid.
     """
     timeline = simulate(problem, incumbent)
     best, best_ns = incumbent, timeline.objective_ns(problem.objective)
+    check_bound(known_bound_ns, best_ns, "known before cpsat")
     grid = grid_of(problem, timeline.makespan_ns)
     blocks = blocks_of(problem, grid)
     windows = windows_of(problem, blocks)
@@ -62,23 +68,33 @@ def solve_cpsat(
         # Where it is open with which op a rank's span begins, the makespan stands in for the span, and bounds nothing.
         asked, asked_ns = dataclasses.replace(problem, objective="makespan"), timeline.makespan_ns
         windows = windows_of(asked, blocks)
-    valid = blocks.complete and asked is problem
+    # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
+    valid = blocks.complete and asked is problem and (grid.exact or problem.objective == "makespan")
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
-    variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
+    try:
+        variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
+    except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status="INFEASIBLE", log=(str(reason),))
     add_hint(variables, incumbent, timeline, grid, asked_ns)
     solver = solver_of(limits)
     listener = _Listener(variables, problem, on_schedule)
     if valid:
-        solver.best_bound_callback = lambda bound: on_bound(min(int(bound) * grid.tick_ns, best_ns))
+        solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
     status = solver.solve(variables.model, listener)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = schedule_of(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
         if found_ns < best_ns and not verify_schedule(problem, found):
             best, best_ns = found, found_ns
-    bound_ns = min(int(solver.best_objective_bound) * grid.tick_ns, best_ns) if valid else 0
     name = solver.status_name(status)
+    if status == cp_model.MODEL_INVALID:
+        raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
+    if status == cp_model.INFEASIBLE:
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+    else:
+        bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
     return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=_log(solver, variables, name))
 
 

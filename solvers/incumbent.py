@@ -6,12 +6,14 @@ taken for it. The history of improvements is what `compile --json` prints and wh
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
+from schedc.solvers.proof import check_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +37,12 @@ class Improvement:
 
 @dataclass(slots=True, kw_only=True)
 class Incumbent:
-    """What is known about one problem; changes as methods make offers."""
+    """What is known about one problem; changes as methods make offers, also from a solver's threads."""
 
     problem: Problem
     tables: Tables
     bound_ns: int
+    """At first the best analytic bound."""
     bound_by: str
     report: Callable[[Improvement], None]
     begun: float = field(default_factory=time.perf_counter)
@@ -54,6 +57,12 @@ class Incumbent:
     cut_short: bool = False
     """Whether a clock, an interruption or racing threads had a part in what was found, so that another run may end elsewhere."""
     history: list[Improvement] = field(default_factory=list)
+    _analytic: tuple[int, str] = field(init=False)
+    _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        """Keep the analytic bound, for where a solver's does not hold."""
+        self._analytic = (self.bound_ns, self.bound_by)
 
     @property
     def seconds(self) -> float:
@@ -68,16 +77,31 @@ class Incumbent:
         )
 
     def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
-        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective."""
+        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
+
+        A solver's bound holds for schedules of whole blocks, so one that cuts blocks puts the analytic bound back in its place.
+
+        Raises:
+            Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver told it.
+        """
         timeline = simulate(self.problem, schedule, tables=self.tables)
         makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
-        if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
-            self.whole, self.whole_ns = schedule, objective_ns
-        # Of equals, one that cuts no block is better: a solver's bound speaks for it.
-        better_kind = self.schedule is not None and objective_ns == self.objective_ns and self.schedule.parts and not schedule.parts
-        if self.schedule is None or objective_ns < self.objective_ns or better_kind:
-            self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
-            self._note(found_by)
+        with self._lock:
+            if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
+                self.whole, self.whole_ns = schedule, objective_ns
+            # Of equals, one that cuts no block is better: a solver's bound speaks for it.
+            cuts_less = (
+                self.schedule is not None and objective_ns == self.objective_ns and self.schedule.parts and not schedule.parts
+            )
+            if self.schedule is None or objective_ns < self.objective_ns or cuts_less:
+                self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
+                if schedule.parts:
+                    self.drop_solver_bound()
+                bound_ns, bound_by = self.bound_ns, self.bound_by
+                if bound_ns > objective_ns:
+                    self.drop_solver_bound()
+                self._note(found_by)
+                check_bound(bound_ns, objective_ns, bound_by)
         return makespan_ns, objective_ns
 
     def offer_valid(self, schedule: Schedule, found_by: str) -> None:
@@ -86,13 +110,29 @@ class Incumbent:
             self.offer(schedule, found_by)
 
     def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
-        """Take the lower bound if it is better than the one known, or the same with the log that it had not yet."""
-        if bound_ns == self.bound_ns and bound_by == self.bound_by:
-            self.solver_log = solver_log or self.solver_log
-        if bound_ns > self.bound_ns:
-            self.bound_ns, self.bound_by, self.solver_log = bound_ns, bound_by, solver_log
-            if self.schedule is not None:
+        """Take a solver's lower bound if it is better than the one known, or the same with the log that it had not yet.
+
+        It holds for schedules of whole blocks, so it is taken only while the best schedule is one.
+
+        Raises:
+            Defect: a schedule of whole blocks is known that is better than the bound, which is not taken.
+        """
+        with self._lock:
+            if self.whole is not None:
+                check_bound(bound_ns, self.whole_ns, bound_by)
+            if self.schedule is None or self.schedule.parts:
+                return
+            if bound_ns == self.bound_ns and bound_by == self.bound_by:
+                self.solver_log = solver_log or self.solver_log
+            if bound_ns > self.bound_ns:
+                self.bound_ns, self.bound_by, self.solver_log = bound_ns, bound_by, solver_log
                 self._note(bound_by)
+
+    def drop_solver_bound(self) -> None:
+        """Go back to the analytic bound."""
+        with self._lock:
+            self.bound_ns, self.bound_by = self._analytic
+            self.solver_log = ()
 
     def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
         """The first rank that holds more than its limit, with peak and limit in bytes."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.models.blocks import blocks_of
+from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid, grid_of
 from schedc.solvers.base import Solved
+from schedc.solvers.proof import bound_of_none, check_bound
 from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def solve_milp(
 
     Raises:
         Unsupported: PuLP or HiGHS is not there.
+        Defect: a bound is above the incumbent's objective, or HiGHS says that there is no schedule as good as the incumbent.
     """
     pulp, highspy = _libraries()
     from schedc.models.milp.extract import order_values, schedule_of
@@ -71,16 +73,18 @@ def solve_milp(
 
     timeline = simulate(problem, incumbent)
     best, best_ns = incumbent, timeline.objective_ns(problem.objective)
+    check_bound(known_bound_ns, best_ns, "known before milp")
     grid = _coarse_enough(grid_of(problem, timeline.makespan_ns), timeline.makespan_ns)
     blocks = blocks_of(problem, grid, weight_parts)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
-    is_bound = blocks.complete and (grid.exact or problem.objective == "makespan")
+    exact = grid.exact and weight_parts == 1  # equal parts of a W need not be whole ticks
+    is_bound = blocks.complete and (exact or problem.objective == "makespan")
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say.
-    floor = -(-known_bound_ns // grid.tick_ns) if grid.exact else 0
+    floor = -(-known_bound_ns // grid.tick_ns) if exact else 0
     try:
         variables = build(problem, blocks, floor, grid.ticks(best_ns))
-    except ValueError as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        bound_ns = best_ns if is_bound else 0
+    except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
         return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status="INFEASIBLE", log=(str(reason),))
     slack = TOLERANCE * (1 + timeline.makespan_ns / grid.tick_ns) * (len(variables.start) + len(variables.send))
 
@@ -90,7 +94,7 @@ def solve_milp(
         Each row of a longest path may be broken by the tolerance, and by that times its big-M, which is at most the horizon. The
         optimum is an integer number of ticks (see the model), so that what is left is rounded up.
         """
-        return min(ceil(ticks - slack) * grid.tick_ns, best_ns) if is_bound and isfinite(ticks) else 0
+        return ceil(ticks - slack) * grid.tick_ns if is_bound and isfinite(ticks) else 0
 
     highs = _loaded(pulp, variables)
     options = _options(limits, slack)
@@ -124,7 +128,7 @@ def solve_milp(
     # With no order open, the model is linear and has no bound but its optimum.
     bound_ns = proven_ns(info.mip_dual_bound if variables.order else info.objective_function_value)
     if status == "INFEASIBLE":
-        bound_ns = best_ns if is_bound else 0
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
     if status in ("OPTIMAL", "FEASIBLE"):
         values = highs.getSolution().col_value
         found = schedule_of(variables, problem, lambda variable: float(values[variable.index]))
@@ -138,7 +142,7 @@ def solve_milp(
         _digest(highs, variables),
         f"status {status}, best bound {bound_ns} ns",
     )
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=min(bound_ns, best_ns), status=status, log=log)
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=status, log=log)
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:

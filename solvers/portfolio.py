@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
+from schedc.solvers.failure import Failure, failure_of
 from schedc.solvers.incumbent import Incumbent
 from schedc.solvers.registry import SEARCHES, TEMPLATE_NAMES, constructive, search_of
 from schedc.units import format_bytes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.base import Limits, Search
+    from schedc.solvers.base import Construct, Limits, Search
     from schedc.solvers.incumbent import Improvement
 
 __all__ = ["OUT_OF_TIME", "Candidate", "Outcome", "solve", "try_methods"]
@@ -45,6 +46,8 @@ class Candidate:
     makespan_ns: int | None = None
     objective_ns: int | None = None
     why_not: str = ""
+    failure: Failure | None = None
+    """Where the method ended with an exception of its own; what it had found before counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,11 @@ class Outcome:
 
     incumbent: Incumbent
     candidates: tuple[Candidate, ...]
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Of the methods that failed, in the order in which they were tried."""
+        return tuple(candidate.failure for candidate in self.candidates if candidate.failure is not None)
 
 
 def solve(
@@ -76,6 +84,7 @@ def solve(
 
     Raises:
         InvalidInput: the method's name or options are wrong.
+        Exception: of a method that failed, where no other found a schedule.
         KeyboardInterrupt: the run was interrupted before there was any schedule.
     """
     incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=bound_ns, bound_by=bound_by, report=report)
@@ -105,24 +114,27 @@ def solve(
         if incumbent.schedule is None:
             raise
         incumbent.cut_short = True
-    return Outcome(incumbent=incumbent, candidates=tuple(candidates))
+    outcome = Outcome(incumbent=incumbent, candidates=tuple(candidates))
+    if incumbent.schedule is None and outcome.failures:
+        raise outcome.failures[0].exception
+    return outcome
 
 
 def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, told: bool) -> Candidate:
     """Run one search. One that does not exist for the problem is an error only where it was asked for by name."""
     begun, before_ns = time.perf_counter(), incumbent.objective_ns
-    why_not = "found nothing better"
+    why_not, failure = "found nothing better", None
     try:
-        run(incumbent, limits)
+        failure = failure_of(search, incumbent, lambda: run(incumbent, limits))
     except Unsupported as reason:
         if told:
             raise
         why_not = str(reason)
     seconds = time.perf_counter() - begun
     if incumbent.objective_ns == before_ns:
-        return Candidate(method=search, seconds=seconds, why_not=why_not)
+        return Candidate(method=search, seconds=seconds, why_not="failed" if failure else why_not, failure=failure)
     makespan_ns, objective_ns = incumbent.makespan_ns, incumbent.objective_ns
-    return Candidate(method=search, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns)
+    return Candidate(method=search, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
@@ -139,23 +151,36 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], limits: Limits, ca
     """
     for method in methods:
         construct = constructive(method)
-        begun = time.perf_counter()
-        try:
-            late = limits.time_s is not None and incumbent.seconds > limits.time_s
-            if late and incumbent.schedule is not None and _num_ops(incumbent.problem) >= LARGE_OPS:
-                incumbent.cut_short = True
-                raise Unsupported(OUT_OF_TIME)
-            schedule = construct(incumbent.problem)
-            excess = incumbent.exceeds_memory(schedule)
-            if excess is not None:
-                rank, peak, limit = excess
-                raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
-        except Unsupported as reason:
-            candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not=str(reason)))
-        else:
-            makespan_ns, objective_ns = incumbent.offer(schedule, method)
-            seconds = time.perf_counter() - begun
-            candidates.append(Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns))
+        candidates.append(_construct(incumbent, method, construct, limits))
+
+
+def _construct(incumbent: Incumbent, method: str, construct: Construct, limits: Limits) -> Candidate:
+    """Offer one method's schedule to the incumbent."""
+    begun = time.perf_counter()
+    reached: list[tuple[int, int]] = []
+
+    def work() -> None:
+        late = limits.time_s is not None and incumbent.seconds > limits.time_s
+        if late and incumbent.schedule is not None and _num_ops(incumbent.problem) >= LARGE_OPS:
+            incumbent.cut_short = True
+            raise Unsupported(OUT_OF_TIME)
+        schedule = construct(incumbent.problem)
+        excess = incumbent.exceeds_memory(schedule)
+        if excess is not None:
+            rank, peak, limit = excess
+            raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
+        reached.append(incumbent.offer(schedule, method))
+
+    why_not, failure = "failed", None
+    try:
+        failure = failure_of(method, incumbent, work)
+    except Unsupported as reason:
+        why_not = str(reason)
+    seconds = time.perf_counter() - begun
+    if not reached:
+        return Candidate(method=method, seconds=seconds, why_not=why_not, failure=failure)
+    ((makespan_ns, objective_ns),) = reached
+    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
 
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:

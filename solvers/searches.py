@@ -86,7 +86,7 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
         limits=limits,
         known_bound_ns=incumbent.bound_ns,
         on_schedule=lambda schedule: incumbent.offer_valid(schedule, "cpsat"),
-        on_bound=lambda bound_ns: _hear(incumbent, bound_ns, "cpsat", ()),
+        on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, "cpsat", ()),
     )
     _take(incumbent, solved, "cpsat", limits)
 
@@ -103,7 +103,7 @@ def relaxed(incumbent: Incumbent, limits: Limits) -> None:
         bound_ns=incumbent.bound_ns,
         objective_ns=incumbent.objective_ns,
         limits=limits,
-        on_bound=lambda bound_ns, log: _hear(incumbent, bound_ns, "cpsat", log),
+        on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, "cpsat", log),
     )
     incumbent.cut_short |= found.cut_short and limits.deterministic is None
 
@@ -128,14 +128,9 @@ def _start(incumbent: Incumbent) -> Schedule:
     return incumbent.whole
 
 
-def _hear(incumbent: Incumbent, bound_ns: int, name: str, log: tuple[str, ...]) -> None:
-    if incumbent.schedule is not None and not incumbent.schedule.parts:
-        incumbent.raise_bound(min(bound_ns, incumbent.objective_ns), name, log)
-
-
 def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
-    """The solver's last word. Its bound is on schedules of whole blocks, so it says nothing about one that cuts blocks."""
+    """The solver's last word."""
     incumbent.offer_valid(solved.schedule, name)
-    _hear(incumbent, solved.lower_bound_ns, name, solved.log)
-    if limits.deterministic is None and (solved.status != "OPTIMAL" or incumbent.found_by == name):
+    incumbent.raise_bound(solved.lower_bound_ns, name, solved.log)
+    if limits.deterministic is None and (solved.status not in ("OPTIMAL", "INFEASIBLE") or incumbent.found_by == name):
         incumbent.cut_short = True  # threads raced for what was found, or a clock ended them

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
+from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
 
     Raises:
-        ValueError: `upper` is below `lower` or the longest path, so that there is no such schedule.
+        NothingAtMost: `upper` is below `lower` or the longest path, so that there is no such schedule.
     """
     lower = max(lower, windows.path)
     if upper < lower:
-        raise ValueError(f"no schedule has an objective of {upper} ticks; none is below {lower}")
+        raise NothingAtMost(upper, lower)
     model = cp_model.CpModel()
     start = {
         op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, f"{Kind(op.kind).name}{op[1:]}")

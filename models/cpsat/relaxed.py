@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
+from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.model import Variables, add_microbatch_order, add_objective, add_precedences, add_transfers
 
@@ -34,11 +35,11 @@ def build_relaxed(
     It minimizes the makespan, though what is asked is mostly whether there is any: CP-SAT refutes far faster with an objective.
 
     Raises:
-        ValueError: `upper` is below `lower` or the longest path.
+        NothingAtMost: `upper` is below `lower` or the longest path.
     """
     lower = max(lower, windows.path)
     if upper < lower:
-        raise ValueError(f"no schedule has a makespan of {upper} ticks; none is below {lower}")
+        raise NothingAtMost(upper, lower)
     model = cp_model.CpModel()
     start = {
         op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, "") for op, length in blocks.duration.items()

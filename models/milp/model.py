@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pulp
 
 from schedc.ir.ops import Kind
+from schedc.models.blocks import NothingAtMost
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.memory import add_memory_limit
@@ -39,13 +40,13 @@ def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> Variables
     """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
 
     Raises:
-        ValueError: `upper` is below `lower` or what every schedule takes, so that there is no such schedule.
+        NothingAtMost: `upper` is below `lower` or what every schedule takes, so that there is no such schedule.
     """
     graph = graph_of(blocks)
     horizon = horizon_of(problem, blocks, graph, upper)
     lower = max(lower, horizon.least)
     if upper < lower:
-        raise ValueError(f"no schedule has an objective of {upper} ticks; none is below {lower}")
+        raise NothingAtMost(upper, lower)
     model = pulp.LpProblem("schedc")
     start = {op: model.add_variable(op_name(op), horizon.earliest[op], horizon.latest[op]) for op in blocks.duration}
     variables = Variables(model, blocks, start, model.add_variable("objective", lower, upper))

@@ -110,6 +110,10 @@ def compile_command(
             loaded.problem, method=method or settings.method, limits=limits, job_sha256=loaded.sha256, report=report
         )
     write_plan(compiled.plan, output)
+    for failure in compiled.failures:
+        typer.echo(
+            f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
+        )
     if as_json:
         render.print_json(render.compiled_json(compiled))
     elif not quiet:

@@ -141,6 +141,10 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
             else {"method": entry.method, "why_not": entry.why_not, "seconds": entry.seconds}
             for entry in compiled.candidates
         ],
+        "failures": [
+            {"method": failure.method, "error": failure.error, "message": failure.message, "place": failure.place}
+            for failure in compiled.failures
+        ],
         "history": [
             {
                 "seconds": step.seconds,

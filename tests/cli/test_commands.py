@@ -72,6 +72,29 @@ def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> No
     assert found["gap"] == (found["makespan_ns"] - found["lower_bound_ns"]) / found["makespan_ns"]
 
 
+def test_a_search_that_fails_is_told_and_the_plan_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("schedc.solvers.searches.milp", failing)
+    job = tmp_path / "job.toml"  # its least makespan is above every analytic bound
+    job.write_text(
+        '[pipeline]\nranks = 2\nmicrobatches = 1\n[topology.within]\nlatency = "9 ms"\n'
+        '[profile]\nforward = "3 ms"\nbackward_input = "4 ms"\nbackward_weight = "12 ms"\nbackward = "6 ms"\n'
+    )
+    for extra in ("--quiet", "--json"):
+        path = tmp_path / f"plan{extra}.json"
+        done = schedc("compile", job, "-o", path, "--method", "milp", extra)
+        assert done.returncode == 0
+        assert schedc("verify", path, "--job", job).returncode == 0
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("schedc: a defect of schedc, please report it: method milp failed with KeyError at schedc.solvers.")
+        assert line.endswith(": 'lost'; the plan was written and does not rest on it")
+    (failure,) = json.loads(done.stdout)["failures"]
+    assert (failure["method"], failure["error"], failure["message"]) == ("milp", "KeyError", "'lost'")
+    assert failure["place"].startswith("schedc.solvers.")
+
+
 @pytest.mark.slow
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     limit = ("--deterministic-limit", "1")

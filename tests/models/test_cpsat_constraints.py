@@ -14,7 +14,7 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Problem
-from schedc.models.blocks import blocks_of
+from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.model import Variables, build
 from schedc.models.grid import Grid
 from schedc.models.windows import Windows, windows_of
@@ -188,5 +188,5 @@ def test_windows_hold_the_starts() -> None:
     assert tuple(variables.send[Op(Kind.F, 0, 0)].proto.domain) == (10, 15)
     assert tuple(variables.objective.proto.domain) == (60, 65)
     assert solved(variables) == 60
-    with pytest.raises(ValueError, match="no schedule has an objective of 59 ticks; none is below 60"):
+    with pytest.raises(NothingAtMost, match="an objective of at most 59 ticks; none is below 60"):
         build(problem, blocks, windows, 0, 59)

@@ -17,7 +17,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.models.blocks import blocks_of
+from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid
 from schedc.models.milp.extract import order_values, schedule_of
 from schedc.models.milp.graph import graph_of
@@ -150,5 +150,5 @@ def test_a_fused_backward_stands_for_its_halves() -> None:
 def test_an_upper_bound_below_every_schedule_is_refused() -> None:
     problem = make_problem(2, 1)
     for lower, upper in ((0, 49), (60, 59)):
-        with pytest.raises(ValueError, match=f"no schedule has an objective of {upper} ticks; none is below {upper + 1}"):
+        with pytest.raises(NothingAtMost, match=f"an objective of at most {upper} ticks; none is below {upper + 1}"):
             build(problem, blocks_of(problem, NANOSECONDS), lower, upper)

@@ -1,0 +1,219 @@
+"""A method that fails costs what it does and no more; an answer that contradicts a known schedule is a failure, never a proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from problems import m70, make_problem
+from small_problems import small_problem
+
+from schedc.analysis.bounds import best_bound
+from schedc.compile import compile_problem, time_methods
+from schedc.errors import Defect, InvalidInput, Unsupported
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Parts, Schedule
+from schedc.models.cpsat import model as cpsat_model
+from schedc.models.milp import model as milp_model
+from schedc.models.milp import variables as milp
+from schedc.solvers import pipemorph, searches
+from schedc.solvers.base import NO_LIMITS, Limits, Solved
+from schedc.solvers.cpsat import solve_cpsat
+from schedc.solvers.greedy import greedy
+from schedc.solvers.incumbent import Incumbent
+from schedc.solvers.milp import solve_milp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+
+PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
+"""No analytic bound meets its optimum, so that `auto` comes to CP-SAT."""
+LIMITS = Limits(workers=2)
+
+
+def fused_faster() -> Problem:
+    """A fused backward takes half of what B and W take; the path is what binds."""
+    problem = make_problem(2, 1, costs_ns=(3, 4, 12), links={(0, 1): (9, 0), (1, 0): (9, 0)})
+    return replace(problem, stages=tuple(replace(stage, backward_ns=(6,)) for stage in problem.stages))
+
+
+def failing(*_: object, policy: str = "") -> None:
+    del policy
+    raise ZeroDivisionError("out of\nluck")
+
+
+@pytest.mark.parametrize("method", ["auto", "cpsat", "milp"])
+def test_a_schedule_that_no_model_holds_is_kept(method: str) -> None:
+    """F and BW on both ranks, there and back: 3 + 9 + 3 + 6 + 9 + 6. With B and W apart the model's least is 44."""
+    problem = fused_faster()
+    compiled = compile_problem(problem, method=method, limits=LIMITS)
+    assert compiled.failures == ()
+    assert compiled.plan.certificate.makespan_ns == 36
+    assert compiled.plan.certificate.lower_bound_ns == best_bound(problem).value_ns < 36
+    assert compiled.solver_log == ()
+
+
+@pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
+def test_no_bound_follows_where_the_model_does_not_hold_all_schedules(solve: Callable[..., Solved]) -> None:
+    orders = tuple((Op(Kind.F, stage, 0), Op(Kind.BW, stage, 0)) for stage in range(2))
+    found = solve(fused_faster(), Schedule(orders=orders), limits=LIMITS)
+    assert (found.status, found.objective_ns, found.lower_bound_ns) == ("INFEASIBLE", 36, 0)
+
+
+@pytest.mark.parametrize("method", ["auto", "cpsat"])
+def test_a_search_that_fails_does_not_lose_the_schedule(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "cpsat", failing)
+    compiled = compile_problem(PROBLEM, method=method, limits=LIMITS)
+    (failure,) = compiled.failures
+    assert (failure.method, failure.error, failure.message) == ("cpsat", "ZeroDivisionError", "out of\nluck")
+    assert failure.place.startswith("schedc.solvers.portfolio:")
+    assert str(failure) == f"method cpsat failed with ZeroDivisionError at {failure.place}: out of luck"
+    assert compiled.plan.certificate.bound != "cpsat"
+    assert not compiled.plan.made_by.reproducible
+    (tried,) = (entry for entry in compiled.candidates if entry.method == "cpsat")
+    assert (tried.why_not, tried.failure) == ("failed", failure)
+
+
+def test_what_a_search_found_before_it_failed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(incumbent: Incumbent, limits: Limits) -> None:
+        cpsat(incumbent, limits)
+        failing()
+
+    cpsat, problem = searches.cpsat, small_problem(13)
+    monkeypatch.setattr(searches, "cpsat", lambda _incumbent, _limits: None)
+    before = compile_problem(problem, method="cpsat", limits=LIMITS).plan
+    monkeypatch.setattr(searches, "cpsat", half)
+    compiled = compile_problem(problem, method="cpsat", limits=LIMITS)
+    assert len(compiled.failures) == 1
+    assert compiled.plan.made_by.method == "cpsat"
+    assert compiled.plan.certificate.makespan_ns < before.certificate.makespan_ns
+    assert compiled.plan.certificate.bound != "cpsat"  # what a failed search said is not trusted
+
+
+def test_a_constructive_method_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipemorph, "pipemorph", failing)
+    compiled = compile_problem(m70(2, 2), limits=Limits(gap=0.5))
+    assert [failure.method for failure in compiled.failures] == ["pipemorph", "pipemorph{policy=initial}"]
+    assert compiled.plan.made_by.method.startswith("greedy")
+
+
+def test_a_failure_that_leaves_no_schedule_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipemorph, "pipemorph", failing)
+    with pytest.raises(ZeroDivisionError):
+        compile_problem(m70(2, 2), method="pipemorph")
+    with pytest.raises(ZeroDivisionError):
+        time_methods(m70(2, 2), ("gpipe", "pipemorph"))
+
+
+@pytest.mark.parametrize("error", [Unsupported, InvalidInput])
+def test_what_speaks_of_the_job_is_no_failure(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error("not this one")
+
+    monkeypatch.setattr(searches, "cpsat", refuse)
+    with pytest.raises(error, match="not this one"):
+        compile_problem(PROBLEM, method="cpsat")
+
+
+def test_a_mistake_in_building_a_model_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    for module, solve in ((milp_model, solve_milp), (cpsat_model, solve_cpsat)):
+        monkeypatch.setattr(module, "add_transfers", mistaken)
+        with pytest.raises(ValueError, match="a mistake"):
+            solve(PROBLEM, greedy(PROBLEM, n_sub=1), limits=LIMITS)
+
+
+def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constraint that nothing meets: the solvers say that there is no schedule, while one is known."""
+
+    def late_in_milp(variables: milp.Variables) -> None:
+        variables.model += variables.start[Op(Kind.F, 0, 0)] >= variables.objective + 1
+
+    def late_in_cpsat(variables: cpsat_model.Variables) -> None:
+        variables.model.add(variables.start[Op(Kind.F, 0, 0)] >= variables.objective + 1)
+
+    monkeypatch.setattr(milp_model, "add_precedences", late_in_milp)
+    monkeypatch.setattr(cpsat_model, "add_precedences", late_in_cpsat)
+    for solve in (solve_milp, solve_cpsat):
+        with pytest.raises(Defect, match="but one that has it is known"):
+            solve(PROBLEM, greedy(PROBLEM, n_sub=1), limits=LIMITS)
+    compiled = compile_problem(PROBLEM, method="milp")
+    assert [failure.error for failure in compiled.failures] == ["Defect"]
+    assert compiled.plan.certificate.gap > 0
+
+
+@pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
+def test_a_bound_above_the_incumbent_is_refused(solve: Callable[..., Solved]) -> None:
+    known = greedy(PROBLEM, n_sub=1)
+    with pytest.raises(Defect, match="1000 ns is above the objective of a known schedule"):
+        solve(PROBLEM, known, limits=LIMITS, known_bound_ns=1000)
+    with pytest.raises(Defect, match="is above"):
+        Solved(schedule=known, objective_ns=10, lower_bound_ns=11, status="OPTIMAL")
+
+
+@pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
+def test_what_is_raised_while_a_solver_runs_ends_it(solve: Callable[..., Solved]) -> None:
+    problem = make_problem(3, 4, links={(1, 2): (7, 5), (2, 1): (7, 5)}, split_backward=False)
+    one_by_one = Schedule(orders=tuple(tuple(Op(k, s, m) for m in range(4) for k in (Kind.F, Kind.BW)) for s in range(3)))
+    with pytest.raises(ZeroDivisionError):
+        solve(problem, one_by_one, limits=LIMITS, on_schedule=failing)
+
+
+@pytest.mark.parametrize("method", ["cpsat", "milp", "relaxed"])
+def test_an_unsound_bound_is_told_and_not_certified(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsound(incumbent: Incumbent, _limits: Limits) -> None:
+        incumbent.raise_bound(incumbent.objective_ns, method, ("a log",))
+        incumbent.raise_bound(incumbent.objective_ns + 1, method, ("a log",))
+
+    monkeypatch.setattr(searches, method, unsound)
+    compiled = compile_problem(PROBLEM, method=method)
+    assert [failure.error for failure in compiled.failures] == ["Defect"]
+    assert compiled.plan.certificate.lower_bound_ns == best_bound(PROBLEM).value_ns
+    assert compiled.solver_log == ()
+
+
+def incumbent_of(problem: Problem) -> Incumbent:
+    bound = best_bound(problem)
+    return Incumbent(
+        problem=problem, tables=tables_of(problem), bound_ns=bound.value_ns, bound_by=bound.name, report=lambda _: None
+    )
+
+
+def test_a_schedule_below_a_solvers_bound_is_taken_and_the_bound_dropped() -> None:
+    problem = make_problem(2, 3)
+    incumbent, analytic_ns = incumbent_of(problem), best_bound(problem).value_ns
+    slow = Schedule(orders=tuple(tuple(Op(kind, s, m) for m in range(3) for kind in (Kind.F, Kind.B, Kind.W)) for s in range(2)))
+    incumbent.offer(slow, "slow")
+    incumbent.raise_bound(incumbent.objective_ns, "cpsat", ("a log",))
+    with pytest.raises(Defect, match="cpsat: the lower bound"):
+        incumbent.offer(greedy(problem, n_sub=1), "greedy")
+    assert incumbent.found_by == "greedy"
+    assert (incumbent.bound_ns, incumbent.solver_log) == (analytic_ns, ())
+
+
+def test_a_schedule_that_cuts_blocks_leaves_a_solvers_bound_behind() -> None:
+    """The bound holds for whole blocks: better is no contradiction then, and the plan may not name it."""
+    problem = make_problem(1, 1)
+    incumbent = incumbent_of(problem)
+    incumbent.bound_ns = 0
+    whole = Schedule(orders=((Op(Kind.F, 0, 0), Op(Kind.BW, 0, 0)),))
+    halves = tuple(Op(Kind.W, 0, 0, part) for part in range(2))
+    cut = Schedule(orders=((Op(Kind.F, 0, 0), Op(Kind.B, 0, 0), *halves),), parts=(Parts(kind=Kind.W, stage=0, shares=(1, 1)),))
+    incumbent.offer(whole, "whole")
+    incumbent.objective_ns, incumbent.whole_ns = 31, 31
+    incumbent.raise_bound(31, "cpsat", ("a log",))
+    incumbent.offer(cut, "cut")
+    assert (incumbent.found_by, incumbent.objective_ns) == ("cut", 30)
+    assert (incumbent.bound_by, incumbent.solver_log) == (best_bound(problem).name, ())
+    incumbent.raise_bound(31, "cpsat", ("a log",))
+    assert incumbent.solver_log == ()
+
+
+def test_solver_without_limits_still_proves() -> None:
+    assert solve_cpsat(PROBLEM, greedy(PROBLEM, n_sub=1), limits=NO_LIMITS).status == "OPTIMAL"
