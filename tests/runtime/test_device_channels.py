@@ -110,13 +110,92 @@ def test_what_is_computed_before_is_sent_and_what_comes_is_computed_with(channel
         assert seen == [3.0 * (number + 1) for number in range(count)]
 
 
+def test_memory_that_is_let_go_is_somebody_elses() -> None:
+    """What the following tests rest on: at once in the order of its own stream, behind the work of the one it is lent to."""
+    device = FakeDevice()
+    side, held = FakeSide(device), threading.Event()
+    seen: list[float] = []
+    try:
+        device.compute.put(lambda: held.wait(WAIT_S))
+        for lent in (False, True):
+            tensor = side.empty(KIND)
+            address = device.memory.address(tensor).view(torch.float32)
+            tensor.fill_(1.0)
+            if lent:
+                side.lend(tensor)
+            device.compute.put(lambda address=address: seen.append(address.sum().item()))  # type: ignore[misc]
+            del tensor
+            side.mark().synchronize()
+        held.set()
+        device.compute.mark().synchronize()
+    finally:
+        held.set()
+        device.end()
+    assert str(seen) == "[nan, 3.0]"
+
+
+@pytest.mark.parametrize("channel", [nccl, delegate])
+@pytest.mark.parametrize("lends", [True, False])
+def test_what_is_received_may_be_let_go_before_it_is_computed_with(channel: Any, lends: bool, monkeypatch: Any) -> None:
+    """The host is far ahead: the device's memory is the compute's until that has read it. Without `lend` it would not be."""
+    if not lends:
+        monkeypatch.setattr(FakeSide, "lend", lambda self, tensor: None)
+    with channel() as pair:
+        seen: list[float] = []
+        pair.hold(1)
+        pair.ends[0].send(torch.ones(3), 0)
+        value = pair.ends[1].receive(KIND, 0).wait(WAIT_S)
+        address = pair.devices[1].memory.address(value).view(torch.float32)
+        pair.compute(1, lambda: seen.append(address.sum().item()))
+        del value
+        side = pair.ends[1]._side if channel is nccl else pair.ends[1].staging._side
+        side.mark().synchronize()
+        pair.held.set()
+        pair.computed(1)
+        assert str(seen) == ("[3.0]" if lends else "[nan]")
+
+
+@pytest.mark.parametrize("channel", [nccl, delegate])
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_is_sent_may_be_let_go_before_it_is_read(channel: Any, holds: bool, monkeypatch: Any) -> None:
+    """The device is slow to read it. Whoever sends holds the memory until then; without that it would be somebody else's."""
+    if not holds:
+        leave = DeviceStaging.leave
+        monkeypatch.setattr(DeviceStaging, "leave", lambda self, tensor: leave(self, tensor)._replace(source=torch.empty(0)))
+    with channel() as pair:
+        incoming = pair.ends[1].receive(KIND, 0)
+        side = pair.ends[0]._side if channel is nccl else pair.ends[0]._staging._side
+        side.stream.put(lambda: pair.held.wait(WAIT_S))
+        outgoing = pair.ends[0].send(pair.devices[0].computed(2.0, KIND), 0)
+        if not holds and channel is nccl:
+            outgoing._source = None
+        pair.computed(0)  # and what it computes next is in the memory, if it may be
+        pair.held.set()
+        value = incoming.wait(WAIT_S)
+        pair.computed(1)
+        assert str(value.tolist()) == ("[2.0, 2.0, 2.0]" if holds else "[nan, nan, nan]")
+
+
+def test_nccl_frees_what_it_has_sent_behind_the_read() -> None:
+    """`wait` does not hold up the host: what is computed from then on, also in the same memory, comes behind it."""
+    with nccl() as pair:
+        pair.ends[0]._side.stream.put(lambda: pair.held.wait(WAIT_S))
+        pair.ends[0].send(pair.devices[0].computed(2.0, KIND), 0).wait(WAIT_S)
+        incoming = pair.ends[1].receive(KIND, 0)
+        threading.Timer(0.02, pair.held.set).start()
+        pair.computed(0)
+        value = incoming.wait(WAIT_S)
+        pair.computed(1)
+        assert value.tolist() == [2.0] * 3
+
+
 def test_nccl_blocks_nobody() -> None:
     """The host takes what has not been sent, and goes on; the receive waits for no compute of its rank."""
     with nccl() as pair:
         pair.hold(1)
         incoming = pair.ends[1].receive(KIND, 0)
         value = incoming.wait(WAIT_S)
-        assert pair.devices[1].lent == [value]
+        assert pair.devices[1].lent == [value.data_ptr()]
         pair.ends[0].send(torch.ones(3), 0)
         pair.ends[1].settle(WAIT_S)  # though the compute of rank 1 stands still
         assert value.tolist() == [1.0] * 3
@@ -224,7 +303,7 @@ def test_the_delegate_waits_for_no_compute() -> None:
         landed = pair.ends[1].staging._side.mark()
         landed.synchronize()
         assert value.tolist() == [1.0] * 3
-        assert pair.devices[1].lent == [value]
+        assert pair.devices[1].lent == [value.data_ptr()]
 
 
 def test_a_message_of_another_size() -> None:

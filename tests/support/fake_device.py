@@ -1,25 +1,28 @@
 """A device that is none: streams that are threads, copies that happen when a stream comes to them, and an NCCL that does the same.
 
 `FakeSide` stands for `transports.streams.Side`, `FakeLane` for a gloo group, `FakeNccl` for a group over NCCL; the latter two come
-in pairs, the ends of one connection in one process.
+in pairs, the ends of one connection in one process. `FakeMemory` frees and uses memory again as CUDA's caching allocator does.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+
+from schedc.runtime.header import TensorKind
+from schedc.runtime.transports.staging import nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
-
-    from schedc.runtime.header import TensorKind
 
 WAIT_S = 20.0
 
@@ -65,14 +68,70 @@ class FakeStream:
             work()
 
 
+class _Block:
+    """A piece of a device's memory."""
+
+    def __init__(self, nbytes: int, owner: FakeStream) -> None:
+        self.bytes = np.zeros(nbytes, dtype=np.uint8)
+        self.user = owner
+        """The stream whose work so far has to pass before others may get the memory."""
+
+
+class FakeMemory:
+    """Memory that is somebody else's as soon as nobody holds its tensor: in the order of the stream for which it was made, or, where
+    it was lent to another (`record_stream`), behind what that one has got so far. What the next owner writes is `POISON`.
+
+    Work that is under way does not hold its tensors, as on a device: it has their addresses (`address`).
+    """
+
+    POISON = 0xFF
+    """In all bytes: NaN in a floating type."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+
+    def empty(self, kind: TensorKind, owner: FakeStream) -> torch.Tensor:
+        nbytes = nbytes_of(kind)
+        if not nbytes:
+            return torch.empty(kind.shape, dtype=kind.dtype)
+        block = _Block(nbytes, owner)
+        held = block.bytes.view()
+        weakref.finalize(held, self._free, block)
+        flat = torch.from_numpy(held)
+        self._blocks[flat.data_ptr()] = block
+        return flat.view(kind.dtype).reshape(kind.shape)
+
+    def lend(self, tensor: torch.Tensor, user: FakeStream) -> None:
+        if tensor.numel():
+            self._blocks[tensor.data_ptr()].user = user
+
+    def address(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory as bytes, without holding it; the tensor itself where it is not of this memory."""
+        block = self._blocks.get(tensor.data_ptr()) if tensor.numel() else None
+        return tensor if block is None else torch.from_numpy(block.bytes)
+
+    def _free(self, block: _Block) -> None:
+        del self._blocks[block.bytes.ctypes.data]
+        block.user.put(lambda: block.bytes.fill(self.POISON))
+
+
 class FakeDevice:
-    """One compute stream, and any number beside it."""
+    """One compute stream, any number beside it, and memory."""
 
     def __init__(self) -> None:
         self.compute = FakeStream()
         self.local = threading.local()
-        self.lent: list[torch.Tensor] = []
+        self.lent: list[int] = []
+        """Where the tensors begin that were lent to the compute."""
         self.streams = [self.compute]
+        self.memory = FakeMemory()
+
+    def computed(self, value: float, kind: TensorKind) -> torch.Tensor:
+        """A tensor of the compute's, filled when the compute comes to it."""
+        tensor = self.memory.empty(kind, self.compute)
+        address = self.memory.address(tensor).view(kind.dtype)
+        self.compute.put(lambda: address.fill_(value))
+        return tensor
 
     @property
     def current(self) -> FakeStream:
@@ -89,14 +148,16 @@ class FakeDevice:
 
 
 class _Deferred(TorchFunctionMode):
-    """Copies that do not block happen when the stream comes to them."""
+    """Copies of bytes that do not block happen when the stream comes to them."""
 
-    def __init__(self, stream: FakeStream) -> None:
+    def __init__(self, stream: FakeStream, memory: FakeMemory) -> None:
         self._stream = stream
+        self._memory = memory
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.copy_ and (kwargs or {}).get("non_blocking"):
-            self._stream.put(lambda: args[0].copy_(args[1]))
+            target, source = map(self._memory.address, args)
+            self._stream.put(lambda: target.copy_(source))
             return args[0]
         return function(*args, **(kwargs or {}))
 
@@ -113,7 +174,7 @@ class FakeSide:
         before = self.device.current
         self.device.local.stream = self.stream
         try:
-            with _Deferred(self.stream):
+            with _Deferred(self.stream, self.device.memory):
                 yield
         finally:
             self.device.local.stream = before
@@ -127,11 +188,15 @@ class FakeSide:
     def precede_compute(self, mark: Any) -> None:
         self.device.compute.follow(mark)
 
+    def mark_compute(self) -> FakeMark:
+        return self.device.compute.mark()
+
     def empty(self, kind: TensorKind) -> torch.Tensor:
-        return torch.zeros(kind.shape, dtype=kind.dtype)
+        return self.device.memory.empty(kind, self.stream)
 
     def lend(self, tensor: torch.Tensor) -> None:
-        self.device.lent.append(tensor)
+        self.device.lent.append(tensor.data_ptr())
+        self.device.memory.lend(tensor, self.device.compute)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
@@ -234,6 +299,9 @@ class FakeNccl:
         self._stream = device.stream()
         self.error: str | None = None
         self.aborted = False
+        self.others_abort = threading.Event()
+        """Until it is set, this communicator waits for another of the device, whose kernels are in front of its own."""
+        self.others_abort.set()
 
     @staticmethod
     def pair(first: FakeDevice, second: FakeDevice) -> tuple[FakeNccl, FakeNccl]:
@@ -244,13 +312,17 @@ class FakeNccl:
         return self._rank
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
-        return self._start(lambda: self._carried.put(tensors[0].clone()))
+        source = self._device.memory.address(tensors[0])
+        return self._start(lambda: self._carried.put(source.clone()))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
-        return self._start(lambda: self._receive(tensors[0]))
+        target = self._device.memory.address(tensors[0])
+        return self._start(lambda: self._receive(target))
 
     def abort(self) -> None:
+        """As PyTorch's: what is under way ends, and it returns when the communicator is gone."""
         self.aborted = True
+        assert self.others_abort.wait(WAIT_S)
 
     def _receive(self, tensor: torch.Tensor) -> None:
         while not self.aborted:
