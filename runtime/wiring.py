@@ -5,6 +5,7 @@ Wires stand for the plan's channels, one for each directed pair of ranks that ex
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.runtime.channels import Boundaries, Receiver, Sender
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.base import Connect, Ends
 
 __all__ = ["Wiring", "Wrap", "bare"]
+
+ENDING_S = 30.0
+"""How long closing waits for all ends."""
 
 Wrap: TypeAlias = "Callable[[Wire, Ends], Ends]"
 """Puts something around them; asked anew for each plan that is laid over them."""
@@ -125,9 +129,12 @@ class Wiring:
                 raise waiting_failed(doing, error, self._timeout_s, peer) from error
 
     def close(self) -> None:
-        """Close all ends."""
+        """Close all ends, together: some end only when others do."""
         for ends in self._ends.values():
             ends.close()
+        until_s = monotonic() + ENDING_S
+        for ends in self._ends.values():
+            ends.ended(max(0.0, until_s - monotonic()))
         self._ends.clear()
         self.senders.clear()
         self.receivers.clear()

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from schedc.runtime.groups import Groups
     from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
 
-__all__ = ["Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport"]
+__all__ = ["OWN_ERRORS", "Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport"]
+
+OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""RuntimeErrors, as those of lost connections are, that say what is wrong with this rank and nothing of any other."""
 
 
 class ConnectionLost(RuntimeError):
@@ -89,7 +92,10 @@ class Ends(NamedTuple):
     """Called between two steps with a limit in seconds, once all transfers have been waited for: returns when they are through
     on the device, too. Raises as `wait` does."""
     close: Callable[[], None] = _closed
-    """Ends what runs for the wire; what is under way on either end fails. Closing again does nothing."""
+    """Ends what runs for the wire, or begins to; what is under way on either end fails. Closing again does nothing."""
+    ended: Callable[[float], None] = _settled
+    """Called after `close` with a limit in seconds: returns when all that `close` has begun is over. Wires of one rank may end only
+    together: all are closed first."""
 
 
 Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"

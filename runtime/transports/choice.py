@@ -22,6 +22,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.gloo import connect_gloo
+from schedc.runtime.transports.host_watch import HostWatch
 from schedc.runtime.transports.nccl import connect_nccl
 
 if TYPE_CHECKING:
@@ -155,11 +156,12 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Conne
     """
     channels = wishes[rank].channels
     delegate = partial(connect_delegate, device=device, queues=wishes[rank].queues)
+    nccl = partial(connect_nccl, device=device, watch=HostWatch())
     ways: dict[Way, Connect] = {
         "gloo": connect_gloo,
         "delegate": delegate,
-        "nccl": partial(connect_nccl, device=device),
-        "nccl or delegate": Fallback(partial(connect_nccl, device=device, confirm=True), delegate, names=("NCCL", "the delegate")),
+        "nccl": nccl,
+        "nccl or delegate": Fallback(partial(nccl, confirm=True), delegate, names=("NCCL", "the delegate")),
     }
 
     def connect(wire: Wire, groups: Groups) -> Ends:

@@ -86,7 +86,7 @@ class Fallback:
             raise TransferFailed(
                 f"rank {groups.rank} connects the ranks {wire.source}, {wire.destination}: {connection_lost(peer)}"
             )
-        return Ends(cast("Transport", end), second.control, settle=end.settle, close=end.close)
+        return Ends(cast("Transport", end), second.control, settle=end.settle, close=end.close, ended=end.ended)
 
     def change(self, peer: int, reason: str) -> None:
         """Let all wires to and from this rank change."""
@@ -178,6 +178,13 @@ class _End(ABC):
         for ends in (self.first, self._second):
             if ends is not None:
                 ends.close()
+
+    def ended(self, timeout_s: float) -> None:
+        """As `Ends.ended`."""
+        until_s = monotonic() + timeout_s
+        for ends in (self.first, self._second):
+            if ends is not None:
+                ends.ended(max(0.0, until_s - monotonic()))
 
     def _warn(self) -> None:
         """In the thread of the step, where a warning finds who can act on it."""

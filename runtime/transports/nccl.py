@@ -7,11 +7,14 @@ four communicators, and on two ranks that exchange in both directions each direc
 Order: what is sent waits on the device for the compute that was issued before it, and for nothing else. What is received waits for
 nothing here: a stream beside the compute's is current when the receive is issued, since a group makes its own stream wait for the
 current one. The compute waits on the device for what it takes. The host waits in none of this, so it may run far ahead of the
-device. It learns of a failure between two steps, when it waits until all transfers are through (`settle`).
+device: by `AHEAD` receives of a wire, since each has a buffer. It learns of a failure there, or between two steps, when it waits
+until all transfers are through (`settle`). If it is blocked in CUDA meanwhile, `HostWatch` ends the communicators.
 
 That is too late to send again: what was computed from a failed receive is lost. `confirm=True` makes the host wait for each receive
 before it issues what needs it, and so lets `fallback` put another channel in its place. Device work that was issued before goes on
 meanwhile; what it costs is the launch of one op's kernels after each receive.
+
+What PyTorch does with failures and what ends a process is documented, with what to set, in docs/gpu.md.
 
 Tensors go as bytes: NCCL has no int16 and no complex numbers. NCCL has no tags either: receives must be posted in the order of the
 sends.
@@ -20,6 +23,8 @@ sends.
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from collections import deque
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,7 +35,7 @@ import torch
 
 from schedc.errors import Unsupported
 from schedc.runtime.header import TensorKind
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.base import OWN_ERRORS, ConnectionLost, Ends, NoAnswer
 from schedc.runtime.transports.gloo import GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
 from schedc.runtime.transports.streams import CudaSide
@@ -42,9 +47,10 @@ if TYPE_CHECKING:
 
     from schedc.runtime.groups import Groups
     from schedc.runtime.program import Wire
+    from schedc.runtime.transports.host_watch import HostWatch
     from schedc.runtime.transports.streams import Mark, Side
 
-__all__ = ["NcclTransport", "connect_nccl"]
+__all__ = ["AHEAD", "NcclTransport", "connect_nccl"]
 
 HANDSHAKE = TensorKind(torch.uint8, (1,))
 POLL_S = 50e-6
@@ -52,9 +58,18 @@ NOW = timedelta(milliseconds=1)
 """A limit for the wait for what is completed: with a limit, it raises what has failed."""
 WATCHDOG = timedelta(days=1)
 """When PyTorch's watchdog complains of a transfer: a receive may be posted long before, and waits have limits of their own."""
+AHEAD = 2
+"""By how many receives of a wire the host may be ahead of the device: so many buffers it has beyond those of the plan."""
+MAX_BLOCKS = 4
+"""How many thread blocks a transfer's kernel may have. One that is posted early holds them, and so do those of other wires, while
+the compute goes on beside them. The job's NCCL_MAX_CTAS overrides it."""
+ENDING_S = 30.0
+"""How long closing waits for a communicator's end."""
 
 
-def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, confirm: bool = False) -> Ends:
+def connect_nccl(
+    wire: Wire, groups: Groups, *, device: torch.device, confirm: bool = False, watch: HostWatch | None = None
+) -> Ends:
     """Connect a wire over NCCL. Both of its ranks do this together, and make their communicator at once with a first transfer.
 
     Args:
@@ -62,6 +77,7 @@ def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, confirm: b
         groups: makes the group of what the ranks tell each other.
         device: the GPU of this rank's stages.
         confirm: wait on the host for what is received, so that a failure is known before anything is computed from it.
+        watch: ends the wire when the host is blocked for twice the groups' limit; the same for all wires of the rank.
 
     Raises:
         Unsupported: this PyTorch has no NCCL.
@@ -71,6 +87,8 @@ def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, confirm: b
     control = groups.make((wire.source, wire.destination))
     group = _nccl_group(wire, groups)
     end = NcclTransport(group, CudaSide(device), confirm=confirm)
+    if watch is not None:
+        end.watch(watch, 2 * groups.timeout_s)
     sends = groups.rank == wire.source
     try:
         if sends:
@@ -80,13 +98,14 @@ def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, confirm: b
         end.settle(groups.timeout_s)
     except BaseException:
         end.close()
+        end.ended(ENDING_S)
         raise
 
     def close() -> None:
         hang_up(control)
         end.close()
 
-    return Ends(end, GlooTransport(control), settle=end.settle, close=close)
+    return Ends(end, GlooTransport(control), settle=end.settle, close=close, ended=end.ended)
 
 
 def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
@@ -102,6 +121,7 @@ def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
     options = ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True  # what a rank waits for is small, and the compute's kernels fill the device
     options._timeout = WATCHDOG
+    options.config.max_ctas = MAX_BLOCKS
     store = groups.store_of((wire.source, wire.destination))
     try:
         with _failures_are_told():
@@ -113,8 +133,20 @@ def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
 
 @contextmanager
 def _failures_are_told() -> Iterator[None]:
-    """Groups made in this context never block, and leave a failure to who waits; by default PyTorch's watchdog ends the process."""
-    wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    """Groups made in this context never block, and leave a failure to who waits. By default PyTorch ends the process.
+
+    What each would do (`ProcessGroupNCCL.cpp`, whose constructor reads them): the watchdog raises what NCCL reports, and what CUDA
+    does, in a thread of its own; the monitor ends the process if the watchdog does not move, or another group says that it failed.
+    A watchdog that has found a failure sleeps four times the time for a dump, and whoever lets go of the group waits for it.
+    """
+    wanted = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -167,7 +199,23 @@ class NcclTransport:
         self._side = side
         self._confirm = confirm
         self._pending: deque[Mark] = deque()
+        """The step's thread alone takes marks away."""
+        self._used: deque[Mark] = deque()
+        """The compute's marks at which it came to what was handed over last."""
         self._latest: dist.Work | None = None
+        self._closed: str | None = None
+        self._closing = threading.Lock()
+        self._ending: threading.Thread | None = None
+        self._watch: HostWatch | None = None
+
+    def watch(self, watch: HostWatch, limit_s: float) -> None:
+        """Let this end be closed if the host is blocked for so long."""
+        self._watch = watch
+        watch.add(self, limit_s)
+
+    def under_way(self) -> bool:
+        """As `Watched.under_way`."""
+        return bool(self._pending)
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
@@ -184,8 +232,12 @@ class NcclTransport:
         """Let the compute use what is received; wait until it has been, if receives are to be confirmed."""
         if self._confirm:
             self._await(mark, monotonic() + timeout_s)
+        elif len(self._used) == AHEAD:
+            self._await(self._used.popleft(), monotonic() + timeout_s)
         self._side.precede_compute(mark)
         self._side.lend(buffer)
+        if not self._confirm:
+            self._used.append(self._side.mark_compute())
 
     def settle(self, timeout_s: float) -> None:
         """Wait on the host until the device has done all that was started.
@@ -198,12 +250,28 @@ class NcclTransport:
         while self._pending:
             self._await(self._pending[0], until_s)
             self._pending.popleft()
+        self._used.clear()
 
-    def close(self) -> None:
-        """End the communicator; what is under way fails. NCCL's kernels may wait for a peer for ever, so nothing is flushed."""
-        self._pending.clear()
-        self._latest = None
-        self._group.abort()
+    def close(self, reason: str = "this end of the wire is closed") -> None:
+        """Begin to end the communicator, in any thread; what is under way fails. Nothing is flushed: its kernels may wait for ever.
+
+        It may end only when others of this device do, whose kernels are in front of its own. So `ended` waits, and not this.
+        """
+        with self._closing:
+            if self._ending is None:
+                self._closed = reason
+                self._ending = threading.Thread(target=self._group.abort, name="schedc ends NCCL", daemon=True)
+                self._ending.start()
+        if self._watch is not None:
+            self._watch.remove(self)
+
+    def ended(self, timeout_s: float) -> None:
+        """As `Ends.ended`. Warns if the communicator does not end in time."""
+        if self._ending is not None:
+            self._ending.join(timeout_s)
+            if self._ending.is_alive():
+                said = "NCCL does not end a communicator; end this process rather than load again (docs/gpu.md)"
+                warnings.warn(said, RuntimeWarning, stacklevel=2)
 
     def _start(self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], data: torch.Tensor) -> Mark:
         """Issue a transfer; the point of the side stream at which it is through.
@@ -211,11 +279,16 @@ class NcclTransport:
         The group's work object would keep the tensor until the device has come so far, however long ago the caller has let go of it
         in the compute's order. So only the latest is kept; a communicator that has failed says so to any.
         """
+        self._raise_closed()
+        if self._watch is not None:
+            self._watch.heard()
         if data.numel():
             try:
                 with self._side.use():
                     self._latest = transfer([data], self._peer, 0)
                     self._latest.wait()  # this stream waits for the group's, the host for nothing
+            except OWN_ERRORS:
+                raise
             except RuntimeError as error:
                 raise ConnectionLost(str(error)) from error
         mark = self._side.mark()
@@ -228,13 +301,23 @@ class NcclTransport:
             self._check()
             if monotonic() > until_s:
                 raise NoAnswer("NCCL has not done the transfer in time")
+            if self._watch is not None:
+                self._watch.heard()
             sleep(POLL_S)
         self._check()  # a communicator that has been ended lets the device go on
 
     def _check(self) -> None:
-        """Raise what NCCL has found."""
+        """Raise what NCCL has found, or why this end is closed."""
+        self._raise_closed()
         if self._latest is not None and self._latest.is_completed():  # done or failed
             try:
                 self._latest.wait(NOW)
+            except OWN_ERRORS:
+                raise
             except RuntimeError as error:
                 raise ConnectionLost(str(error)) from error
+
+    def _raise_closed(self) -> None:
+        """After its end a communicator finds nothing wrong any more."""
+        if self._closed is not None:
+            raise ConnectionLost(self._closed)

@@ -46,6 +46,9 @@ class Side(Protocol):
     def precede_compute(self, mark: Mark) -> None:
         """What is computed from now on waits for a mark of this stream."""
 
+    def mark_compute(self) -> Mark:
+        """A mark after all that the compute has got so far."""
+
     def empty(self, kind: TensorKind) -> torch.Tensor:
         """Memory on the device for this stream to write, though the compute may still be far behind."""
 
@@ -85,6 +88,11 @@ class CudaSide:
         """As `Side.precede_compute`."""
         assert isinstance(mark, torch.cuda.Event)
         self._compute().wait_event(mark)
+
+    def mark_compute(self) -> Mark:
+        """As `Side.mark_compute`."""
+        mark: Mark = self._compute().record_event()
+        return mark
 
     def empty(self, kind: TensorKind) -> torch.Tensor:
         """As `Side.empty`. The allocator keeps the memory of each stream apart: this one's is never of the compute's."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 from schedc.runtime.header import TensorKind
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
-from schedc.runtime.transports.nccl import NcclTransport
+from schedc.runtime.transports.host_watch import HostWatch
+from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _failures_are_told
 from schedc.runtime.transports.staging import DeviceStaging
 
 if TYPE_CHECKING:
@@ -235,6 +238,104 @@ def test_nccl_gives_up_in_time_and_ends_what_waits() -> None:
         pair.ends[1].receive(KIND, 0)
         with pytest.raises(NoAnswer):
             pair.ends[1].settle(0.01)
+
+
+def test_nccl_closed_by_another_thread_while_the_step_ends() -> None:
+    """As when the other end says that it has given up: the wait says so, whenever it happens, and nothing else goes wrong."""
+    with nccl() as pair:
+        pair.ends[1].receive(KIND, 0)
+        mark = pair.ends[1]._pending[0]
+        query = mark.query
+
+        def closed_meanwhile() -> bool:
+            pair.ends[1].close()
+            return bool(query())
+
+        mark.query = closed_meanwhile
+        with pytest.raises(ConnectionLost, match="closed"):
+            pair.ends[1].settle(WAIT_S)
+
+
+def test_nccl_ends_its_communicators_together() -> None:
+    """One may wait for the kernels of the other, which end when that one does: closing the first must not wait."""
+    with nccl() as pair:
+        first, second = (end._group for end in pair.ends)
+        first.others_abort.clear()
+        second.abort = lambda abort=second.abort: (first.others_abort.set(), abort())
+        for end in pair.ends:
+            end.close()
+        for end in pair.ends:
+            end.ended(WAIT_S)
+        assert first.aborted and second.aborted
+
+
+def test_nccl_says_which_communicator_does_not_end() -> None:
+    with nccl() as pair:
+        pair.ends[0]._group.others_abort.clear()
+        pair.ends[0].close()
+        with pytest.warns(RuntimeWarning, match="NCCL does not end a communicator"):
+            pair.ends[0].ended(0.01)
+        pair.ends[0]._group.others_abort.set()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("device-side assert")])
+def test_what_is_wrong_with_this_rank_is_not_said_of_its_peer(error: RuntimeError) -> None:
+    with nccl() as pair:
+
+        def fails(*_: Any) -> None:
+            raise error
+
+        pair.ends[0]._group.send = fails
+        with pytest.raises(type(error), match=str(error)):
+            pair.ends[0].send(torch.ones(3), 0)
+
+
+def test_nccl_lets_the_host_run_only_so_far_ahead() -> None:
+    """Each receive that the device has not come to holds a buffer: the host takes `AHEAD` of them and then waits for the device."""
+    with nccl() as pair:
+        pair.hold(1)
+        for number in range(AHEAD + 1):
+            pair.ends[0].send(torch.ones(3), number)
+        for number in range(AHEAD):
+            pair.ends[1].receive(KIND, number).wait(WAIT_S)
+        with pytest.raises(NoAnswer):
+            pair.ends[1].receive(KIND, AHEAD).wait(0.01)
+        pair.held.set()
+        assert pair.ends[1].receive(KIND, AHEAD + 1)
+
+
+def test_a_host_that_is_blocked_by_the_device() -> None:
+    """Nothing that has a limit is called: the watch ends the wires, so that the device goes on, and the next call says why."""
+    watch = HostWatch()
+    with nccl() as pair:
+        pair.ends[1].watch(watch, 0.05)
+        sleep(0.2)  # between two steps
+        incoming = pair.ends[1].receive(KIND, 0)
+        incoming.wait(WAIT_S)
+        pair.computed(1)  # blocked: the compute waits for the receive
+        with pytest.raises(ConnectionLost, match="in CUDA or in a stage"):
+            pair.ends[1].settle(WAIT_S)
+
+
+def test_a_host_that_waits_is_not_blocked() -> None:
+    watch = HostWatch()
+    with nccl(confirm=True) as pair:
+        pair.ends[1].watch(watch, 0.1)
+        incoming = pair.ends[1].receive(KIND, 0)
+        threading.Timer(0.4, lambda: pair.ends[0].send(torch.ones(3), 0)).start()
+        assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
+        pair.ends[1].settle(WAIT_S)
+
+
+def test_nccl_groups_leave_the_process_alone(monkeypatch: Any) -> None:
+    """What they are made with is what `ProcessGroupNCCL` reads in its constructor; afterwards the job's own is there again."""
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    monkeypatch.delenv("TORCH_NCCL_DUMP_ON_TIMEOUT", raising=False)
+    with _failures_are_told():
+        assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+        assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in os.environ
 
 
 def test_nothing_is_sent_for_a_tensor_without_elements() -> None:

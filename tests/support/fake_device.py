@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from schedc.runtime.header import TensorKind
 from schedc.runtime.transports.staging import nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
+
+    from schedc.runtime.header import TensorKind
 
 WAIT_S = 20.0
 
@@ -44,11 +45,11 @@ class FakeStream:
     """Does what it gets, in order, in a thread."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, work: Callable[[], None]) -> None:
+    def put(self, work: Callable[[], object]) -> None:
         self._work.put(work)
 
     def mark(self) -> FakeMark:
@@ -78,8 +79,10 @@ class _Block:
 
 
 class FakeMemory:
-    """Memory that is somebody else's as soon as nobody holds its tensor: in the order of the stream for which it was made, or, where
-    it was lent to another (`record_stream`), behind what that one has got so far. What the next owner writes is `POISON`.
+    """Memory that is somebody else's as soon as nobody holds its tensor.
+
+    In the order of the stream for which it was made, or, where it was lent to another (`record_stream`), behind what that one has
+    got so far. What the next owner writes is `POISON`.
 
     Work that is under way does not hold its tensors, as on a device: it has their addresses (`address`).
     """
