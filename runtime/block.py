@@ -1,9 +1,11 @@
 """One stage's work for one microbatch: F, then B and W, or BW, on PyTorch's autograd.
 
 Takes the stage and its inputs; gives the outputs, then the inputs' gradients, then adds the weights' gradients to `.grad`. B
-computes no gradient of a weight and W none of an activation; only weights that a stage uses in several places are left to B.
-Nothing but public autograd calls: gradient edges, node hooks, saved-tensor hooks. A user's tensor hook that changes the gradient at
-a layer's output would act twice, once in B and once in W.
+computes no gradient of a weight and W none of an activation, with two exceptions: B computes the gradients of weights that a stage
+uses in several places, and those that a function of the user's own computes together with its input's (`frontier`). Public autograd
+calls do it: gradient edges, node hooks, saved-tensor hooks.
+
+Hooks act once. One at an activation where W begins is called in B and in W, each time with the gradient that it has not changed.
 
 Between B and W the block holds what W reads and the gradients where W begins; after W or BW it holds nothing. A block that
 recomputes holds its inputs alone between F and its backward, which runs F again first.
@@ -19,10 +21,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from schedc.runtime.arrivals import Arrivals, place_of, without_hooks
 from schedc.runtime.frontier import find_cut
 from schedc.runtime.precision import outside_autocast
 from schedc.runtime.recompute import Replay, saving_nothing
-from schedc.runtime.saved import SavedTensors
+from schedc.runtime.saved import SavedTensors, give_own_weights
 from schedc.runtime.values import handed_over, tensors_of
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import GradientEdge
 
-    from schedc.runtime.frontier import Joint
+    from schedc.runtime.frontier import Cut, Joint
     from schedc.runtime.values import Value
 
 __all__ = ["Block"]
@@ -111,23 +114,10 @@ class Block:
         given: dict[int, torch.Tensor | None] = {}
         if roots and saved is not None:
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
-            joints, shared = find_cut(roots, sources)
-            wanted = [edge for joint in joints for edge in joint.edges] + [*shared, *sources]
-            if wanted:
-                handles = [handle for joint in joints for handle in saved.keep_for(joint.node)]
-                try:
-                    with outside_autocast():
-                        found: list[torch.Tensor | None] = [
-                            *torch.autograd.grad(roots, wanted, seeds, retain_graph=True, allow_unused=True)
-                        ]
-                finally:
-                    for handle in handles:
-                        handle.remove()
-                for joint in joints:
-                    self._weight_work.append((joint, found[: len(joint.edges)]))
-                    del found[: len(joint.edges)]
-                _continue(shared, found[: len(shared)], retain_graph=True)
-                given = dict(zip(wanting, found[len(shared) :], strict=True))
+            cut = find_cut(roots, sources)
+            give_own_weights(cut.functions)
+            found = self._cut_backward(cut, roots, seeds, sources, saved)
+            given = dict(zip(wanting, found, strict=True))
             saved.release()
         self._result = tuple(_gradient(tensor, given.get(number)) for number, tensor in enumerate(self._inputs))
         for tensor in self._inputs:
@@ -141,24 +131,45 @@ class Block:
             part: which part.
             shares: the relative time of each part; the joints are dealt to the parts by the size of their weights.
         """
-        last = part == len(shares) - 1
         with outside_autocast():
-            self._weights(_dealt(self._weight_work, shares)[part], retain_graph=not last)
-        if last:
+            for joint, arrived in _dealt(self._weight_work, shares)[part]:
+                edges, values = _given(joint.edges, arrived)
+                if edges:
+                    # With `inputs`, a node that runs again computes the gradients of these weights alone.
+                    torch.autograd.backward(edges, values, inputs=joint.leaves if joint.runs_twice else None)
+        if part == len(shares) - 1:
             self._weight_work.clear()
 
-    def _weights(self, work: list[Work], *, retain_graph: bool) -> None:
-        """W from these joints on."""
-        roots: list[GradientEdge] = []
-        gradients: list[torch.Tensor | None] = []
-        for joint, arrived in work:
-            found = arrived
-            if joint.sides:
-                edges, values = _given(joint.edges, arrived)
-                found = [*torch.autograd.grad(edges, joint.sides, values, retain_graph=True, allow_unused=True)] if edges else []
-            roots += (joint.sides or joint.edges)[: len(found)]
-            gradients += found
-        _continue(roots, gradients, retain_graph=retain_graph)
+    def _cut_backward(
+        self,
+        cut: Cut,
+        roots: Sequence[GradientEdge],
+        seeds: Sequence[torch.Tensor],
+        sources: Sequence[GradientEdge],
+        saved: SavedTensors,
+    ) -> list[torch.Tensor | None]:
+        """B itself: leave to W what is W's, and give the gradients of the sources."""
+        asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
+        wanted = [*asked, *cut.shared, *sources]
+        if not wanted:
+            return []
+        arrivals = Arrivals(cut.before, roots, seeds)
+        again = [joint.node for joint in cut.joints if joint.runs_twice]
+        handles = [*arrivals.listen(), *(handle for node in again for handle in saved.keep_for(node))]
+        try:
+            with outside_autocast(), without_hooks(cut.shared):
+                found: list[torch.Tensor | None] = [
+                    *torch.autograd.grad(roots, wanted, seeds, retain_graph=bool(again), allow_unused=True)
+                ]
+        finally:
+            for handle in handles:
+                handle.remove()
+        arrived = dict(zip(map(place_of, asked), found, strict=False)) | arrivals.found
+        self._weight_work = [(joint, [arrived[place_of(edge)] for edge in joint.edges]) for joint in cut.joints]
+        edges, values = _given(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
+        if edges:
+            torch.autograd.backward(edges, values)
+        return found[len(found) - len(sources) :]
 
     def _forward(self, work: Callable[..., object]) -> tuple[torch.Tensor, ...]:
         """F with a graph; the outputs."""
@@ -191,13 +202,6 @@ def _given(
             roots.append(edge)
             values.append(gradient)
     return roots, values
-
-
-def _continue(edges: Sequence[GradientEdge], gradients: Sequence[torch.Tensor | None], *, retain_graph: bool) -> None:
-    """Go on from these edges to all weights behind them, and add to their `.grad`."""
-    roots, values = _given(edges, gradients)
-    if roots:
-        torch.autograd.backward(roots, values, retain_graph=retain_graph)
 
 
 def _dealt(work: list[Work], shares: Sequence[int]) -> list[list[Work]]:

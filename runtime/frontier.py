@@ -3,19 +3,28 @@
 B walks the path from a stage's outputs to its inputs; W does what hangs off it. A *joint* is a node on the path with edges, its
 *sides*, that leave it towards weights only: a linear layer, a norm. B captures the gradients that arrive at the joints, W goes on
 from them. Asked for a weight that several joints lead to, autograd would follow the path between them; B computes such weights.
-Takes a graph; gives where it is cut.
+
+Most of autograd's own nodes run twice, for B and for W, and compute each time only what is asked for. A function of the user's own
+(a layer with collectives in its backward, a compiled stage) always computes all that it gives: it runs once, in B, and W goes on
+from its sides. Takes a graph; gives where it is cut.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
+
+from schedc.runtime.arrivals import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import torch
     from torch.autograd.graph import Node
+
+    from schedc.runtime.arrivals import Place
 
 __all__ = ["Cut", "Joint", "find_cut"]
 
@@ -25,11 +34,18 @@ class Joint(NamedTuple):
 
     node: Node
     edges: tuple[GradientEdge, ...]
-    """Where gradients arrive at it."""
-    sides: tuple[GradientEdge, ...]
-    """Where it leads to weights that are W's; empty where all that is behind it is W's, because the path ends here."""
-    weights: int
-    """The elements of the weights behind it: the measure of its work."""
+    """Where W begins: where gradients arrive at the node, or its sides if it runs in B alone."""
+    leaves: tuple[torch.Tensor, ...]
+    """The weights behind it that are W's."""
+    runs_twice: bool
+    """Whether it runs in B and again in W."""
+    ends: bool
+    """Whether the path ends here, so that it runs in W alone."""
+
+    @property
+    def weights(self) -> int:
+        """The elements of the weights behind it: the measure of its work."""
+        return sum(leaf.numel() for leaf in self.leaves)
 
 
 class Cut(NamedTuple):
@@ -39,21 +55,21 @@ class Cut(NamedTuple):
     """From output to input."""
     shared: tuple[GradientEdge, ...]
     """The weights whose gradients B computes, because the stage uses them in several places."""
+    before: Mapping[Place, tuple[Place, ...]]
+    """Of each edge where W begins and whose node does not run in B: the nodes on the path that lead to it, each with the number of
+    its edge."""
+    functions: tuple[Node, ...]
+    """The functions of the user's own."""
 
 
 class _Cluster:
     """Sides that have weights in common."""
 
     def __init__(self) -> None:
-        self.members: dict[tuple[Node, GradientEdge], set[Node]] = {}
-        """Each side with its joint's node, and all nodes behind the side."""
+        self.joints: set[Node] = set()
+        self.members: set[tuple[Node, GradientEdge]] = set()
+        """Each side with its joint's node."""
         self.leaves: set[Node] = set()
-
-    def shared(self) -> bool:
-        """Whether the gradient at a side, asked for from its joint, would hold more than flows through that side."""
-        if len({node for node, _ in self.members}) > 1:
-            return True
-        return any(side.node in behind for _, side in self.members for behind in self.members.values())
 
 
 def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> Cut:
@@ -76,6 +92,7 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
                 if after is not None:
                     arrivals.setdefault(after, set()).add(number)
     cluster_of = _clusters(order, path)
+    place = {node: number for number, node in enumerate(order)}
     joints: list[Joint] = []
     shared: dict[Node, None] = {}
     for node in order:
@@ -83,21 +100,45 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
             continue
         if not node.next_functions and node not in inputs:  # an output is a weight
             shared[node] = None
-        sides = _sides(node, path)
-        ends = not any(after in path for after, _ in node.next_functions)
-        whole = ends and all(len({at for at, _ in cluster_of[node, side].members}) == 1 for side in sides)
         own = []
+        leaves: dict[Node, None] = {}
+        sides = _sides(node, path)
         for side in sides:
             cluster = cluster_of[node, side]
-            if whole or not cluster.shared():
-                own.append(side)
+            found = dict.fromkeys(sorted(cluster.leaves, key=place.__getitem__))
+            if len(cluster.joints) > 1:
+                shared |= found
             else:
-                shared.update(dict.fromkeys(sorted(cluster.leaves, key=order.index)))
-        if own:
-            edges = tuple(GradientEdge(node, number) for number in sorted(arrivals[node]))
-            leaves = {leaf for side in own for leaf in cluster_of[node, side].leaves}
-            joints.append(Joint(node, edges, () if whole else tuple(own), sum(map(_elements, leaves))))
-    return Cut(tuple(joints), tuple(GradientEdge(leaf, 0) for leaf in shared if _elements(leaf)))
+                own.append(side)
+                leaves |= found
+        weights = tuple(leaf.variable for leaf in leaves if _elements(leaf))  # type: ignore[attr-defined]
+        if weights:
+            ends = len(own) == len(sides) and not any(after in path for after, _ in node.next_functions)
+            once = not ends and _in_one_piece(node)
+            edges = own if once else [GradientEdge(node, number) for number in sorted(arrivals[node])]
+            joints.append(Joint(node, tuple(edges), weights, runs_twice=not ends and not once, ends=ends))
+    return Cut(
+        tuple(joints),
+        tuple(GradientEdge(leaf, 0) for leaf in shared if _elements(leaf)),
+        _before(joints, [node for node in order if node in path]),
+        tuple(node for node in order if isinstance(node, BackwardCFunction)),
+    )
+
+
+def _in_one_piece(node: Node) -> bool:
+    """Whether the node computes all its gradients, whichever are asked for."""
+    return isinstance(node, BackwardCFunction)
+
+
+def _before(joints: Iterable[Joint], path: Iterable[Node]) -> dict[Place, tuple[Place, ...]]:
+    """`Cut.before`."""
+    found: dict[Place, list[Place]] = {place_of(edge): [] for joint in joints if not joint.runs_twice for edge in joint.edges}
+    if found:
+        for node in path:
+            for number, edge in enumerate(node.next_functions):
+                if edge in found:
+                    found[edge].append((node, number))
+    return {edge: tuple(nodes) for edge, nodes in found.items()}
 
 
 def _path(order: Sequence[Node], roots: set[Node], ends: set[Node]) -> set[Node]:
@@ -164,12 +205,13 @@ def _clusters(order: Iterable[Node], path: set[Node]) -> Mapping[tuple[Node, Gra
     of_side: dict[tuple[Node, GradientEdge], _Cluster] = {}
     for node in order:
         for side in _sides(node, path) if node in path else ():
-            behind = _behind(side.node)
-            leaves = {after for after in {side.node, *behind} if not after.next_functions}
+            leaves = {after for after in {side.node, *_behind(side.node)} if not after.next_functions}
             cluster = _Cluster()
-            cluster.members[node, side] = behind
+            cluster.joints.add(node)
+            cluster.members.add((node, side))
             cluster.leaves |= leaves
             for other in {of_leaf[leaf] for leaf in leaves if leaf in of_leaf}:
+                cluster.joints |= other.joints
                 cluster.members |= other.members
                 cluster.leaves |= other.leaves
             of_leaf.update(dict.fromkeys(cluster.leaves, cluster))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from stage_blocks import WAYS, WIDTH, Attention, Residual, Watching, assert_equal, gradients, run_all
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from schedc.errors import InvalidInput
 from schedc.runtime.block import Block
@@ -125,6 +126,68 @@ class Weight(nn.Module):
         return self.weight
 
 
+class Views(nn.Module):
+    """Parts of one weight used at two depths, an input used three times, and a frozen layer between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2 * WIDTH, WIDTH))
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.frozen(torch.tanh(x @ self.weight[:WIDTH].t() + x))
+        result: torch.Tensor = hidden @ self.weight[WIDTH:] * x
+        return result
+
+
+class InPlace(nn.Module):
+    """Changes of activations in place: of a part that depends on a weight, and of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        y[..., :2] *= self.scale[:2]
+        y[..., 2:].add_(self.scale[2:] * x[..., 2:])
+        y += self.scale
+        return torch.tanh(y) * 0.5
+
+
+class Checkpointed(nn.Module):
+    """Layers that run their own forward again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Residual(), Doubling())
+        self.outer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):  # the same weights twice
+            x = checkpoint(self.inner, x, use_reentrant=False)
+        result: torch.Tensor = checkpoint(self.outer, x, use_reentrant=False)
+        return result
+
+
+class Experts(nn.Module):
+    """Each row goes to one of several layers; one of them gets none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.gate = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.gate(x).softmax(-1)
+        result = torch.zeros_like(x)
+        for number in range(2):
+            rows = torch.arange(5) % 2 == number
+            result[:, rows] = self.experts[number](x[:, rows]) * weight[:, rows, number : number + 1]
+        return result
+
+
 MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "residual": lambda: nn.Sequential(Residual(), Attention(), Residual()),
     "shared": Shared,
@@ -137,6 +200,10 @@ MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "no weights": nn.GELU,
     "in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)),
     "convolution": lambda: nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.BatchNorm1d(5), nn.ReLU()),
+    "views": Views,
+    "in place, parts": InPlace,
+    "checkpointed": Checkpointed,
+    "experts": Experts,
     "recurrent": lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)),
 }
 
@@ -151,9 +218,9 @@ class First(nn.Module):
         return result
 
 
-def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool) -> Block:
+def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool, recompute: bool = False) -> Block:
     """A block with one input, whose gradient is wanted but on a first stage."""
-    return Block(work, [value.detach().requires_grad_(not first)], split=split)
+    return Block(work, [value.detach().requires_grad_(not first)], split=split, recompute=recompute)
 
 
 def run(block: Block, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -162,9 +229,10 @@ def run(block: Block, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
     return given
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MIDDLE)
-def test_gradients_of_a_middle_stage(name: str, way: str) -> None:
+def test_gradients_of_a_middle_stage(name: str, way: str, recompute: bool) -> None:
     torch.manual_seed(0)
     stage = MIDDLE[name]().double()
     value, gradient = torch.randn(2, 5, WIDTH).double(), torch.randn(2, 5, WIDTH).double()
@@ -175,7 +243,7 @@ def test_gradients_of_a_middle_stage(name: str, way: str) -> None:
     input_gradient = torch.zeros_like(value) if leaf.grad is None else leaf.grad
     expected = [input_gradient, *gradients(stage)]
     stage.zero_grad()
-    block = block_of(stage, value, first=False, split=way != "BW")
+    block = block_of(stage, value, first=False, split=way != "BW", recompute=recompute)
     (given,) = block.take()
     torch.testing.assert_close(given, output)
     assert_equal([run(block, way, gradient), *gradients(stage)], expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -72,6 +73,32 @@ class Scale(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.factor
+
+
+class Slow(torch.autograd.Function):
+    """A linear layer that computes the gradients of input and weight together, and takes its time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        time.sleep(0.02)
+        return given[0] @ weight, given[0].flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Slow
+        result: torch.Tensor = function.apply(x, self.weight)
+        return result
 
 
 def profiled(layer: nn.Module, inputs: torch.Tensor | None = None, **more: Any) -> MeasuredLayer:
@@ -402,3 +429,11 @@ def test_on_a_gpu() -> None:
         assert gpu.held_bytes <= 3 * cpu.held_bytes + 64 * 512
         assert gpu.held_after_input_bytes >= cpu.held_after_input_bytes / 3
     assert all(parameter.device.type == "cpu" for _, layer in model.layers for parameter in layer.parameters())
+
+
+def test_a_function_of_the_users_own_is_timed_in_b() -> None:
+    """Where a pipe runs it: once, with the gradient of the weight, which is held until W."""
+    layer = profiled(OwnFunction())
+    assert layer.backward_input.median_ns >= 20_000_000
+    assert layer.backward_weight.median_ns < 20_000_000
+    assert layer.held_after_input_bytes == WIDTH * WIDTH * 4

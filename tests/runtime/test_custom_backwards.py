@@ -1,0 +1,229 @@
+"""Stages whose backward is one piece: functions of the user's own, Megatron's linear layers, compiled stages. Each runs once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
+from torch import nn
+
+from schedc.runtime.block import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Counted(torch.autograd.Function):
+    """A linear layer whose backward counts its runs and calls a collective, as tensor parallelism does."""
+
+    runs = 0
+    collective: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        result: torch.Tensor = x @ weight.t() + bias
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = given
+        Counted.runs += 1
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return Counted.collective(gradient @ weight), rows.t() @ x.reshape(-1, x.shape[-1]), rows.sum(0)
+
+
+class Fused(torch.autograd.Function):
+    """Adds the weight's gradient to `weight.main_grad` in its backward, and gives autograd a dummy or nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dummy: bool) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dummy = dummy
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = given
+        weight.main_grad.add_(gradient.reshape(-1, gradient.shape[-1]).t() @ x.reshape(-1, x.shape[-1]))
+        weight.grad_added_to_main_grad = True
+        return gradient @ weight, torch.zeros_like(weight) if ctx.dummy else None, None
+
+
+class Own(nn.Module):
+    """A linear layer by `Counted`."""
+
+    def __init__(self, weight: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH)) if weight is None else weight
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Counted
+        result: torch.Tensor = function.apply(x, self.weight, self.bias)
+        return result
+
+
+class Halved(Own):
+    """The weight comes to the function through a cast and a transposition, as under autocast."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Counted
+        result: torch.Tensor = function.apply(x, torch.tanh(self.weight).t(), self.bias * 2)
+        return result
+
+
+class Table(nn.Module):
+    """The look-up of an embedding by `Counted`: where a first stage's path ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = Own()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.own(nn.functional.one_hot(x, WIDTH).double())
+        return result
+
+
+def tied() -> nn.Module:
+    first = Own()
+    return nn.Sequential(first, nn.Tanh(), Own(first.weight), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+STAGES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "alone": (Own, False),
+    "among layers": (lambda: nn.Sequential(Residual(), Own(), nn.GELU(), Own(), Residual()), False),
+    "prepared weights": (lambda: nn.Sequential(Halved(), nn.Linear(WIDTH, WIDTH), Halved()), False),
+    "tied weights": (tied, False),
+    "first": (lambda: nn.Sequential(Table(), Residual(), Own()), True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", STAGES)
+def test_functions_of_the_users_own_run_once(name: str, way: str) -> None:
+    torch.manual_seed(0)
+    make, first = STAGES[name]
+    stage = make().double()
+    values = [torch.randint(WIDTH, (2, 5)) if first else torch.randn(2, 5, WIDTH).double() for _ in range(2)]
+    gradient = torch.randn(2, 5, WIDTH).double()
+    leaves = [value if first else value.clone().requires_grad_() for value in values]
+    Counted.runs = 0
+    for leaf in leaves:
+        stage(leaf).backward(gradient)
+    runs, expected = Counted.runs, [leaf.grad for leaf in leaves] + gradients(stage)
+    stage.zero_grad()
+    Counted.runs = 0
+    blocks = [Block(stage, [value.requires_grad_(not first)], split=way != "BW") for value in values]
+    given: list[torch.Tensor | None] = []
+    for block in blocks:
+        block.take()
+        given += run_all(block, way, (gradient,))
+    assert_equal([*given, *gradients(stage)], expected)
+    assert Counted.runs == runs
+
+
+def test_collectives_are_called_in_b(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each layer, so that the ranks of a group call the same ones in the same order."""
+    calls: list[str] = []
+    phase = ""
+
+    def collective(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append(phase)
+        return tensor
+
+    monkeypatch.setattr(Counted, "collective", collective)
+    stage = nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH), Own())
+    block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=True)
+    phase = "B"
+    block.backward_input((torch.ones(2, WIDTH),))
+    assert all(one is None for one in gradients(stage))  # what came for the weights is kept for W
+    phase = "W"
+    block.backward_weight()
+    assert all(one is not None for one in gradients(stage))
+    assert calls == ["B", "B"]
+
+
+class Accumulating(nn.Module):
+    def __init__(self, *, dummy: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.dummy = dummy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Fused
+        result: torch.Tensor = function.apply(x, self.weight, self.dummy)
+        return result
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dummy", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_main_grad(way: str, dummy: bool, recompute: bool) -> None:
+    """A backward may add to `weight.main_grad` of the stage's own weight, and mark the weight."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), Accumulating(dummy=dummy), nn.GELU(), Accumulating(dummy=dummy)).double()
+    layers: list[Any] = [module.weight for module in stage if isinstance(module, Accumulating)]
+    value, gradient = torch.randn(2, 5, WIDTH).double(), torch.randn(2, 5, WIDTH).double()
+    leaf = value.clone().requires_grad_()
+    expected: list[torch.Tensor | None] = []
+    for weight in layers:
+        weight.main_grad = torch.zeros(WIDTH, WIDTH).double()
+    for _ in range(2):
+        stage(leaf).backward(gradient)
+    expected = [weight.main_grad for weight in layers] + gradients(stage)
+    stage.zero_grad()
+    for weight in layers:
+        weight.main_grad = torch.zeros(WIDTH, WIDTH).double()
+        del weight.grad_added_to_main_grad
+    for _ in range(2):
+        block = Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute)
+        block.take()
+        run_all(block, way, (gradient,))
+    assert_equal([weight.main_grad for weight in layers] + gradients(stage), expected)
+    assert all(weight.grad_added_to_main_grad for weight in layers)
+
+
+def _compiled(backend: str, way: str) -> None:
+    torch.manual_seed(0)
+    stage = nn.Sequential(Residual(), nn.Tanh(), Residual()).double()
+    compiled: Any = torch.compile(stage, backend=backend)
+    gradient = torch.randn(2, 5, WIDTH).double()
+    values = [torch.randn(2, 5, WIDTH).double() for _ in range(2)]
+    leaves = [value.clone().requires_grad_() for value in values]
+    for leaf in leaves:
+        stage(leaf).backward(gradient)
+    expected = [leaf.grad for leaf in leaves] + gradients(stage)
+    stage.zero_grad()
+    blocks = [Block(compiled, [value.clone().requires_grad_()], split=way != "BW") for value in values]
+    given: list[torch.Tensor | None] = []
+    for block in blocks:
+        block.take()
+        given += run_all(block, way, (gradient,))
+    assert_equal([*given, *gradients(stage)], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, inside inductor
+def test_compiled_stages(backend: str, way: str) -> None:
+    torch.compiler.reset()
+    _compiled(backend, way)
+
+
+@pytest.mark.slow
+def test_the_backward_of_a_compiled_stage_runs_once() -> None:
+    """B does all of it; what is left for W is to add up."""
+    torch.compiler.reset()
+    compiled: Any = torch.compile(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), backend="aot_eager")
+    block = Block(compiled, [torch.randn(2, WIDTH).requires_grad_()], split=True)
+    block.backward_input((torch.ones(2, WIDTH),))
+    with torch.profiler.profile() as profile:
+        block.backward_weight()
+    assert not [event.key for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm")]
+    assert all(one is not None for one in gradients(compiled))
