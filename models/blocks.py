@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Transfer:
 
     producer: Op
     consumer: Op
-    resource: str
+    resource: Resource
     occupancy: int
     latency: int
 
@@ -101,8 +102,7 @@ def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
                     continue
                 link = problem.link(source, destination)
                 occupancy = grid.ticks(link.occupancy_ns(problem.message_bytes(producer)))
-                name = link.trunk or f"{source}>{destination}"
-                transfers.append(Transfer(producer, consumer, name, occupancy, grid.ticks(link.latency_ns)))
+                transfers.append(Transfer(producer, consumer, Resource.of_link(link), occupancy, grid.ticks(link.latency_ns)))
     parallel = problem.data_parallel
     used = {op.stage for op in duration}
     gathers = parallel.all_gather_ns if parallel else ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -260,14 +261,14 @@ def lanes_of(problem: Problem, rule: Rule) -> tuple[list[Lane], list[Rank], int]
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
     ranks = [Rank(number, limit) for number, limit in enumerate(problem.memory_limit_bytes)]
-    resources: dict[str | tuple[int, int], int] = {}
+    resources: dict[Resource, int] = {}
     links = {(link.source, link.destination): link for link in problem.links}
 
     def connection(source: int, destination: int, message_bytes: int) -> tuple[int, int, int] | None:
         if source == destination:
             return None
         link = links[source, destination]
-        resource = resources.setdefault(link.trunk or (source, destination), len(resources))
+        resource = resources.setdefault(Resource.of_link(link), len(resources))
         return resource, link.occupancy_ns(message_bytes), link.latency_ns
 
     lanes: list[Lane] = []
@@ -297,7 +298,7 @@ def _gate(problem: Problem, ranks: list[Rank]) -> None:
         return
     end_ns = 0
     for rank in ranks:
-        end_ns = end_ns if parallel.trunk else 0
+        end_ns = 0 if parallel.trunk is None else end_ns
         gathered: dict[int, int] = {}
         for lane in rank.lanes:
             if lane.stage not in gathered:

@@ -82,7 +82,7 @@ def facts_of(problem: Problem) -> Facts:
         occupancy=occupancy,
         latency=latency,
         resource=resource,
-        resources=len(tables.resource_names),
+        resources=len(tables.resources),
         gate=gate,
         tail=tail,
         held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),

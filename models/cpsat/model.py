@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
 
@@ -60,7 +61,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
         for op, length in blocks.duration.items()
     }
     variables = Variables(model, blocks, start, {}, model.new_int_var(lower, upper, "objective"))
-    shared: dict[str, list[cp_model.IntervalVar]] = defaultdict(list)
+    shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
     add_rank_no_overlap(variables, problem)
     add_transfers(variables, windows, upper, shared)
@@ -89,7 +90,7 @@ def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
         variables.model.add_no_overlap(on_rank)
 
 
-def add_transfers(variables: Variables, windows: Windows, upper: int, shared: dict[str, list[cp_model.IntervalVar]]) -> None:
+def add_transfers(variables: Variables, windows: Windows, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
     The transfers of one stage and kind keep their microbatch order, as their producers do.
@@ -122,7 +123,7 @@ def add_microbatch_order(variables: Variables) -> None:
             variables.model.add(variables.start[after] >= variables.end(before))
 
 
-def add_collectives(variables: Variables, problem: Problem, upper: int, shared: dict[str, list[cp_model.IntervalVar]]) -> None:
+def add_collectives(variables: Variables, problem: Problem, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
     """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7)."""
     parallel = problem.data_parallel
     if parallel is None:
@@ -131,7 +132,7 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
     ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
     last_kind = Kind.W if problem.split_backward else Kind.BW
     for stage in sorted({op.stage for op in blocks.duration}):
-        resource = parallel.trunk or f"collectives of rank {problem.stages[stage].rank}"
+        resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from schedc.ir.problem import Problem
+    from schedc.ir.resource import Resource
     from schedc.models.blocks import Blocks
     from schedc.models.windows import Windows
 
@@ -45,7 +46,7 @@ def build_relaxed(
         op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, "") for op, length in blocks.duration.items()
     }
     variables = Variables(model, blocks, start, {}, model.new_int_var(lower, upper, ""))
-    shared: dict[str, list[cp_model.IntervalVar]] = defaultdict(list)
+    shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
     add_transfers(variables, windows, upper, shared)
     add_microbatch_order(variables)

@@ -83,8 +83,7 @@ def _certain_first_ops(problem: Problem, blocks: Blocks) -> dict[int, Op]:
         rank = problem.rank_of(op)
         if rank not in visited:
             visited.add(rank)
-            sender = rank if before is None else problem.rank_of(before)
-            if before is None or (certain.get(sender) == before and resource[before] == f"{sender}>{rank}"):
+            if before is None or (certain.get(problem.rank_of(before)) == before and resource[before].kind == "link"):
                 certain[rank] = op
         before = op
     return certain

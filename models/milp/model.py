@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pulp
 
 from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.horizon import horizon_of
@@ -50,7 +51,7 @@ def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> Variables
     model = pulp.LpProblem("schedc")
     start = {op: model.add_variable(op_name(op), horizon.earliest[op], horizon.latest[op]) for op in blocks.duration}
     variables = Variables(model, blocks, start, model.add_variable("objective", lower, upper))
-    shared: dict[str, list[Task]] = defaultdict(list)
+    shared: dict[Resource, list[Task]] = defaultdict(list)
     add_objective(variables, problem, horizon)
     add_precedences(variables)
     add_rank_no_overlap(variables, problem, graph, horizon)
@@ -81,7 +82,7 @@ def add_rank_no_overlap(variables: Variables, problem: Problem, graph: Graph, ho
         add_work_cuts(variables, on_rank, {task.name: tails[task.name] for task in on_rank}, horizon.origin[rank])
 
 
-def add_transfers(variables: Variables, horizon: Horizon, shared: dict[str, list[Task]]) -> None:
+def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
     The transfers of one stage and kind keep their microbatch order, as their producers do.
@@ -114,7 +115,7 @@ def add_microbatch_order(variables: Variables) -> None:
             variables.model += variables.start[after] >= variables.end(before)
 
 
-def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, shared: dict[str, list[Task]]) -> None:
+def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
     """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7).
 
     Where the stage span is minimized no `RS` is modelled: it could always come after everything else on its resource.
@@ -126,7 +127,7 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
     ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
     last_kind = Kind.W if problem.split_backward else Kind.BW
     for stage in sorted({op.stage for op in blocks.duration}):
-        resource = parallel.trunk or f"collectives of rank {problem.stages[stage].rank}"
+        resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
             forward = ends[stage, Kind.F][0]
             task = _collective(variables, f"AG{stage}", length, 0, horizon.latest[forward] - length, until=forward)

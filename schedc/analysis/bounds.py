@@ -12,12 +12,13 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds_frame import Frame, Resource, frames_of, resource_name, visits_of
+from schedc.analysis.bounds_frame import Frame, frames_of, visits_of
 from schedc.analysis.bounds_one_machine import Job, one_machine_bound
 from schedc.analysis.bounds_residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds_waves import wave_jobs
 from schedc.analysis.bounds_windows import window_bound_of_rank
 from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +168,7 @@ def _link_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[in
     for resource in sorted(busy_ns, key=lambda each: -busy_ns[each])[:BUSIEST_LINKS]:
         if busy_ns[resource]:
             best_ns = max(chunk_window_bound_of_link(problem, frame, resource, rank) for rank in range(problem.ranks))
-            yield best_ns, resource_name(resource)
+            yield best_ns, resource.text
 
 
 def _path(frames: Frames) -> Bound:
@@ -189,23 +190,23 @@ def _largest(name: str, candidates: Iterable[tuple[int, str]], otherwise: str = 
     return Bound(name=name, value_ns=value_ns, detail=detail)
 
 
-def _by_resource(jobs: Iterable[tuple[int | Resource, Job]]) -> Iterator[tuple[int, str]]:
-    grouped: dict[int | Resource, list[Job]] = {}
+def _by_resource(jobs: Iterable[tuple[Resource, Job]]) -> Iterator[tuple[int, str]]:
+    grouped: dict[Resource, list[Job]] = {}
     for resource, job in jobs:
         grouped.setdefault(resource, []).append(job)
     for resource, some in grouped.items():
-        yield one_machine_bound(some), f"rank {resource}" if isinstance(resource, int) else resource_name(resource)
+        yield one_machine_bound(some), resource.text
 
 
 def _longest_path(frame: Frame) -> int:
     return max(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for at in frame.positions())
 
 
-def _rank_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[int, Job]]:
+def _rank_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
     for frame in frames:
         count = frame.visit.count
         for at in frame.positions():
-            rank, costs = problem.stages[frame.visit.path[at]].rank, frame.visit.costs[at]
+            rank, costs = Resource.of_rank(problem.stages[frame.visit.path[at]].rank), frame.visit.costs[at]
             yield rank, Job(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
             yield rank, Job(frame.gradient_head_ns[at], count * costs.gradient_ns, frame.gradient_tail_ns[at])
             rest_ns = costs.backward_ns - costs.gradient_ns
@@ -239,8 +240,7 @@ def _collective_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tupl
         for at in frame.positions():
             visitors.setdefault(frame.visit.path[at], []).append((frame, at))
     for stage, places in visitors.items():
-        rank = problem.stages[stage].rank
-        resource = parallel.trunk or (rank, rank)
+        resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         costs = [(frame.visit.count, frame.visit.costs[at]) for frame, at in places]
         if parallel.all_gather_ns:
             tail_ns = max(frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for frame, at in places)
@@ -251,7 +251,7 @@ def _collective_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tupl
         yield resource, Job(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
 
 
-def _wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[int | Resource, Job]]:
+def _wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
     by_path: Mapping[tuple[int, ...], list[Frame]] = {frame.visit.path: [] for frame in frames}
     for frame in frames:
         by_path[frame.visit.path].append(frame)

@@ -21,14 +21,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
 
-__all__ = ["Costs", "Frame", "Hop", "Visit", "frames_of", "resource_name", "visits_of"]
-
-Resource = str | tuple[int, int]
-"""A trunk's name, or the directed pair of ranks of a link; (rank, rank) is a rank's own resource for collectives."""
+__all__ = ["Costs", "Frame", "Hop", "Visit", "frames_of", "visits_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +97,6 @@ class Frame:
         return range(self.begin, len(self.visit.path))
 
 
-def resource_name(resource: Resource) -> str:
-    """How a resource is called in a bound's detail."""
-    if isinstance(resource, str):
-        return f"trunk {resource}"
-    source, destination = resource
-    return f"collectives of rank {source}" if source == destination else f"link from rank {source} to rank {destination}"
-
-
 def visits_of(problem: Problem) -> tuple[Visit, ...]:
     """The microbatches of a problem in classes that bounds need not tell apart."""
     links = {(link.source, link.destination): link for link in problem.links}
@@ -153,7 +143,7 @@ def _hop(problem: Problem, links: dict[tuple[int, int], Link], a: int, b: int, m
     if pair[0] == pair[1]:
         return Hop()
     link = links[pair]
-    return Hop(link.occupancy_ns(message_bytes), link.latency_ns, link.trunk or pair)
+    return Hop(link.occupancy_ns(message_bytes), link.latency_ns, Resource.of_link(link))
 
 
 def _frame(problem: Problem, visit: Visit, observer: int | None) -> Frame:

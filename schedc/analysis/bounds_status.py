@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
+from schedc.ir.resource import Resource
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedc.analysis.bounds_frame import Frame, Resource
+    from schedc.analysis.bounds_frame import Frame
     from schedc.ir.problem import Problem
 
 __all__ = ["Status", "Step", "most_value", "pareto_front", "statuses_after", "trip_of"]
@@ -49,7 +51,7 @@ class Step:
     released_by_rest_bytes: int = 0
 
 
-def trip_of(problem: Problem, frames: Sequence[Frame], machine: int | Resource, rank: int) -> list[Step]:
+def trip_of(problem: Problem, frames: Sequence[Frame], machine: Resource, rank: int) -> list[Step]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
@@ -62,8 +64,8 @@ def trip_of(problem: Problem, frames: Sequence[Frame], machine: int | Resource, 
     path, last = visit.path, len(visit.path) - 1
     weights = [frame.visit.count for frame in frames]
     after_ns = 0
-    if isinstance(machine, int):
-        here = [at for at in positions if problem.stages[path[at]].rank == machine]
+    if machine.kind == "rank":
+        here = [at for at in positions if Resource.of_rank(problem.stages[path[at]].rank) == machine]
         after_ns = min((frame.after_weight_ns[at] for frame in frames for at in here), default=0)
     steps: list[Step] = []
     now_ns = 0
@@ -75,9 +77,9 @@ def trip_of(problem: Problem, frames: Sequence[Frame], machine: int | Resource, 
         durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
         rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
         begin_ns, now_ns = now_ns, now_ns + min(durations)
-        if stage.rank not in (machine, rank):
+        works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
+        if not works and not holds:
             return
-        works, holds = stage.rank == machine, stage.rank == rank
         kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
         totals = [duration_ns + rest_ns for duration_ns, rest_ns in zip(durations, rests, strict=True)]
         steps.append(
@@ -100,7 +102,7 @@ def trip_of(problem: Problem, frames: Sequence[Frame], machine: int | Resource, 
         nonlocal now_ns
         hop = visit.forward[at] if forward else visit.backward[at]
         begin_ns, now_ns = now_ns, now_ns + hop.total_ns
-        if hop.resource != machine or hop.resource is None:
+        if hop.resource != machine:
             return
         if forward:
             head_ns = min(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns for frame in frames)

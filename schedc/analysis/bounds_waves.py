@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds_one_machine import Job
+from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.analysis.bounds_frame import Frame, Resource
+    from schedc.analysis.bounds_frame import Frame
     from schedc.ir.problem import Problem
 
 __all__ = ["wave_jobs"]
@@ -61,8 +62,8 @@ class _Waves:
     """Heads: least end of the gradient part. Tails: least time after the start of F."""
 
 
-def wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[int | Resource, Job]]:
-    """The jobs of every rank (by number) and link or trunk (by name), for all microbatches of one path.
+def wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+    """The jobs of every rank, link and trunk, for all microbatches of one path.
 
     Jobs of one kind and stage pair the j-th head with the tail of the j-th place, though the j-th to start need not be the
     j-th to end. That is right for a bound over sets: of n blocks, at least k − j + 1 start no earlier than the j-th and end no
@@ -76,7 +77,7 @@ def wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[int |
     tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.back, line.there)
     count = line.microbatches
     for at, position in enumerate(first.positions()):
-        rank = problem.stages[first.visit.path[position]].rank
+        rank = Resource.of_rank(problem.stages[first.visit.path[position]].rank)
         for j in range(count):
             from_last = count - 1 - j
             yield rank, Job(heads.enter_ns[at][j], line.forward_ns[at], tails.again_ns[at][from_last])

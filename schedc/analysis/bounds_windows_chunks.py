@@ -11,11 +11,12 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds_status import most_value, pareto_front, statuses_after, trip_of
+from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds_frame import Frame, Resource
+    from schedc.analysis.bounds_frame import Frame
     from schedc.analysis.bounds_status import Status
     from schedc.ir.problem import Problem
 
@@ -29,7 +30,7 @@ def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: 
     """
     if not _applies(problem, frames) or frames[0].observer not in (None, rank):
         return 0
-    return _bound(problem, frames, rank, rank)
+    return _bound(problem, frames, Resource.of_rank(rank), rank)
 
 
 def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], link: Resource, rank: int) -> int:
@@ -45,7 +46,7 @@ def _applies(problem: Problem, frames: Sequence[Frame]) -> bool:
     return bool(frames) and len(set(problem.path_of)) == 1 and sum(frame.visit.count for frame in frames) == problem.microbatches
 
 
-def _bound(problem: Problem, frames: Sequence[Frame], machine: int | Resource, rank: int) -> int:
+def _bound(problem: Problem, frames: Sequence[Frame], machine: Resource, rank: int) -> int:
     """The machine's work and the most idle time that a chain of disjoint windows proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path

@@ -139,7 +139,7 @@ def _all_gathers(
     The last two hold moments: a row of nanoseconds and a row of deltas.
     """
     gates = np.zeros((2, len(ops)), np.int64)
-    free = np.zeros((2, len(tables.resource_names)), np.int64)
+    free = np.zeros((2, len(tables.resources)), np.int64)
     spans: list[CollectiveSpan] = []
     parallel = problem.data_parallel
     if parallel is None or not parallel.all_gather_ns:

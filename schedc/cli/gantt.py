@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.analysis.timeline import Timeline
+    from schedc.ir.resource import Resource
 
 __all__ = ["LEGEND", "Window", "legend", "memory_row", "rank_row", "resource_rows", "ruler"]
 
@@ -68,8 +69,8 @@ def rank_row(window: Window, timeline: Timeline, rank: int) -> Text:
     return _row(window, spans)
 
 
-def resource_rows(window: Window, timeline: Timeline, names: tuple[str, ...]) -> list[tuple[str, Text]]:
-    """For each link or trunk that is ever occupied: its name and what occupies it."""
+def resource_rows(window: Window, timeline: Timeline, resources: tuple[Resource, ...]) -> list[tuple[str, Text]]:
+    """For each link or trunk that is ever occupied: its label and what occupies it."""
     spans: dict[int, list[tuple[int, int, str, str, str]]] = {}
     for op in (timeline.consumer >= 0).nonzero()[0].tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
@@ -77,7 +78,7 @@ def resource_rows(window: Window, timeline: Timeline, names: tuple[str, ...]) ->
             backward = int(timeline.ops[op, 0] != Kind.F)
             span = (start_ns, left_ns, str(timeline.ops[op, 2]), "<" if backward else ">", LINK_STYLES[backward])
             spans.setdefault(int(timeline.resource[op]), []).append(span)
-    return [(names[resource], _row(window, sorted(spans[resource]))) for resource in sorted(spans)]
+    return [(resources[resource].label, _row(window, sorted(spans[resource]))) for resource in sorted(spans)]
 
 
 def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Text:

@@ -23,8 +23,10 @@ def print_plan(plan: Plan, timeline: Timeline, from_ns: int, to_ns: int | None) 
     """Print the plan between two times, fitted to the terminal's width."""
     out = console()
     problem, schedule = plan.problem, plan.schedule()
-    names = tables_of(problem).resource_names
-    label_width = max(len(f"rank {problem.ranks - 1}"), *(len(f"link {name}") for name in names if ">" in name), 0) + 1
+    resources = tables_of(problem).resources
+    label_width = (
+        max(len(f"rank {problem.ranks - 1}"), *(len(each.label) for each in resources if each.kind != "collectives"), 0) + 1
+    )
     peaks = peak_bytes(problem, schedule)
     amounts = [_of_limit(peak, limit) for peak, limit in zip(peaks, problem.memory_limit_bytes, strict=True)]
     tail_width = max(len(text) for text in [*amounts, "100.0% busy"]) + 1
@@ -43,8 +45,8 @@ def print_plan(plan: Plan, timeline: Timeline, from_ns: int, to_ns: int | None) 
     put("", ruler(window, f" {format_duration_ns(window.from_ns)} to {format_duration_ns(window.to_ns)} "))
     for rank, busy_ns in enumerate(timeline.busy_ns):
         put(f"rank {rank}", rank_row(window, timeline, rank), f"{busy_ns / max(1, timeline.makespan_ns):.1%} busy")
-    for name, row in resource_rows(window, timeline, names):
-        put(f"link {name}", row)
+    for label, row in resource_rows(window, timeline, resources):
+        put(label, row)
     for rank, amount in enumerate(amounts):
         curve = memory_curve(problem, schedule, timeline, rank)
         put(f"mem {rank}", memory_row(window, curve, problem.memory_limit_bytes[rank] or max(peaks)), amount)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,8 +42,8 @@ class Tables:
     """The same shape."""
     resource: NDArray[np.int64]
     """The same shape: the link's or trunk's number, or -1 where the stage sends no transfer."""
-    resource_names: tuple[str, ...]
-    """Per resource: the trunk's name, or `0>1` for a link of its own."""
+    resources: tuple[Resource, ...]
+    """By number."""
     collective_resource: NDArray[np.int64]
     """Per rank: the resource on which its collectives queue."""
 
@@ -62,7 +63,7 @@ def tables_of(problem: Problem) -> Tables:
     previous_stage = next_stage.copy()
     shape = (2, paths, stages)
     occupancy_ns, latency_ns, resource = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
-    numbers: dict[tuple[str, str], int] = {}
+    numbers: dict[Resource, int] = {}
     links = {(link.source, link.destination): link for link in problem.links}
     for number, path in enumerate(problem.paths):
         for before, after in pairwise(path):
@@ -78,10 +79,9 @@ def tables_of(problem: Problem) -> Tables:
                     size_bytes = problem.stages[before].gradient_message_bytes
                 occupancy_ns[direction, number, sender] = link.occupancy_ns(size_bytes)
                 latency_ns[direction, number, sender] = link.latency_ns
-                resource[direction, number, sender] = _number(numbers, link.trunk, f"{source}>{destination}")
-    parallel = problem.data_parallel
+                resource[direction, number, sender] = numbers.setdefault(Resource.of_link(link), len(numbers))
     collective_resource = [
-        _number(numbers, parallel.trunk if parallel else None, f"collectives of rank {rank}") for rank in range(problem.ranks)
+        numbers.setdefault(Resource.of_collectives(problem.data_parallel, rank), len(numbers)) for rank in range(problem.ranks)
     ]
     return Tables(
         duration_ns=duration_ns,
@@ -92,14 +92,9 @@ def tables_of(problem: Problem) -> Tables:
         occupancy_ns=occupancy_ns,
         latency_ns=latency_ns,
         resource=resource,
-        resource_names=tuple(name for _, name in numbers),
+        resources=tuple(numbers),
         collective_resource=np.array(collective_resource, np.int64),
     )
-
-
-def _number(numbers: dict[tuple[str, str], int], trunk: str | None, own: str) -> int:
-    """The resource's number; a trunk may have any name, that of a link, too."""
-    return numbers.setdefault(("own", own) if trunk is None else ("trunk", trunk), len(numbers))
 
 
 def ops_array(orders: tuple[tuple[Op, ...], ...]) -> NDArray[np.int64]:

@@ -102,10 +102,10 @@ def _earlier(step: StepTrace, by_ns: int) -> StepTrace:
 def _link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
     """What occupies the links and trunks, as planned."""
     yield from process_name(pid, "links, planned")
-    names = tables_of(plan.problem).resource_names
+    resources = tables_of(plan.problem).resources
     lanes = lanes_of(timeline)
     for resource in sorted(set(timeline.resource.tolist()) - {-1}):
-        yield from lane_name(pid, resource + 1, names[resource])
+        yield from lane_name(pid, resource + 1, resources[resource].label)
     for transfer in lanes.sends:
         start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
         if left_ns > start_ns:

@@ -22,11 +22,12 @@ from schedc.bench.instances import instances
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+from schedc.ir.resource import Resource
 
 
 def best_bound(problem: Problem) -> int:
     """The largest over all frames, ranks, links and ranks' memories."""
-    machines = {link.trunk or (link.source, link.destination) for link in problem.links}
+    machines = {Resource.of_link(link) for link in problem.links}
     found = [0]
     for frames in frames_of(problem, visits_of(problem)).values():
         for rank in range(problem.ranks):
@@ -141,7 +142,7 @@ def test_does_not_apply_to_two_paths() -> None:
 def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:
     problem = make_problem(1, 1, placement="wave", chunks=2, costs_ns=[(1, 2, 3), (4, 5, 6)], activation=[(8, 3), (4, 1)])
     (frames,) = frames_of(problem, visits_of(problem)).values()
-    statuses = statuses_after(trip_of(problem, frames, 0, 0))
+    statuses = statuses_after(trip_of(problem, frames, Resource.of_rank(0), 0))
     assert statuses == [
         [(0, 0)],
         [(8, 1)],

@@ -185,7 +185,7 @@ def test_show_fits_the_terminal_and_shows_ranks_links_and_memory(plan: Path, wid
     for rank in range(8):
         assert any(line.startswith(f"rank {rank} ") and "=" in line and ">" in line for line in lines)
         assert any(line.startswith(f"mem {rank} ") and "█" in line for line in lines) is (rank == 0)
-    assert sum(line.startswith("link ") for line in lines) == 2
+    assert sum(line.startswith("trunk ") for line in lines) == 2
 
 
 def test_show_a_stretch_of_time(plan: Path) -> None:

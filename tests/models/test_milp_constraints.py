@@ -12,6 +12,7 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
+from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import Grid
 from schedc.models.milp import model as milp
@@ -129,9 +130,9 @@ def test_transfers(times: Starts, sends: Starts, feasible: bool) -> None:
 def test_trunk_no_overlap(sends: Starts, feasible: bool) -> None:
     problem = make_problem(2, 2, links={(0, 1): (3, 5), (1, 0): (3, 5)}, trunks={(0, 1): "t", (1, 0): "t"})
     variables, graph, horizon = bare(problem)
-    shared: dict[str, list[Task]] = defaultdict(list)
+    shared: dict[Resource, list[Task]] = defaultdict(list)
     milp.add_transfers(variables, horizon, shared)
-    add_no_overlap(variables, shared["t"], graph)
+    add_no_overlap(variables, shared[Resource.of_link(problem.links[0])], graph)
     assert (best(variables, {}, sends) is not None) == feasible
 
 
@@ -201,9 +202,9 @@ def test_collectives_share_a_trunk() -> None:
     problem = replace(PAIR, data_parallel=parallel)
     for first_forwards, feasible in ((9, False), (10, True)):
         variables, graph, horizon = bare(problem)
-        shared: dict[str, list[Task]] = defaultdict(list)
+        shared: dict[Resource, list[Task]] = defaultdict(list)
         milp.add_collectives(variables, problem, horizon, shared)
-        add_no_overlap(variables, shared["t"], graph)
+        add_no_overlap(variables, shared[Resource.of_collectives(parallel, 0)], graph)
         assert (best(variables, {f(0, 0): first_forwards, f(1, 0): first_forwards}) is not None) == feasible
 
 

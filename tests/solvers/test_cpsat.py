@@ -22,11 +22,12 @@ from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+    from schedc.ir.resource import Resource
 
 
 def exact(problem: Problem) -> bool:
     """Whether the model is the problem, not a relaxation: each link carries one stage's transfers, or they take no time on it."""
-    users: dict[str, set[tuple[str, int]]] = {}
+    users: dict[Resource, set[tuple[str, int]]] = {}
     for move in blocks_of(problem, grid_of(problem, 1)).transfers:
         if move.occupancy:
             users.setdefault(move.resource, set()).add((move.producer.kind.name, move.producer.stage))
