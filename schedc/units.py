@@ -34,7 +34,9 @@ _EIGHTHS_PER_SECOND = {
     **{f"{unit}/s": 8 * factor for unit, factor in _SIZES.items()},
     **{f"{prefix}b/s": 1000**power for power, prefix in enumerate(("", *"KMGT"))},
 }
-_QUANTITY = re.compile(r"([+-]?)([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([A-Za-z][A-Za-z/]{0,7})")
+_QUANTITY = re.compile(r"([+-]?)([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([A-Za-z\u00b5\u03bc][A-Za-z/]{0,7})")
+"""A micro sign or a Greek mu is read as part of a unit, so that the unit that was meant can be named."""
+_MU = str.maketrans("\u00b5\u03bc", "uu")
 
 
 def _pattern(units: dict[str, int]) -> str:
@@ -103,7 +105,7 @@ def _parse(text: str, units: dict[str, int], divisor: int, expected: str) -> int
         raise ValueError(f"expected {expected}")
     sign, whole, fraction, unit = match.group(1), match.group(2), match.group(3) or "", match.group(4)
     if unit not in units:
-        near = [known for known in units if known.lower() == unit.lower()]
+        near = [known for known in units if known.lower() == unit.translate(_MU).lower()]
         raise ValueError(f"expected {expected}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     digits = int(whole + fraction)
     if sign == "-" and digits:

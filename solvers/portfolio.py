@@ -16,7 +16,7 @@ from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.failure import Failure, failure_of
 from schedc.solvers.incumbent import Incumbent
-from schedc.solvers.registry import SEARCHES, TEMPLATE_NAMES, constructive, search_of
+from schedc.solvers.registry import SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def solve(
         KeyboardInterrupt: the run was interrupted before there was any schedule.
     """
     incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=bound_ns, bound_by=bound_by, report=report)
-    name = method.partition("{")[0]
+    auto, name = is_auto(method), method.partition("{")[0]
     candidates: list[Candidate] = []
     try:
-        if name != "auto" and name not in SEARCHES:
+        if not auto and name not in SEARCHES:
             try_methods(incumbent, (method,), limits, candidates)
         else:
-            searches = _auto_searches(problem) if name == "auto" else ((method, 1.0),)
+            searches = _auto_searches(problem) if auto else ((method, 1.0),)
             runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is told at once
             try_methods(incumbent, candidate_names(problem), limits, candidates)
             if incumbent.schedule is None or incumbent.gap > limits.gap:  # loads compiled code, which takes longer than the others
@@ -109,7 +109,7 @@ def solve(
                 slice_s = None if left_s is None else share * left_s
                 work = None if limits.deterministic is None else share * limits.deterministic
                 given = replace(limits, time_s=slice_s, deterministic=work)
-                candidates.append(_run(search, run, incumbent, given, told=name != "auto"))
+                candidates.append(_run(search, run, incumbent, given, told=not auto))
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise

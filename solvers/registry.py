@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.solvers.base import Construct, Search
 
-__all__ = ["METHODS", "SEARCHES", "TEMPLATE_NAMES", "constructive", "search_of"]
+__all__ = ["METHODS", "RANGES", "SEARCHES", "TEMPLATE_NAMES", "constructive", "is_auto", "search_of"]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 
@@ -37,6 +37,21 @@ SEARCHES: dict[str, str] = {
     name: f"schedc.solvers.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "relaxed", "milp")
 }
 """Each search's module and function."""
+
+RANGES = {"n_sub": (1, 256), "climb_ops": (0, 10**9), "rounds": (1, 10**6), "evaluations": (0, 10**9)}
+"""The least and the largest value of each option that is a whole number, of whatever method."""
+
+
+def is_auto(text: str) -> bool:
+    """Whether `text` asks for all methods that help.
+
+    Raises:
+        InvalidInput: it gives `auto` options, of which there are none.
+    """
+    name, brace, _ = text.partition("{")
+    if name == "auto" and brace:
+        raise InvalidInput(f"method {text!r}: auto has no options; give them to one of the methods that it tries")
+    return name == "auto"
 
 
 def constructive(text: str) -> Construct:
@@ -90,7 +105,13 @@ def _options(text: str, braced: str, method: Callable[..., object]) -> dict[str,
         if name in options:
             raise InvalidInput(f"method {text!r}: the option {name!r} is given twice")
         options[name] = _value(value, known[name])
-        if isinstance(options[name], str) and not isinstance(known[name], str):
+        if type(known[name]) is int:
+            least, most = RANGES[name]
+            if type(options[name]) is not int or not least <= options[name] <= most:
+                raise InvalidInput(
+                    f"method {text!r}: the option {name!r} is {value!r}, expected a whole number from {least} to {most}"
+                )
+        elif isinstance(options[name], str) and not isinstance(known[name], str):
             raise InvalidInput(f"method {text!r}: the option {name!r} is {value!r}, expected a number")
     return options
 

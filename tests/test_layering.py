@@ -19,6 +19,7 @@ FRONT = {"frontend", "lower", "text"}
 COMPILER = IR | QUESTIONS | FRONT | {"models", "solvers"}
 MAY_SEE = {
     "__init__": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "spelling": set(),
     "units": {"errors"},

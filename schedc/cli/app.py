@@ -19,8 +19,10 @@ from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.profile import profile_command
+from schedc.cli.standard_output import standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
+from schedc.frontend.location import one_line
 
 __all__ = ["app", "main"]
 
@@ -75,7 +77,7 @@ def options(
 @app.command("compile")
 def compile_command(
     job: JobArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan; - is standard output.")],
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
@@ -90,12 +92,14 @@ def compile_command(
     """Compile a job into a plan."""
     from schedc.cli import render
     from schedc.cli.defect import defects_kept
+    from schedc.cli.outputs import check_outputs, write_output
     from schedc.compile import compile_problem
     from schedc.frontend.job import load_job
     from schedc.solvers.base import Limits
-    from schedc.text.plan_file import write_plan
+    from schedc.text.plan_file import plan_json
 
     loaded = load_job(job)
+    check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
     settings = loaded.solver
     limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
     limits = Limits(
@@ -107,9 +111,13 @@ def compile_command(
     )
     with defects_kept(loaded, output), render.progress(quiet or as_json) as report:
         compiled = compile_problem(
-            loaded.problem, method=method or settings.method, limits=limits, job_sha256=loaded.sha256, report=report
+            loaded.problem,
+            method=settings.method if method is None else method,
+            limits=limits,
+            job_sha256=loaded.sha256,
+            report=report,
         )
-    write_plan(compiled.plan, output)
+    write_output(output, plan_json(compiled.plan))
     for failure in compiled.failures:
         typer.echo(
             f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
@@ -250,12 +258,17 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark, not a traceback
-    if arguments is None and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
+    if arguments is None:
+        sys.stdout = standard_output()
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:
-        app(arguments)
+        try:
+            app(arguments)
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be told in one line
     except SchedcError as error:
-        typer.echo(f"schedc: {error}", err=True)
+        typer.echo(f"schedc: {one_line(str(error))}", err=True)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         typer.echo("schedc: interrupted", err=True)

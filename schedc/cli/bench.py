@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +12,7 @@ from rich.text import Text
 from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
+from schedc.cli.outputs import check_outputs
 from schedc.cli.render import console
 from schedc.errors import InvalidInput
 from schedc.solvers.base import Limits
@@ -49,8 +49,7 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) ->
     except ValueError as error:
         raise InvalidInput(f"--time-limit {time_limit!r}: {error}") from error
     rows: list[Row] = []
-    if csv is not None:
-        write_rows(csv, rows)  # a path that cannot be written is known before the work is done
+    check_outputs({"--csv": csv}, ())
     try:
         for row in _with_progress(chosen, names, limits):
             rows.append(row)
@@ -63,8 +62,9 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) ->
 
 def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Limits) -> Iterator[Row]:
     """The rows, with what is done and how long it has taken on standard error, where that is a terminal."""
-    errors = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} {task.description}"), TimeElapsedColumn())
+    errors = console(stderr=True)
+    text = TextColumn("{task.completed:.0f} of {task.total:.0f} {task.description}", markup=False)
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("cells", total=len(chosen) * len(names))
         for row in run(chosen, names, limits=limits):
@@ -75,7 +75,7 @@ def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Lim
 def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
     out = console()
     if not out.is_terminal:
-        out = Console(highlight=False, width=PIPED_WIDTH)
+        out.width = PIPED_WIDTH
     out.print(_rows_table(set_name, rows))
     for (method, why_not), names in _unsolved(rows).items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -34,6 +34,7 @@ def compare_command(
     """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
+    from schedc.cli.outputs import check_outputs
     from schedc.cli.render import print_json
     from schedc.compile import replay
     from schedc.text.link_topology import write_link_topology
@@ -43,6 +44,7 @@ def compare_command(
     from schedc.text.trace_file import read_trace
 
     number = _step(step)
+    check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
     read, recorded = read_plan(plan), read_trace(trace)
     _check_same(read, recorded, plan, trace)
     timeline = replay(read)

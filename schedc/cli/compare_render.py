@@ -10,6 +10,7 @@ from rich.text import Text
 
 from schedc.cli.gantt import Window, legend, rank_row, ruler
 from schedc.cli.render import console
+from schedc.frontend.location import one_line
 from schedc.ir.ops import KIND_NAMES, token
 from schedc.units import format_duration_ns
 
@@ -56,7 +57,7 @@ def print_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: 
         out.print()
         out.print(_link_table(comparison.links))
     for what, path in written:
-        out.print(f"wrote {what} to {path}", markup=False)
+        out.print(f"wrote {what} to {one_line(str(path))}")
 
 
 def comparison_table(plan: Plan, trace: Trace, comparison: Comparison) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
+from schedc.cli.outputs import is_standard
 from schedc.errors import Defect, InvalidInput
 from schedc.text.atomic_write import write_atomically
 
@@ -35,7 +36,7 @@ def defects_kept(job: Job, output: Path) -> Iterator[None]:
         yield
     except Defect as defect:
         content = _report(job, defect)
-        path = output.with_name(f"{output.name}.defect.json")
+        path = Path("plan.defect.json") if is_standard(output) else output.with_name(f"{output.name}.defect.json")
         try:
             write_atomically(path, content)
         except InvalidInput:  # the plan could not have been written there either
@@ -46,7 +47,6 @@ def defects_kept(job: Job, output: Path) -> Iterator[None]:
 
 def _report(job: Job, defect: Defect) -> bytes:
     """The version, the message, the text of the job and of the files that it names, and the plan."""
-    named = [job.path.parent / path for path in (job.file.profile.path, job.file.topology.path) if path is not None]
-    files = {str(path): path.read_text(encoding="utf-8") for path in (job.path, *named)}
+    files = {str(path): path.read_text(encoding="utf-8") for path in job.files}
     plan = json.loads(defect.plan_json) if defect.plan_json else None
     return json.dumps({"schedc": __version__, "message": str(defect), "files": files, "plan": plan}, indent=1).encode()

@@ -37,6 +37,7 @@ def emulate_command(
 
     from schedc.analysis.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
+    from schedc.cli.outputs import check_outputs
     from schedc.cli.render import console, print_json
     from schedc.compile import replay
     from schedc.runtime.emulation.emulate import emulate
@@ -45,6 +46,7 @@ def emulate_command(
 
     if queues not in QUEUES:
         raise InvalidInput(f"--queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
+    check_outputs({"--trace": trace}, (plan,))
     read = read_plan(plan)
     timeline = replay(read)
     with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
@@ -93,11 +95,12 @@ def _idle_table(comparison: Comparison) -> Table:
 @contextmanager
 def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
     """A line on standard error, where that is a terminal; yields what is told of each run that has ended."""
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    errors = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    from schedc.cli.render import console
+
+    errors = console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(f"starting; each run takes about {predicted_s:.2g} s")
 

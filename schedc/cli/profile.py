@@ -5,6 +5,7 @@ torch is imported only where a model is measured.
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +43,9 @@ class NumberType(StrEnum):
     fp64 = "fp64"
 
 
-OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON).")]
+OutputOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON); - is standard output.")
+]
 TracesOption = Annotated[
     list[Path] | None, typer.Option(metavar="TRACE", help="Take PP: spans of torch.profiler traces instead; one for each rank.")
 ]
@@ -63,10 +66,11 @@ def profile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
     """Measure what a model's layers cost, F, B, W and memory, and write it as a profile for jobs."""
+    from schedc.cli.outputs import check_outputs
+
     if (model is None) == (not from_trace):
         raise InvalidInput("expected either --model, to measure, or --from-trace, to read what a torch pipeline has recorded")
-    if not output.parent.is_dir():  # known before the work is done
-        raise InvalidInput(f"{output}: cannot be written: the directory {output.parent} does not exist; create it first")
+    check_outputs({"-o": output}, from_trace or (), standard=True, as_json=as_json)
     if model is None:
         _from_traces(from_trace or [], output, as_json)
     else:
@@ -87,20 +91,23 @@ def _measure(
     merge: bool,
     as_json: bool,
 ) -> None:
+    from schedc.cli.outputs import check_outputs, write_output
     from schedc.cli.profile_render import Row, print_profile, telling
     from schedc.cli.render import print_json
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.named import described, device_named, dtype_named
-    from schedc.text.layers_file import write_layers
+    from schedc.text.layers_file import layers_json
 
     where = device_named(device)
     loaded = load_model(spec)
+    source = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
+    check_outputs({"-o": output}, () if source is None else (Path(source),), standard=True)
     types = {"dtype": dtype_named(dtype), "autocast": dtype_named(autocast)}
     with telling(as_json) as told:
         measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, told=told, **types)
     written = merged(measured) if merge else measured
     layers = [profile_layer(layer) for layer in written]
-    write_layers(output, layers, model=loaded.name)
+    write_output(output, layers_json(layers, model=loaded.name).encode())
     said = warnings(measured, written)
     if as_json:
         entries = [
@@ -115,16 +122,17 @@ def _measure(
 
 
 def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
+    from schedc.cli.outputs import write_output
     from schedc.cli.profile_render import Row, print_profile
     from schedc.cli.render import print_json
-    from schedc.text.layers_file import write_layers
+    from schedc.text.layers_file import layers_json
     from schedc.text.torch_profile import stage_times, stages_profile
     from schedc.text.torch_trace import read_torch_trace
 
     traces = [read_torch_trace(path) for path in paths]
     times = stage_times(traces)
     layers, notes = stages_profile(traces, times)
-    write_layers(output, layers, model=f"from traces: {', '.join(path.name for path in paths)}")
+    write_output(output, layers_json(layers, model=f"from traces: {', '.join(path.name for path in paths)}").encode())
     names = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
     phases = [{names[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
     if as_json:

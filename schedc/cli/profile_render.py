@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schedc.cli.outputs import is_standard
 from schedc.cli.render import console
+from schedc.frontend.location import one_line
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class Row(NamedTuple):
 @contextmanager
 def telling(hidden: bool) -> Iterator[Callable[[str], None]]:
     """The layer that is being measured, on standard error where that is a terminal."""
-    errors = Console(stderr=True)
+    errors = console(stderr=True)
     if hidden or not errors.is_terminal:
         yield lambda name: None
         return
     with errors.status("measuring") as status:
-        yield lambda name: status.update(f"measuring {name}")
+        yield lambda name: status.update(Text(one_line(f"measuring {name}")))
 
 
 def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output: Path | None = None) -> None:
@@ -62,14 +63,15 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
         table.add_column(header, justify="right")
     for row in rows:
         table.add_row(*_cells(row)[: len(headers) + 1])
-    out = console()
+    standard = is_standard(output)
+    out = console(stderr=standard)
     if not out.is_terminal:
-        out = Console(highlight=False, width=PIPED_WIDTH)
+        out.width = PIPED_WIDTH
     out.print(table)
     for note in notes:
         out.print(Text(f"note: {note}", "yellow"))
     if output is not None:
-        out.print(f"wrote {output}", markup=False)
+        out.print("wrote standard output" if standard else f"wrote {one_line(str(output))}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from schedc.cli.outputs import is_standard
+from schedc.frontend.location import one_line
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -45,9 +47,9 @@ __all__ = [
 ]
 
 
-def console() -> Console:
-    """Standard output, fitted to its width."""
-    return Console(highlight=False, soft_wrap=False)
+def console(*, stderr: bool = False) -> Console:
+    """Standard output, or standard error, fitted to its width. Text is shown as it is: brackets and colons mean nothing."""
+    return Console(highlight=False, soft_wrap=False, markup=False, emoji=False, stderr=stderr)
 
 
 def print_json(value: object) -> None:
@@ -58,8 +60,10 @@ def print_json(value: object) -> None:
 @contextmanager
 def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
     """A line with the incumbent and the bound, live on standard error; yields what is told of each improvement."""
-    errors = Console(stderr=True)
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True)
+    errors = console(stderr=True)
+    bar = Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=errors, transient=True
+    )
     task = bar.add_task("compiling", total=None)
 
     def report(step: Improvement) -> None:
@@ -89,7 +93,7 @@ def certificate_lines(certificate: Certificate) -> list[str]:
     ]
 
 
-def print_candidates(candidates: Sequence[Candidate], best: str | None, title: str) -> None:
+def print_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, stderr: bool = False) -> None:
     """How each method did, the best first, then those that could not and why."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
@@ -108,7 +112,7 @@ def print_candidates(candidates: Sequence[Candidate], best: str | None, title: s
             f"{candidate.seconds * 1e3:.1f} ms",
             "◀ chosen" if candidate is chosen else "",
         )
-    out = console()
+    out = console(stderr=stderr)
     out.print(table)
     for candidate in candidates:
         if candidate.objective_ns is None:
@@ -116,13 +120,15 @@ def print_candidates(candidates: Sequence[Candidate], best: str | None, title: s
 
 
 def print_compiled(compiled: Compiled, output: Path) -> None:
-    """The certificate, and how each candidate did."""
-    plan = compiled.plan
-    print_candidates(compiled.candidates, plan.made_by.method, f"{plan.name}: {len(compiled.candidates)} candidates")
-    out = console()
+    """The certificate, and how each candidate did; on standard error where the plan is on standard output."""
+    plan, stderr = compiled.plan, is_standard(output)
+    title = f"{plan.name}: {len(compiled.candidates)} candidates"
+    print_candidates(compiled.candidates, plan.made_by.method, title, stderr=stderr)
+    out = console(stderr=stderr)
     for line in certificate_lines(plan.certificate):
         out.print(line)
-    out.print(f"written to {output} in {compiled.seconds:.2f} s")
+    where = "standard output" if stderr else one_line(str(output))
+    out.print(f"written to {where} in {compiled.seconds:.2f} s")
 
 
 def compiled_json(compiled: Compiled) -> dict[str, Any]:
@@ -162,12 +168,14 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
 def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> None:
     """Every violation on a line of its own, or that there is none."""
     for violation in violations:
-        sys.stdout.write(f"{path}: {violation}\n")
+        sys.stdout.write(f"{one_line(f'{path}: {violation}')}\n")
     if not violations:
         ops = sum(len(rank.compute) for rank in plan.ranks)
         transfers = sum(len(channel.transfers) for rank in plan.ranks for channel in rank.channels if channel.receives)
         out = console()
-        out.print(f"{path}: holds: {ops} ops and {transfers} transfers on {len(plan.ranks)} ranks, every rule checked")
+        out.print(
+            f"{one_line(str(path))}: holds: {ops} ops and {transfers} transfers on {len(plan.ranks)} ranks, every rule checked"
+        )
         for line in certificate_lines(plan.certificate):
             out.print(line)
         digest = plan.certificate.solver_log_sha256

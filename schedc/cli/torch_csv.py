@@ -21,7 +21,13 @@ __all__ = ["export_app", "export_torch", "lint"]
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
 CsvOption = Annotated[
-    Path, typer.Option("-o", "--output", metavar="CSV", help="Where to write the CSV; NAME.stages.json goes beside it.")
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="CSV",
+        help="Where to write the CSV, NAME.stages.json beside it; -: standard output, without that.",
+    ),
 ]
 CsvArgument = Annotated[Path, typer.Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")]
 JobOption = Annotated[Path, typer.Option("--job", metavar="JOB", help="The job (TOML) that it is for: ranks, stages, costs.")]
@@ -58,18 +64,26 @@ def export_torch(
     ] = CsvFormat.compute_comms,
 ) -> None:
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
+    from schedc.cli.outputs import check_outputs, is_standard, write_output
     from schedc.compile import check_plan
     from schedc.errors import CheckFailed
+    from schedc.frontend.location import one_line
     from schedc.text.plan_file import read_plan
-    from schedc.text.torch_csv import write_torch_csv
+    from schedc.text.torch_csv import stage_map_path, torch_csv, write_torch_csv
     from schedc.text.torch_stages import notes
 
+    standard = is_standard(output)
+    beside = None if standard else stage_map_path(output)
+    check_outputs({"-o": output, "the stage map of -o": beside}, (plan,), standard=True)
     read = read_plan(plan)
     violations = check_plan(read)
     if violations:
         raise CheckFailed(f"{plan}: {violations[0]} (`schedc verify` lists all {len(violations)})")
-    beside = write_torch_csv(read, output, layout.value)
-    typer.echo(f"written to {output} ({layout.value}), the stage map to {beside}")
+    if standard:
+        write_output(output, torch_csv(read, layout.value).encode())
+    else:
+        write_torch_csv(read, output, layout.value)
+        typer.echo(one_line(f"written to {output} ({layout.value}), the stage map to {beside}"))
     for note in notes(read):
         typer.echo(f"note: {note}", err=True)
 
@@ -86,7 +100,7 @@ def lint(
     from schedc.analysis.bounds import best_bound
     from schedc.analysis.simulate import simulate
     from schedc.cli import render
-    from schedc.frontend.files import read_bytes
+    from schedc.frontend.input_file import read_bytes
     from schedc.frontend.job import load_job
     from schedc.verify.torch_actions import layout_of, read_rows
     from schedc.verify.torch_csv import schedule_of, verify_torch_csv
@@ -110,9 +124,11 @@ def lint(
 
 
 def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None:
+    from schedc.frontend.location import one_line
+
     for finding in findings:
-        typer.echo(f"{csv}: {finding}")
-    typer.echo(f"{csv}: {len(findings)} finding{'s' * (len(findings) != 1)}, read as {layout}", err=True)
+        typer.echo(one_line(f"{csv}: {finding}"))
+    typer.echo(f"{one_line(str(csv))}: {len(findings)} finding{'s' * (len(findings) != 1)}, read as {layout}", err=True)
 
 
 def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:
@@ -128,11 +144,13 @@ def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Boun
 
 
 def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, bound: Bound) -> None:
+    from schedc.frontend.location import one_line
     from schedc.units import format_duration_ns
 
     objective_ns = timeline.objective_ns(problem.objective)
     gap = (objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0
-    typer.echo(f"{csv}: sound, read as {layout}: {len(timeline.ops)} compute ops on {timeline.ranks} ranks, every rule checked")
+    path = one_line(str(csv))
+    typer.echo(f"{path}: sound, read as {layout}: {len(timeline.ops)} compute ops on {timeline.ranks} ranks, every rule checked")
     typer.echo(
         f"under the costs of {problem.name} its compute takes {problem.objective} {format_duration_ns(objective_ns)}, lower bound"
         f" {format_duration_ns(bound.value_ns)} (by {bound.name}), gap {gap:.2%}, bubble ratio {timeline.bubble_ratio:.2%}"

@@ -1,6 +1,6 @@
-"""Reading TOML and JSON files into plain tables, with one-line errors that say where the text breaks off.
+"""TOML and JSON text made into plain tables, with one-line errors that say where the text breaks off.
 
-Takes a path; gives the bytes, or the table at the file's top. What the keys mean is the business of `schedc.frontend.conform`.
+Takes the bytes of a file; gives the table at its top. What the keys mean is the business of `schedc.frontend.conform`.
 """
 
 from __future__ import annotations
@@ -8,30 +8,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from schedc.errors import InvalidInput
 from schedc.frontend.location import Location, one_line
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["parse_json", "parse_toml", "read_bytes"]
+__all__ = ["parse_json", "parse_toml"]
 
 _AT = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
-
-
-def read_bytes(path: Path) -> bytes:
-    """The file's content.
-
-    Raises:
-        InvalidInput: it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise InvalidInput(f"{one_line(str(path))}: found no readable file ({reason.lower()}), expected a file") from error
 
 
 def parse_toml(content: bytes, file: str) -> dict[str, Any]:
@@ -49,7 +32,8 @@ def parse_toml(content: bytes, file: str) -> dict[str, Any]:
         match = _AT.fullmatch(str(error))
         what, line, column = match.groups() if match else ("a number of too many digits", None, None)
         where = f"line {line}, column {column}: " if line else ("end of the file: " if match else "")
-        raise Location(file).error(f"{where}found text that is not TOML ({one_line(what)}), expected TOML") from error
+        expected = "TOML; this looks like JSON, and a job is TOML" if text.lstrip().startswith("{") else "TOML"
+        raise Location(file).error(f"{where}found text that is not TOML ({one_line(what)}), expected {expected}") from error
 
 
 def parse_json(content: bytes, file: str) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from schedc.frontend.conform import conform
 from schedc.frontend.data_parallel import build_data_parallel
-from schedc.frontend.files import parse_toml, read_bytes
+from schedc.frontend.files import parse_toml
+from schedc.frontend.input_file import read_bytes
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.location import Location, show
+from schedc.frontend.location import Location, one_line, show
 from schedc.frontend.memory import memory_limits
 from schedc.frontend.placement import Placed, place
 from schedc.frontend.profile import build_stages
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from schedc.frontend.job_file import PipelineSection, SolverSection
+    from schedc.frontend.job_file import PipelineSection, ProfileSection, SolverSection
 
 __all__ = ["Job", "load_job", "read_problem"]
 
@@ -46,6 +47,12 @@ class Job:
     file: JobFile
     """What the file says, quantities as integers."""
     problem: Problem
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the job was read from: itself, and the profile and the topology that it names."""
+        named = (self.file.profile.path, self.file.topology.path)
+        return (self.path, *(self.path.parent / name for name in named if name is not None))
 
     @property
     def solver(self) -> SolverSection:
@@ -96,7 +103,7 @@ def _problem(job: JobFile, path: Path) -> Problem:
         data_parallel=build_data_parallel(job.data_parallel, placed, links, root / "data_parallel"),
         objective=job.objective.minimize,
     )
-    _check_messages(problem, root / "profile" / ("message" if job.profile.path is None else "path"))
+    _check_messages(problem, job.profile, root / "profile" / ("message" if job.profile.path is None else "path"))
     _check_size(problem, root / "profile")
     return problem
 
@@ -125,22 +132,23 @@ def _name(job: JobFile, path: Path, root: Location) -> str:
     """The job's own name, or that of its directory if the file is a job.toml as in every directory, or the file's."""
     if job.name is None:
         parent = path.resolve().parent.name
-        return parent if path.name == "job.toml" and parent else path.stem
+        return one_line(parent if path.name == "job.toml" and parent else path.stem)
     if not job.name.isprintable():
         raise (root / "name").refuse(show(job.name), "printable text on one line")
     return job.name
 
 
-def _check_messages(problem: Problem, location: Location) -> None:
+def _check_messages(problem: Problem, profile: ProfileSection, location: Location) -> None:
     """Refuse messages of no size on a link with a bandwidth, which would silently take no time."""
+    given = profile.message_bytes is not None
     sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
     for path in problem.paths:
         for stage, following in pairwise(path):
             source, destination = problem.stages[stage].rank, problem.stages[following].rank
             if (source, destination) in sized and not problem.stages[stage].message_bytes:
                 raise location.refuse(
-                    f"no message size of stage {stage}",
-                    f"one, as the link from rank {source} to rank {destination} has a bandwidth",
+                    f"a message of 0 B from stage {stage}" if given else f"no message size of stage {stage}",
+                    f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
                 )
 
 

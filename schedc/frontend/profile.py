@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.frontend.conform import conform
-from schedc.frontend.files import parse_json, read_bytes
+from schedc.frontend.files import parse_json
+from schedc.frontend.input_file import read_bytes
 from schedc.frontend.location import Location, show
 from schedc.frontend.profile_file import Layer, ProfileFile
 from schedc.ir.problem import Stage

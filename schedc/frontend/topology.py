@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
 from schedc.frontend.conform import conform
-from schedc.frontend.files import parse_toml, read_bytes
+from schedc.frontend.files import parse_toml
+from schedc.frontend.input_file import read_bytes
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
 from schedc.frontend.location import Location, show
 from schedc.ir.problem import Link

@@ -1,21 +1,19 @@
-"""Writing measured layers as a profile.json, with the units that people read, to four digits or more."""
+"""Measured layers as the text of a profile.json, with the units that people read, to four digits or more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from schedc.frontend.profile_file import Layer
-from schedc.text.atomic_write import write_atomically
 from schedc.text.pretty_json import pretty_json
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from schedc.text.pretty_json import JsonValue
 
-__all__ = ["Layer", "layers_json", "write_layers"]
+__all__ = ["Layer", "layers_json"]
 
 DIGITS = 4
 """What is kept of a duration. Measured times are rarely good to more, and fewer read better in a review."""
@@ -32,15 +30,6 @@ def layers_json(layers: Sequence[Layer], *, model: str = "") -> str:
     if model:
         file["model"] = model
     return pretty_json({**file, "layers": [_layer(layer) for layer in layers]})
-
-
-def write_layers(path: Path | str, layers: Sequence[Layer], *, model: str = "") -> None:
-    """Write the file, whole or not at all. The arguments are those of `layers_json`.
-
-    Raises:
-        InvalidInput: it cannot be written.
-    """
-    write_atomically(path, layers_json(layers, model=model).encode())
 
 
 def _layer(layer: Layer) -> dict[str, JsonValue]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from schedc.spelling import nearest
-from schedc.text.plan_structs import PlanFile
+from schedc.text.plan_structs import PRINTABLE, PlanFile
 
 __all__ = ["explain", "shown"]
 
@@ -29,6 +29,10 @@ def explain(error: Exception, content: bytes) -> str:
         return f"{path}: found the unknown key {shown(unknown[1])}{_nearest(unknown[1], path)}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return f"{path}: found no key {shown(missing[1])}, which is required"
+    if what.endswith(f"matching regex {PRINTABLE!r}"):
+        return f"{path}: {_found(content, path)}expected printable text on one line"
+    if path == "$" and what.startswith("Expected `object`"):
+        return f"$: {_found(content, path)}expected a plan, which is a JSON object"
     if expected := re.fullmatch(r"Expected (.*?)(, got .*)?", what):
         return f"{path}: {_found(content, path)}expected {expected[1].replace('`', '')}"
     return f"{path}: {_found(content, path)}{what[0].lower()}{what[1:]}"

@@ -7,12 +7,12 @@ Reading checks the file's shape alone; whether the plan holds what it promises i
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from schedc.errors import InvalidInput
+from schedc.frontend.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.text.atomic_write import write_atomically
 from schedc.text.plan_convert import file_of_plan, plan_of_file
 from schedc.text.plan_errors import explain, shown
@@ -20,6 +20,8 @@ from schedc.text.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
 from schedc.text.pretty_json import pretty_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schedc.ir.plan import Plan
 
 __all__ = ["parse_plan", "plan_json", "plan_schema", "plan_sha256", "read_plan", "write_plan"]
@@ -57,11 +59,7 @@ def read_plan(path: Path | str) -> Plan:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}; expected a plan file") from error
-    return parse_plan(content, str(path))
+    return parse_plan(read_bytes(path, MOST_BYTES), str(path))
 
 
 def parse_plan(content: bytes, name: str) -> Plan:
@@ -70,6 +68,7 @@ def parse_plan(content: bytes, name: str) -> Plan:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
+    content = without_mark(content)
     try:
         content.decode()  # the decoder skips text that it does not need, and would accept anything there
         _check_header(msgspec.json.decode(content, type=_Header))
@@ -77,9 +76,22 @@ def parse_plan(content: bytes, name: str) -> Plan:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{name}: found byte {error.start} not to be UTF-8, expected a JSON text in UTF-8") from error
     except (msgspec.DecodeError, RecursionError) as error:
+        if _is_job(content):
+            said = "$: found a job (TOML), expected a plan (JSON), which `schedc compile` makes of a job"
+            raise InvalidInput(f"{name}: {said}") from error
         raise InvalidInput(f"{name}: {explain(error, content)}") from error
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from error
+
+
+def _is_job(content: bytes) -> bool:
+    """Whether what is no plan is a job file."""
+    import tomllib
+
+    try:
+        return "pipeline" in tomllib.loads(content.decode())
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_header(header: _Header) -> None:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
     "FORMAT",
+    "PRINTABLE",
     "VERSION",
     "CertificateEntry",
     "ChannelEntry",
@@ -25,6 +26,7 @@ __all__ = [
     "PlanFile",
     "RankEntry",
     "StageEntry",
+    "Text",
     "plan_schema",
 ]
 
@@ -38,6 +40,9 @@ Several = Annotated[int, Meta(ge=1, le=MOST)]
 Tokens = Annotated[
     tuple[str, ...], Meta(description='Lines of at most 16 tokens joined by single spaces; `" ".join(lines).split()` reads them.')
 ]
+PRINTABLE = r"^(?![\s\S]*[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069])"
+"""Text without control characters: it is shown in terminals, whose escape sequences begin with one."""
+Text = Annotated[str, Meta(pattern=PRINTABLE)]
 PerMicrobatch = Annotated[Count | tuple[Count, ...], Meta(description="One value for all microbatches, or one for each.")]
 
 
@@ -48,8 +53,8 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
     """How the plan came to be."""
 
-    schedc: str
-    method: str
+    schedc: Text
+    method: Text
     seed: int
     job_sha256: str
     reproducible: bool = True
@@ -61,7 +66,7 @@ class CertificateEntry(_Entry, frozen=True):
     makespan_ns: Count
     lower_bound_ns: Count
     gap: float
-    bound: str
+    bound: Text
     bubble_ratio: float
     peak_activation_bytes: tuple[Count, ...]
     stage_span_ns: Count = 0
@@ -81,7 +86,7 @@ class Pipeline(_Entry, frozen=True, omit_defaults=True):
 
     ranks: Several
     microbatches: Several
-    placement: str
+    placement: Text
     split_backward: bool
     stages: tuple[StageEntry, ...]
     paths: tuple[tuple[Count, ...], ...]
@@ -106,7 +111,7 @@ class LinkEntry(_Entry, frozen=True, omit_defaults=True):
     latency_ns: Count
     transfer_ns: Count | None = None
     bytes_per_second: Several | None = None
-    trunk: str | None = None
+    trunk: Text | None = None
 
 
 class PartsEntry(_Entry, frozen=True):
@@ -124,7 +129,7 @@ class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
     zero_stage: Count
     reduce_scatter_ns: tuple[Count, ...]
     all_gather_ns: tuple[Count, ...] = ()
-    trunk: str | None = None
+    trunk: Text | None = None
 
 
 class Costs(_Entry, frozen=True, omit_defaults=True):
@@ -145,7 +150,7 @@ class Costs(_Entry, frozen=True, omit_defaults=True):
 class ChannelEntry(_Entry, frozen=True, omit_defaults=True):
     """One queue of transfers with one peer; `post_before` where it receives."""
 
-    name: str
+    name: Text
     peer: Count
     transfers: Tokens
     post_before: Tokens | None = None
@@ -165,7 +170,7 @@ class PlanFile(_Entry, frozen=True):
 
     format: Literal["schedc.plan"]
     version: Literal[1]
-    name: str
+    name: Text
     made_by: MadeByEntry
     certificate: CertificateEntry
     pipeline: Pipeline

@@ -17,12 +17,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
+from schedc.frontend.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -123,17 +127,18 @@ def read_torch_trace(path: Path) -> TorchTrace:
 
 
 def _events(path: Path) -> list[Event]:
+    content = read_bytes(path, MOST_BYTES)
     try:
-        content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
-        raise InvalidInput(
-            f"{path}: found no readable file ({getattr(error, 'strerror', None) or error}), expected a trace"
-        ) from error
+            with gzip.open(BytesIO(content)) as unpacked:
+                content = unpacked.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{path}: found a gzip file that cannot be unpacked ({error}), expected a trace") from error
+    if len(content) > MOST_BYTES:
+        raise InvalidInput(f"{path}: found more than {format_bytes(MOST_BYTES)} when unpacked, expected a trace of a few steps")
     try:
-        trace = json.loads(content)
-    except ValueError as error:
+        trace = json.loads(without_mark(content))
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: found text that is not JSON ({error}), expected a Chrome trace") from error
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):

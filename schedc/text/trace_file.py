@@ -8,20 +8,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from schedc.errors import InvalidInput
+from schedc.frontend.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 from schedc.text.atomic_write import write_atomically
 from schedc.text.perfetto import perfetto_json, trace_events
 from schedc.text.plan_errors import shown
+from schedc.text.plan_structs import Text
 from schedc.text.tokens import OpWriter, TokenReader, parse_plan_op
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schedc.ir.ops import Op
 
 __all__ = ["FORMAT", "VERSION", "parse_trace", "read_trace", "trace_json", "write_trace_file"]
@@ -38,12 +41,12 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _PlanEntry(_Entry, frozen=True):
-    name: str
+    name: Text
     sha256: str
 
 
 class _ChannelEntry(_Entry, frozen=True):
-    name: str
+    name: Text
     peer: Count
     transfers: Tokens
 
@@ -118,11 +121,7 @@ def read_trace(path: Path | str) -> Trace:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}; expected a trace file") from error
-    return parse_trace(content, str(path))
+    return parse_trace(read_bytes(path, MOST_BYTES), str(path))
 
 
 def parse_trace(content: bytes, name: str) -> Trace:
@@ -131,6 +130,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
+    content = without_mark(content)
     try:
         _check_header(msgspec.json.decode(content, type=_HeaderFile).schedc)
         return _trace_of_entry(msgspec.json.decode(content, type=_TraceFile).schedc)

@@ -83,7 +83,7 @@ def read_rows(content: bytes, name: str) -> list[list[str]]:
         InvalidInput: it is no text in UTF-8, or no CSV; `name` is what the message calls the file.
     """
     try:
-        return list(csv.reader(io.StringIO(content.decode(), newline="")))
+        return list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{name}: found byte {error.start} not to be UTF-8, expected a CSV in UTF-8") from error
     except csv.Error as error:

@@ -38,8 +38,8 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(InvalidInput, match="not a regular file"):
+    for path, found in ((tmp_path / "pipe", "not a regular file"), (tmp_path, "a directory")):
+        with pytest.raises(InvalidInput, match=found):
             write_atomically(path, b"")
     assert os.listdir(tmp_path) == ["pipe"]
 

@@ -50,7 +50,7 @@ def test_fields_that_random_plans_lack() -> None:
         Link(source=1, destination=0, latency_ns=3, transfer_ns=0),
     )
     problem = replace(
-        plan.problem, stages=stages, links=links, memory_limit_bytes=(None, 0, 5), objective="stage-span", name='"a\n'
+        plan.problem, stages=stages, links=links, memory_limit_bytes=(None, 0, 5), objective="stage-span", name='"a\\n [/b]'
     )
     made_by = MadeBy(schedc="1", method="cpsat{workers=8}", seed=-3, job_sha256="ab", reproducible=False)
     parts = (Parts(kind=Kind.W, stage=1, shares=(1, 2)), Parts(kind=Kind.BW, stage=0, shares=(3, 1, 1)))
@@ -85,9 +85,9 @@ def test_write_and_read_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == first == plan_json(small_plan())
     with pytest.raises(InvalidInput, match=r"the directory .* does not exist"):
         write_plan(small_plan(), tmp_path / "no" / "a.plan.json")
-    with pytest.raises(InvalidInput, match=r"b\.json: cannot be read: No such file or directory; expected a plan file"):
+    with pytest.raises(InvalidInput, match=r"b\.json: found no readable file \(no such file or directory\), expected a file"):
         read_plan(tmp_path / "b.json")
-    with pytest.raises(InvalidInput, match="cannot be read: Is a directory"):
+    with pytest.raises(InvalidInput, match=r"found no readable file \(is a directory\)"):
         read_plan(tmp_path)
 
 
@@ -238,8 +238,9 @@ WHOLE = plan_json(small_plan())
         (b"pipeline: 8\n", "$: JSON is malformed: invalid character"),
         (b"\x89PNG\r\n", "found byte 0 not to be UTF-8, expected a JSON text in UTF-8"),
         (WHOLE.replace(b"test", b"\xe4"), f"found byte {WHOLE.index(b'test')} not to be UTF-8, expected a JSON text in UTF-8"),
-        (b"[]", "$: found [], expected object"),
-        (b"null", "$: found null, expected object"),
+        (b"[]", "$: found [], expected a plan, which is a JSON object"),
+        (b"null", "$: found null, expected a plan, which is a JSON object"),
+        (b"# a job\n[pipeline]\nranks = 2\n", "$: found a job (TOML), expected a plan (JSON)"),
         (WHOLE.replace(b'"test"', b"7").replace(b'"seed": 0', b'"seed": ' + b"9" * 5000), "$.name: expected str"),
         (b'{"a":' + b"[" * 100_000, "$: found objects within objects without end, expected a plan"),
         (

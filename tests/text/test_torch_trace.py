@@ -177,7 +177,8 @@ def test_traces_that_lack_something(actions: tuple[tuple[str, int, int, int], ..
     [
         (None, "found no readable file"),
         (b"not JSON", "found text that is not JSON"),
-        (b"\x1f\x8b broken", "found no readable file"),
+        (b"\x1f\x8b broken", "found a gzip file that cannot be unpacked"),
+        (gzip.compress(b"x" * 999, mtime=0)[:-12] + bytes(12), "found a gzip file that cannot be unpacked"),
         (b'{"ranks": []}', "found JSON without traceEvents"),
         (b'{"traceEvents": []}', "found no PP: spans"),
         (gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "PP:0F0"}]}', mtime=0), "found no PP: spans"),

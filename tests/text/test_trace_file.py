@@ -164,5 +164,5 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for content in (plan_json(small_plan()), b"", b"[1]", b"\xff{}", b'{"schedc": ' + b"[" * 100_000):
         with pytest.raises(InvalidInput, match="expected a"):
             parse_trace(content, "trace.json")
-    with pytest.raises(InvalidInput, match=r"cannot be read: No such file or directory; expected a trace file"):
+    with pytest.raises(InvalidInput, match=r"found no readable file \(no such file or directory\), expected a file"):
         read_trace(tmp_path / "trace.json")
