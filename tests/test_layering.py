@@ -28,7 +28,7 @@ MAY_SEE = {
     "verify": IR,
     "frontend": IR | QUESTIONS,
     "lower": IR | QUESTIONS,
-    "text": IR | QUESTIONS | {"frontend"},  # the job's schema is made of the front end's types
+    "text": IR | QUESTIONS | {"frontend"},  # how files are read; the job's schema is made of the front end's types
     "models": IR | QUESTIONS | FRONT,
     "solvers": IR | QUESTIONS | FRONT | {"models"},
     "compile": COMPILER,

@@ -47,7 +47,7 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) ->
     try:
         limits = Limits(time_s=parse_duration_ns(time_limit) / 1e9)
     except ValueError as error:
-        raise InvalidInput(f"--time-limit {time_limit!r}: {error}") from error
+        raise InvalidInput(f"--time-limit: found {time_limit!r}, {error}") from error
     rows: list[Row] = []
     check_outputs({"--csv": csv}, ())
     try:

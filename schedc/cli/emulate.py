@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,14 +41,17 @@ def emulate_command(
     from schedc.cli.outputs import check_outputs
     from schedc.cli.render import console, print_json
     from schedc.compile import replay
-    from schedc.runtime.emulation.emulate import emulate
     from schedc.text.plan_file import read_plan
     from schedc.text.trace_file import write_trace_file
 
     if queues not in QUEUES:
         raise InvalidInput(f"--queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
+    if not 0 < scale < math.inf:
+        raise InvalidInput(f"--scale: found {scale:g}, expected a number above 0")
     check_outputs({"--trace": trace}, (plan,))
     read = read_plan(plan)
+    from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while
+
     timeline = replay(read)
     with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
         emulation = emulate(read, scale=scale, runs=runs, queues=queues, report=report)

@@ -11,7 +11,7 @@ from msgspec import inspect
 from schedc.spelling import nearest
 from schedc.text.plan_structs import PRINTABLE, PlanFile
 
-__all__ = ["explain", "shown"]
+__all__ = ["explain", "shown", "without_regex"]
 
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>\$.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -23,19 +23,23 @@ def explain(error: Exception, content: bytes) -> str:
         return "$: found objects within objects without end, expected a plan"
     if not isinstance(error, msgspec.ValidationError):
         return f"$: {error}; expected a whole JSON text"
-    match = _MESSAGE.fullmatch(str(error))
-    what, path = (match["what"], match["path"] or "$") if match else (str(error), "$")
+    said = without_regex(error)
+    match = _MESSAGE.fullmatch(said)
+    what, path = (match["what"], match["path"] or "$") if match else (said, "$")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         return f"{path}: found the unknown key {shown(unknown[1])}{_nearest(unknown[1], path)}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return f"{path}: found no key {shown(missing[1])}, which is required"
-    if what.endswith(f"matching regex {PRINTABLE!r}"):
-        return f"{path}: {_found(content, path)}expected printable text on one line"
     if path == "$" and what.startswith("Expected `object`"):
         return f"$: {_found(content, path)}expected a plan, which is a JSON object"
     if expected := re.fullmatch(r"Expected (.*?)(, got .*)?", what):
         return f"{path}: {_found(content, path)}expected {expected[1].replace('`', '')}"
     return f"{path}: {_found(content, path)}{what[0].lower()}{what[1:]}"
+
+
+def without_regex(error: Exception) -> str:
+    """What the decoder says, with words for the regular expression of printable text."""
+    return str(error).replace(f"`str` matching regex {PRINTABLE!r}", "printable text on one line")
 
 
 def shown(value: object) -> str:

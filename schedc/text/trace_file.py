@@ -18,7 +18,7 @@ from schedc.frontend.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 from schedc.text.atomic_write import write_atomically
 from schedc.text.perfetto import perfetto_json, trace_events
-from schedc.text.plan_errors import shown
+from schedc.text.plan_errors import shown, without_regex
 from schedc.text.plan_structs import Text
 from schedc.text.tokens import OpWriter, TokenReader, parse_plan_op
 
@@ -135,7 +135,9 @@ def parse_trace(content: bytes, name: str) -> Trace:
         _check_header(msgspec.json.decode(content, type=_HeaderFile).schedc)
         return _trace_of_entry(msgspec.json.decode(content, type=_TraceFile).schedc)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{name}: found something that is no trace ({error}); expected a file of a recording") from error
+        raise InvalidInput(
+            f"{name}: found something that is no trace ({without_regex(error)}); expected a file of a recording"
+        ) from error
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from error
 

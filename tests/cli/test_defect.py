@@ -77,9 +77,16 @@ def test_the_report_goes_to_a_temporary_folder_where_the_plan_could_not_be_writt
 ) -> None:
     job = write_job(tmp_path, JOB, "small.toml")
     (tmp_path / "measured.json").write_text(PROFILE)
-    monkeypatch.setattr("schedc.compile.check_plan", refuse)
+    folder = tmp_path / "removed"
+    folder.mkdir()
+
+    def refuse_without_folder(*_: object, **__: object) -> tuple[Violation, ...]:
+        folder.rmdir()
+        return refuse()
+
+    monkeypatch.setattr("schedc.compile.check_plan", refuse_without_folder)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(SystemExit):
-        main(["compile", str(job), "-o", str(tmp_path / "missing" / "out.json"), "--method", "1f1b"])
+        main(["compile", str(job), "-o", str(folder / "out.json"), "--method", "1f1b"])
     (kept,) = tmp_path.glob("schedc-*/out.json.defect.json")
     assert capsys.readouterr().err.endswith(f"please report it with {kept}\n")
