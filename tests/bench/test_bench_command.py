@@ -92,7 +92,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch
         (("tiny-makespam",), "did you mean 'tiny-makespan'"),
         (("tiny-makespan", "--methods", "1f1b,"), "empty name"),
         (("tiny-makespan", "--methods", "zb-h9"), "did you mean 'zb-h"),
-        (("tiny-makespan", "--time-limit", "60"), "--time-limit '60': expected a duration"),
+        (("tiny-makespan", "--time-limit", "60"), "--time-limit: found '60', expected a duration"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
