@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds import lower_bounds
+from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulate import simulate
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.errors import Unsupported
@@ -113,7 +114,7 @@ def solve(instance: Instance, table: Table, console: Console) -> None:
         makespan_ns = simulate(problem, schedule).makespan_ns
         if best is None or makespan_ns < best[0]:
             best = (makespan_ns, schedule)
-        gap = (makespan_ns - bound_ns) / makespan_ns
+        gap = relative_gap(makespan_ns, bound_ns, bound_name)
         seconds = time.perf_counter() - begun
         met = "yes" if gap <= instance.target and seconds <= instance.seconds else "no"
         cells = [instance.name, method, f"{makespan_ns / MS:.2f}", f"{bound_ns / MS:.2f} ({bound_name})", f"{gap:.2%}"]

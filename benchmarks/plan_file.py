@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from schedc.analysis.bounds import lower_bounds
+from schedc.analysis.gap import relative_gap
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
 from schedc.ir.ops import Kind, Op
@@ -62,7 +63,7 @@ def large_plan(ranks: int, microbatches: int) -> Plan:
     certificate = Certificate(
         makespan_ns=timeline.makespan_ns,
         lower_bound_ns=bound.value_ns,
-        gap=(timeline.makespan_ns - bound.value_ns) / timeline.makespan_ns,
+        gap=relative_gap(timeline.makespan_ns, bound.value_ns, bound.name),
         bound=bound.name,
         bubble_ratio=timeline.bubble_ratio,
         peak_activation_bytes=peak_bytes(problem, schedule),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.analysis.bounds import best_bound, lower_bounds, minimum_limit_bytes
+from schedc.analysis.gap import relative_gap
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
@@ -137,7 +138,7 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
         solver_bound: an incumbent whose bound a solver proved, if that is better than the analytic ones.
 
     Raises:
-        Defect: a verifier refuses the schedule or the plan.
+        Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
     """
     violations = verify_schedule(problem, schedule)
     if violations:
@@ -150,10 +151,14 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
         bound_ns, bound_by = solver_bound.bound_ns, solver_bound.bound_by
         digest = hashlib.sha256("\n".join(solver_bound.solver_log).encode()).hexdigest()
     objective_ns = timeline.objective_ns(problem.objective)
+    try:
+        gap = relative_gap(objective_ns, bound_ns, bound_by)
+    except Defect as error:
+        raise Defect(f"{problem.name}: {error}", plan_json(_only_orders(problem, schedule, made_by))) from error
     certificate = Certificate(
         makespan_ns=timeline.makespan_ns,
         lower_bound_ns=bound_ns,
-        gap=(objective_ns - bound_ns) / objective_ns if objective_ns else 0.0,
+        gap=gap,
         bound=bound_by,
         solver_log_sha256=digest,
         bubble_ratio=timeline.bubble_ratio,

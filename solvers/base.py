@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from schedc.solvers.proof import check_bound
+from schedc.analysis.gap import check_bound
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
+from schedc.analysis.gap import check_bound
 from schedc.analysis.simulate import simulate
 from schedc.errors import Defect
 from schedc.models.blocks import NothingAtMost, blocks_of
@@ -21,7 +22,7 @@ from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.windows import windows_of
 from schedc.solvers.base import Solved
-from schedc.solvers.proof import bound_of_none, check_bound
+from schedc.solvers.proof import bound_of_none
 from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
-from schedc.solvers.proof import check_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,17 @@ class Improvement:
 
     seconds: float
     makespan_ns: int
+    objective: str
+    """What is minimized: `makespan` or `stage-span`."""
+    objective_ns: int
+    """Of the best schedule; of this the lower bound speaks."""
     lower_bound_ns: int
     found_by: str
+
+    @property
+    def gap(self) -> float:
+        """(objective − bound) / objective."""
+        return relative_gap(self.objective_ns, self.lower_bound_ns, self.found_by)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,10 +80,12 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """(objective − bound) / objective; 1 while there is no schedule."""
-        return (
-            1.0 if self.schedule is None or not self.objective_ns else max(0, self.objective_ns - self.bound_ns) / self.objective_ns
-        )
+        """(objective − bound) / objective; 1 while there is no schedule.
+
+        Raises:
+            Defect: the bound, an analytic one, is above the objective.
+        """
+        return 1.0 if self.schedule is None else relative_gap(self.objective_ns, self.bound_ns, self.bound_by)
 
     def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
         """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
@@ -100,6 +111,7 @@ class Incumbent:
                 bound_ns, bound_by = self.bound_ns, self.bound_by
                 if bound_ns > objective_ns:
                     self.drop_solver_bound()
+                check_bound(self.bound_ns, objective_ns, self.bound_by)
                 self._note(found_by)
                 check_bound(bound_ns, objective_ns, bound_by)
         return makespan_ns, objective_ns
@@ -144,7 +156,12 @@ class Incumbent:
 
     def _note(self, found_by: str) -> None:
         improvement = Improvement(
-            seconds=self.seconds, makespan_ns=self.makespan_ns, lower_bound_ns=self.bound_ns, found_by=found_by
+            seconds=self.seconds,
+            makespan_ns=self.makespan_ns,
+            objective=self.problem.objective,
+            objective_ns=self.objective_ns,
+            lower_bound_ns=self.bound_ns,
+            found_by=found_by,
         )
         self.history.append(improvement)
         self.report(improvement)

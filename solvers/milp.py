@@ -11,12 +11,13 @@ import hashlib
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
+from schedc.analysis.gap import check_bound
 from schedc.analysis.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid, grid_of
 from schedc.solvers.base import Solved
-from schedc.solvers.proof import bound_of_none, check_bound
+from schedc.solvers.proof import bound_of_none
 from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.models.blocks import Blocks
 
-__all__ = ["bound_of_none", "check_bound"]
+__all__ = ["bound_of_none"]
 
 
 def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: bool, told_by: str) -> int:
@@ -39,13 +39,3 @@ def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: b
     if not known.parts or known.parts == blocks.parts:
         raise Defect(f"{told_by}: no schedule has an objective of {known_ns} ns or less, but one that has it is known")
     return known_ns
-
-
-def check_bound(bound_ns: int, objective_ns: int, told_by: str) -> None:
-    """A lower bound is not above the objective of a schedule that it speaks of.
-
-    Raises:
-        Defect: it is.
-    """
-    if bound_ns > objective_ns:
-        raise Defect(f"{told_by}: the lower bound of {bound_ns} ns is above the objective of a known schedule, {objective_ns} ns")

@@ -17,6 +17,7 @@ from ortools.sat.python import cp_model
 
 from schedc.analysis.bounds_frame import frames_of, visits_of
 from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_rank
+from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
 from schedc.models.blocks import blocks_of
 from schedc.models.cpsat.relaxed import build_relaxed
@@ -73,9 +74,11 @@ def refute(
 
     Raises:
         Unsupported: the objective is another one, or no model holds every schedule of the problem.
+        Defect: a bound is above the makespan of the known schedule.
     """
     if problem.objective != "makespan":
         raise Unsupported(f"relaxed bounds the makespan; the objective is {problem.objective}")
+    check_bound(bound_ns, objective_ns, "known before relaxed")
     grid = grid_of(problem, objective_ns)
     blocks = blocks_of(problem, grid)
     if not blocks.complete:
@@ -101,7 +104,8 @@ def refute(
             continue
         lower = upper + 1 if status == cp_model.INFEASIBLE else max(lower, int(solver.best_objective_bound))
         if lower * grid.tick_ns > bound_ns:
-            bound_ns = min(lower * grid.tick_ns, objective_ns)
+            bound_ns = lower * grid.tick_ns
+            check_bound(bound_ns, objective_ns, "relaxed")
             found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
             on_bound(bound_ns, _log(solver, model, ranks, found))
         if status != cp_model.INFEASIBLE:

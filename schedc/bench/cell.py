@@ -54,6 +54,7 @@ class Answer:
     peak_memory_bytes: int | None = None
     """Of the process, its interpreter and libraries included; of the largest, where it started others."""
     why_not: str = ""
+    """Why there is no plan; where there is one, which methods failed beside the one that made it: defects of schedc."""
     usage_error: bool = False
     """Whether the request itself was wrong, so that asking for other instances is no use."""
 
@@ -71,12 +72,13 @@ def answer_to(request: Request) -> Answer:
     return Answer(
         won_by=compiled.plan.made_by.method,
         makespan_ns=certificate.makespan_ns,
-        objective_ns=certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns,
+        objective_ns=certificate.objective_ns,
         bound_ns=certificate.lower_bound_ns,
         bound=certificate.bound,
         gap=certificate.gap,
         seconds=compiled.seconds,
         peak_memory_bytes=peak_memory_bytes(),
+        why_not="; ".join(map(str, compiled.failures)),
     )
 
 

@@ -80,6 +80,9 @@ def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
     for (method, why_not), names in _unsolved(rows).items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         out.print(Text(f"{method} on {names[0]}{more}: {why_not}", "dim"))
+    for row in rows:
+        if row.answer.objective_ns is not None and row.answer.why_not:
+            out.print(Text(f"{row.instance.name} by {row.method}: a defect of schedc, please report it: {row.answer.why_not}"))
     out.print()
     out.print(_methods_table(rows))
 

@@ -67,11 +67,10 @@ def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
     task = bar.add_task("compiling", total=None)
 
     def report(step: Improvement) -> None:
-        gap = (step.makespan_ns - step.lower_bound_ns) / max(1, step.makespan_ns)
         bar.update(
             task,
-            description=f"makespan {format_duration_ns(step.makespan_ns)} by {step.found_by},"
-            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {gap:.2%}",
+            description=f"{step.objective} {format_duration_ns(step.objective_ns)} by {step.found_by},"
+            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {step.gap:.2%}",
         )
 
     if hidden or not errors.is_terminal:
@@ -83,11 +82,10 @@ def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
 
 def certificate_lines(certificate: Certificate) -> list[str]:
     """The certificate in words."""
-    value_ns = certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns
     scope = " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
     worth = (f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal") + scope
     return [
-        f"{certificate.objective} {format_duration_ns(value_ns)}, {worth}"
+        f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, {worth}"
         f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
         f"bubble ratio {certificate.bubble_ratio:.2%}, peak activations {format_bytes(max(certificate.peak_activation_bytes))}",
     ]
@@ -136,13 +134,21 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
     certificate = compiled.plan.certificate
     return {
         "makespan_ns": certificate.makespan_ns,
+        "stage_span_ns": certificate.stage_span_ns,
+        "objective": certificate.objective,
+        "objective_ns": certificate.objective_ns,
         "lower_bound_ns": certificate.lower_bound_ns,
         "gap": certificate.gap,
         "bound": certificate.bound,
         "method": compiled.plan.made_by.method,
         "seconds": compiled.seconds,
         "candidates": [
-            {"method": entry.method, "makespan_ns": entry.makespan_ns, "seconds": entry.seconds}
+            {
+                "method": entry.method,
+                "makespan_ns": entry.makespan_ns,
+                "objective_ns": entry.objective_ns,
+                "seconds": entry.seconds,
+            }
             if entry.makespan_ns is not None
             else {"method": entry.method, "why_not": entry.why_not, "seconds": entry.seconds}
             for entry in compiled.candidates
@@ -155,6 +161,7 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
             {
                 "seconds": step.seconds,
                 "makespan_ns": step.makespan_ns,
+                "objective_ns": step.objective_ns,
                 "lower_bound_ns": step.lower_bound_ns,
                 "found_by": step.found_by,
             }

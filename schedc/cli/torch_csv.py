@@ -132,23 +132,24 @@ def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None
 
 
 def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:
+    from schedc.analysis.gap import relative_gap
     from schedc.cli.render import timeline_json
 
-    objective_ns = timeline.objective_ns(problem.objective)
     return {
         **timeline_json(problem, schedule, timeline),
         "lower_bound_ns": bound.value_ns,
         "bound": bound.name,
-        "gap": (objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0,
+        "gap": relative_gap(timeline.objective_ns(problem.objective), bound.value_ns, bound.name),
     }
 
 
 def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, bound: Bound) -> None:
+    from schedc.analysis.gap import relative_gap
     from schedc.frontend.location import one_line
     from schedc.units import format_duration_ns
 
     objective_ns = timeline.objective_ns(problem.objective)
-    gap = (objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0
+    gap = relative_gap(objective_ns, bound.value_ns, bound.name)
     path = one_line(str(csv))
     typer.echo(f"{path}: sound, read as {layout}: {len(timeline.ops)} compute ops on {timeline.ranks} ranks, every rule checked")
     typer.echo(

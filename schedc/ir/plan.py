@@ -80,6 +80,11 @@ class Certificate:
     solver_log_sha256: str = ""
     """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
 
+    @property
+    def objective_ns(self) -> int:
+        """What is minimized, as claimed."""
+        return self.stage_span_ns if self.objective == "stage-span" else self.makespan_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBy:

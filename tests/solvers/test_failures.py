@@ -10,6 +10,8 @@ from problems import m70, make_problem
 from small_problems import small_problem
 
 from schedc.analysis.bounds import best_bound
+from schedc.analysis.gap import relative_gap
+from schedc.analysis.simulate import simulate
 from schedc.compile import compile_problem, time_methods
 from schedc.errors import Defect, InvalidInput, Unsupported
 from schedc.ir.index import tables_of
@@ -24,6 +26,7 @@ from schedc.solvers.cpsat import solve_cpsat
 from schedc.solvers.greedy import greedy
 from schedc.solvers.incumbent import Incumbent
 from schedc.solvers.milp import solve_milp
+from schedc.solvers.relaxed import refute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,3 +220,28 @@ def test_a_schedule_that_cuts_blocks_leaves_a_solvers_bound_behind() -> None:
 
 def test_solver_without_limits_still_proves() -> None:
     assert solve_cpsat(PROBLEM, greedy(PROBLEM, n_sub=1), limits=NO_LIMITS).status == "OPTIMAL"
+
+
+@pytest.mark.parametrize(("objective_ns", "bound_ns", "gap"), [(10, 10, 0.0), (10, 9, 0.1), (10, 0, 1.0), (0, 0, 0.0)])
+def test_the_gap(objective_ns: int, bound_ns: int, gap: float) -> None:
+    assert relative_gap(objective_ns, bound_ns, "work") == gap
+
+
+def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No verifier would accept the plan, so none is written; which bound it is and by how much is told."""
+    real = best_bound(PROBLEM)
+    monkeypatch.setattr("schedc.compile.best_bound", lambda _: replace(real, value_ns=10_000))
+    with pytest.raises(
+        Defect, match=f"test: {real.name}: the lower bound of 10000 ns is above the objective of a known schedule, "
+    ):
+        compile_problem(PROBLEM, method="greedy")
+
+
+def test_a_relaxation_whose_answer_contradicts_a_schedule_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {(0, 1): (5, 20), (1, 0): (5, 20)}
+    problem = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=links)
+    known = simulate(problem, greedy(problem, n_sub=1)).makespan_ns
+    with pytest.raises(Defect, match="known before relaxed: the lower bound"):
+        refute(problem, bound_ns=known + 1, objective_ns=known, limits=LIMITS)
+    with pytest.raises(Defect, match="relaxed: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
+        refute(problem, bound_ns=0, objective_ns=100, limits=LIMITS)

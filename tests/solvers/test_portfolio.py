@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from problems import m70, make_problem
 
+from schedc.cli.render import compiled_json
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
 from schedc.ir.plan import MadeBy
@@ -49,6 +51,21 @@ def test_the_history_only_improves_and_ends_at_the_plan() -> None:
     assert bounds == sorted(bounds)
     assert makespans[-1] == compiled.plan.certificate.makespan_ns == 2204 * MS
     assert [step.seconds for step in heard] == sorted(step.seconds for step in heard)
+
+
+def test_the_history_of_a_stage_span_is_of_the_stage_span() -> None:
+    """Ranks that start late have spans shorter than the makespan; the gap shown is the certificate's, of the objective."""
+    problem = replace(make_problem(2, 4, costs_ns=[(3, 1, 1), (5, 5, 9)]), objective="stage-span")
+    compiled = compile_problem(problem, limits=Limits(workers=2))
+    certificate, last = compiled.plan.certificate, compiled.history[-1]
+    assert certificate.stage_span_ns < certificate.makespan_ns
+    assert (last.objective, last.objective_ns, last.makespan_ns) == (
+        "stage-span",
+        certificate.stage_span_ns,
+        certificate.makespan_ns,
+    )
+    assert last.gap == certificate.gap == 0
+    assert compiled_json(compiled)["history"][-1]["objective_ns"] == compiled_json(compiled)["objective_ns"] == last.objective_ns
 
 
 def test_a_gap_that_is_met_at_once_ends_the_search() -> None:
