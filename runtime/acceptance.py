@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
+from schedc.runtime.apart import check_stages
 from schedc.runtime.collectives import check_weights
 from schedc.runtime.replicas import replicas_of
 from schedc.text.plan_file import read_plan
@@ -69,6 +71,8 @@ def accept(
     last = sorted({path[-1] for path in problem.paths} & stages.keys())
     if last and loss_fn is None:
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
+    split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
+    check_stages(stages, split=split, summed=replicas is not None or bool(replicas_of(problem)))
     return plan
 
 

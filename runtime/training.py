@@ -12,9 +12,11 @@ import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind
+from schedc.runtime.apart import check_stages
 from schedc.runtime.batches import cut, inputs_of
 from schedc.runtime.block import Block
 from schedc.runtime.precision import forget_cast_weights
+from schedc.runtime.replicas import replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -60,6 +62,8 @@ class Training:
         self._loss_fn = loss_fn
         self._recompute = recompute
         self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
+        self._split_stages = {stage for stage, _ in program.split}
+        self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches
         self._scale = 1 / (problem.microbatches * replicas)
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
@@ -82,7 +86,9 @@ class Training:
 
         Raises:
             InvalidInput: the batch does not fit the plan.
+            Unsupported: a stage has got something since `load` with which its gradients would be wrong.
         """
+        check_stages(self._stages, split=self._split_stages, summed=self._summed)
         count, rank, own = self._microbatches, self._program.rank, self._stages.keys()
         self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
         self._targets = cut(targets, count, "targets", rank) if self._last & own else ()

@@ -1,0 +1,112 @@
+"""Whether a stage's gradients are right as the runtime computes them: several microbatches at a time, B and W apart, and summed.
+
+What wraps a stage to shard its weights or to sum its gradients acts at moments of one whole backward. In B alone FSDP lets go of
+weights that W needs, or sums gradients that W has not yet added. DDP and the first FSDP want each forward's backward before the
+next forward; they are never right here. FSDP2 and DTensor are, where the plan fuses the backward. Such stages are found by what
+they have: weights that are more than plain tensors, and classes and hooks of torch.distributed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from schedc.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from torch import nn
+
+__all__ = ["check_stages"]
+
+_ONE_AT_A_TIME = (
+    "torch.nn.parallel.",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed._composable.replicate",
+)
+_SHARDED = ("torch.distributed.fsdp.", "torch.distributed._composable.fsdp.", "torch.distributed.tensor.")
+"""Where torch defines them. Its wrappers for checkpoints of activations, beside these, are harmless."""
+
+
+def check_stages(stages: Mapping[int, nn.Module], *, split: Collection[int], summed: bool) -> None:
+    """Refuse stages whose gradients would be wrong. Quick enough for every step, as hooks may come at any time.
+
+    Args:
+        stages: a rank's.
+        split: those whose backward runs as B and W apart.
+        summed: whether the runtime sums the gradients of the stages over replicas.
+
+    Raises:
+        Unsupported: names the stage, what it has, and what to do.
+    """
+    for stage, module in stages.items():
+        found = _found(module, _ONE_AT_A_TIME)
+        if found is not None:
+            raise Unsupported(
+                f"stage {stage} has {found}, which takes one microbatch at a time; give load the module without it, and a"
+                " data_parallel_group"
+            )
+        if stage not in split and not summed:
+            continue
+        found = _found(module, _SHARDED) or _special_weight(module)
+        if found is not None and stage in split:
+            raise Unsupported(
+                f"stage {stage} has {found}, whose gradients are wrong with B and W apart; compile with split_backward = false,"
+                " or give load the module without it"
+            )
+        if found is not None:
+            raise Unsupported(
+                f"stage {stage} has {found}, and its gradients are to be summed over replicas as well; load without"
+                " data_parallel_group and bidirectional placement, or give load the module without it"
+            )
+        old = _old_hook(module)
+        if old is not None and stage in split:
+            raise Unsupported(
+                f"stage {stage} has a backward hook on {old} that would be called with half of the gradients in B and in W;"
+                " use register_full_backward_hook instead of register_backward_hook"
+            )
+
+
+def _found(module: nn.Module, places: tuple[str, ...]) -> str | None:
+    """What classes and hooks of these modules of torch a stage has, in words; None: none."""
+    for name, own in module.named_modules():
+        kind = _ancestor(type(own), places)  # type: ignore[arg-type]  # mypy: a class is hashable
+        if kind is not None:
+            return f"{kind} around {_where(name)}"
+        for hook in (*own._forward_pre_hooks.values(), *own._forward_hooks.values()):
+            owner = type(hook.__self__) if hasattr(hook, "__self__") else hook
+            if str(getattr(owner, "__module__", "")).startswith(places):
+                return f"a hook of {owner.__module__} on {_where(name)}"
+    return None
+
+
+@cache
+def _ancestor(kind: type, places: tuple[str, ...]) -> str | None:
+    """The name of the first class from these modules among a class and those that it is derived from."""
+    return next((one.__name__ for one in kind.__mro__ if one.__module__.startswith(places)), None)
+
+
+def _special_weight(module: nn.Module) -> str | None:
+    """A weight of a stage that is more than a tensor, in words; None: there is none."""
+    for name, weight in module.named_parameters():
+        if type(weight).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return f"a {type(weight).__name__} as weight {name!r}"
+    return None
+
+
+def _where(name: str) -> str:
+    return f"module {name!r}" if name else "its module"
+
+
+def _old_hook(module: nn.Module) -> str | None:
+    """Where a stage has a backward hook of the kind that torch has deprecated; None: nowhere."""
+    if torch_module._global_backward_hooks and not torch_module._global_is_full_backward_hook:
+        return "all modules"
+    for name, own in module.named_modules():
+        if own._backward_hooks and not own._is_full_backward_hook:
+            return _where(name)
+    return None

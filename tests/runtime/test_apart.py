@@ -1,0 +1,111 @@
+"""Stages that are more than plain modules: right where the backward is one, refused where B and W apart would be wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import wrapped_runs
+from plans import plan_of
+from problems import make_problem
+from torch import nn
+
+from schedc.errors import Unsupported
+from schedc.runtime.apart import check_stages
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from rank_processes import Ranks
+
+    from schedc.ir.plan import Plan
+
+ONE_AT_A_TIME = {
+    "ddp": "DistributedDataParallel around its module",
+    "replicate": "around its module",
+    "fsdp1": "FullyShardedDataParallel around its module",
+}
+SHARDED = ("fsdp2", "fsdp2 that keeps its weights", "dtensor")
+
+
+def split() -> Plan:
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9))
+    return plan_of(problem, constructive("zb-h1")(problem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SHARDED)
+def test_refused_where_b_and_w_are_apart(two: Ranks, kind: str) -> None:
+    for rank, said in enumerate(two.run(wrapped_runs.refused, split(), kind)):
+        assert said.startswith(f"Unsupported: stage {rank} has ")
+        assert said.endswith("; compile with split_backward = false, or give load the module without it")
+        assert "\n" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ONE_AT_A_TIME)
+def test_refused_whatever_the_plan(two: Ranks, kind: str) -> None:
+    """Where the next forward comes before the backward, DDP gives wrong gradients without a word, and the first FSDP fails."""
+    problem = make_problem(2, 4)
+    plan = plan_of(problem, constructive("gpipe")(problem))
+    for rank, said in enumerate(two.run(wrapped_runs.refused, plan, kind)):
+        assert said.startswith(f"Unsupported: stage {rank} has ")
+        assert ONE_AT_A_TIME[kind] in said
+        assert said.endswith("; give load the module without it, and a data_parallel_group")
+        assert "\n" not in said
+
+
+@pytest.mark.slow
+def test_refused_when_it_comes_after_load(two: Ranks) -> None:
+    """Before the next step computes anything."""
+    for said in two.run(wrapped_runs.refused_later, split(), "fsdp2"):
+        assert said.startswith(("Unsupported: stage", "TransferFailed: "))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 that keeps its weights"])
+def test_gradients_of_fused_backwards(two: Ranks, kind: str, recompute: bool) -> None:
+    """Several microbatches in flight; the weights are sharded or synchronized over two processes."""
+    problem = make_problem(1, 4, placement="loop", chunks=2)
+    plan = plan_of(problem, constructive("gpipe")(problem))
+    for errors in two.run(wrapped_runs.fused, plan, kind, recompute):
+        assert isinstance(errors, list), errors
+        assert max(errors) < 1e-12
+
+
+class Wrapped(torch.Tensor):
+    """A weight that does more than a tensor does."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return super().__torch_dispatch__(function, types, args, kwargs or {})
+
+
+def test_weights_that_are_more_than_tensors() -> None:
+    stage: Any = nn.Sequential(nn.Linear(2, 2))
+    with torch.no_grad():
+        stage[0]._parameters["weight"] = stage[0].weight.detach().as_subclass(Wrapped)
+    with pytest.raises(Unsupported, match=r"stage 3 has a Wrapped as weight '0.weight', whose gradients are wrong with B and W"):
+        check_stages({3: stage}, split={3}, summed=False)
+    with pytest.raises(Unsupported, match=r"stage 3 has a Wrapped .* summed over replicas as well"):
+        check_stages({3: stage}, split=(), summed=True)
+    check_stages({3: stage}, split={4}, summed=False)
+
+
+def test_old_backward_hooks() -> None:
+    stage: Any = nn.Sequential(nn.Linear(2, 2))
+    check_stages({0: stage}, split={0}, summed=True)
+    stage[0].register_full_backward_hook(lambda *_: None)
+    check_stages({0: stage}, split={0}, summed=True)
+    other: Any = nn.Sequential(nn.Linear(2, 2))
+    other[0].register_backward_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match=r"stage 0 has a backward hook on module '0' .* register_full_backward_hook instead"):
+        check_stages({0: other}, split={0}, summed=False)
+    check_stages({0: other}, split=(), summed=True)
+
+
+def test_checkpoints_of_activations_are_harmless() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    check_stages({0: nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)))}, split={0}, summed=True)
