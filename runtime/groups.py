@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.errors import InvalidInput
 from schedc.runtime.failure import TransferFailed
+from schedc.runtime.transports.base import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +129,8 @@ class Groups:
         try:
             return share(self.all, value)
         except RuntimeError as error:
+            if is_own(error):
+                raise
             raise TransferFailed(f"rank {self.rank} hears what the others have loaded: {self._absent()}") from error
 
     def _absent(self) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from schedc.runtime.failure import TransferFailed
 from schedc.runtime.groups import Groups
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer, is_own
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def start_with_replicas(start: Callable[[], T], doing: str) -> T:
     try:
         return start()
     except RuntimeError as error:
+        if is_own(error):
+            raise
         raise TransferFailed(f"{doing}: {LOST}") from error
 
 

@@ -13,6 +13,7 @@ import torch
 from schedc.errors import CheckFailed
 from schedc.runtime.failure import TransferFailed
 from schedc.runtime.gradients import gradient_type
+from schedc.runtime.transports.base import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,5 +131,7 @@ class ReplicaSum:
         try:
             self._group.allreduce([tensor]).wait()
         except RuntimeError as error:
+            if is_own(error):
+                raise
             lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
             raise TransferFailed(f"{self._doing}: {lost}") from error

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from schedc.runtime.header import TensorKind
     from schedc.runtime.program import Wire
 
-__all__ = ["OWN_ERRORS", "Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport"]
-
-OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""RuntimeErrors, as those of lost connections are, that say what is wrong with this rank and nothing of any other."""
+__all__ = ["Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport", "found_elsewhere", "is_own"]
 
 
 class ConnectionLost(RuntimeError):
@@ -29,6 +26,23 @@ class ConnectionLost(RuntimeError):
 
 class NoAnswer(RuntimeError):
     """The peer has not done its part in time."""
+
+
+def is_own(error: RuntimeError) -> bool:
+    """Whether an error of PyTorch's says what is wrong with this rank, and nothing of any other: memory that is short, or CUDA.
+
+    A connection that is lost is a RuntimeError, too, as is memory of the host's that is short.
+    """
+    return isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or "DefaultCPUAllocator" in str(error)
+
+
+def found_elsewhere(error: Exception) -> Exception:
+    """What to raise for an error that another thread has found: a connection that it has lost is lost, all else is what it is."""
+    if not isinstance(error, (ConnectionLost, NoAnswer)):
+        return error
+    lost = ConnectionLost(str(error))
+    lost.__cause__ = error
+    return lost
 
 
 class Outgoing(Protocol):

@@ -26,7 +26,7 @@ import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.header import RECEIPT
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, found_elsewhere
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
@@ -97,10 +97,10 @@ class _Outgoing:
     def __init__(self, parcel: Parcel, name: Name) -> None:
         self.parcel: Parcel | None = parcel
         self.name = name
-        self.error: str | None = None
+        self.error: Exception | None = None
         self._done = threading.Event()
 
-    def finish(self, error: str | None = None) -> None:
+    def finish(self, error: Exception | None = None) -> None:
         self.parcel = None
         self.error = error
         self._done.set()
@@ -109,7 +109,7 @@ class _Outgoing:
         if not self._done.wait(timeout_s):
             raise NoAnswer(f"not taken in {timeout_s:g} s")
         if self.error is not None:
-            raise ConnectionLost(self.error)
+            raise found_elsewhere(self.error)
 
 
 class DelegateSender:
@@ -127,7 +127,7 @@ class DelegateSender:
         self._staging = staging
         self._names: Counter[int] = Counter()
         self._sent = 0
-        self._error: str | None = None
+        self._error: Exception | None = None
         self._queues: list[queue.SimpleQueue[_Outgoing | None]] = [queue.SimpleQueue() for _ in lanes]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, name=f"schedc {name}", daemon=True)
@@ -139,7 +139,7 @@ class DelegateSender:
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
         if self._error is not None:
-            raise ConnectionLost(self._error)
+            raise found_elsewhere(self._error)
         outgoing = _Outgoing(self._staging.leave(tensor), (tag, self._names[tag]))
         self._names[tag] += 1
         self._queues[self._sent % len(self._queues)].put(outgoing)
@@ -148,7 +148,7 @@ class DelegateSender:
 
     def close(self) -> None:
         """End the threads; what has not been sent is lost."""
-        self._error = self._error or "this end of the wire is closed"
+        self._error = self._error or ConnectionLost("this end of the wire is closed")
         for lane, waiting in zip(self._lanes, self._queues, strict=True):
             waiting.put(None)
             hang_up(lane)
@@ -163,8 +163,8 @@ class DelegateSender:
             if error is None:
                 try:
                     self._pass_on(outgoing, line)
-                except RuntimeError as lost:
-                    error = self._error = str(lost)
+                except RuntimeError as found:
+                    error = self._error = found
             outgoing.finish(error)
 
     def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> None:
@@ -233,7 +233,7 @@ class DelegateReceiver:
         self._confirmed: dict[int, Outgoing] = {}
         """By queue, its last confirmation: gloo needs it until it is taken, which it is before the next one."""
         self._ended = 0
-        self._error: str | None = None
+        self._error: Exception | None = None
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"schedc {name}", daemon=True) for number in range(len(lanes))
         ]
@@ -247,8 +247,9 @@ class DelegateReceiver:
             name = tag, self._names[tag]
             arrived = self._arrived.pop(name, None)
             if arrived is None:
-                if self._ended == len(self._lanes):
-                    raise ConnectionLost(self._error)
+                if self._ended >= len(self._lanes):
+                    assert self._error is not None
+                    raise found_elsewhere(self._error)
                 self._expected[name] = incoming
             self._names[tag] += 1
             self._asked += 1
@@ -272,7 +273,7 @@ class DelegateReceiver:
     def close(self) -> None:
         """End the threads; what has not been taken is lost."""
         with self._changed:
-            self._error = self._error or "this end of the wire is closed"
+            self._error = self._error or ConnectionLost("this end of the wire is closed")
             self._changed.notify_all()
         for lane in self._lanes:
             hang_up(lane)
@@ -289,8 +290,8 @@ class DelegateReceiver:
                 self._changed.wait_for(lambda: self._may_read(number))
             try:
                 name, arrived = self._read(line, label)
-            except RuntimeError as lost:
-                self._end(str(lost))
+            except RuntimeError as found:
+                self._end(found)
                 return
             with self._changed:
                 self._reading[number] += len(self._lanes)
@@ -332,14 +333,15 @@ class DelegateReceiver:
         except Exception as error:  # for who waits, in whatever thread
             incoming.finish(None, error)
 
-    def _end(self, error: str) -> None:
+    def _end(self, error: Exception) -> None:
         """A queue is closed. Nothing more can come once all are: the peer closes them together, but not all data is read then."""
         with self._changed:
-            self._error = self._error or error
-            self._ended += 1
+            found = self._error = self._error or error
+            closed = isinstance(error, (ConnectionLost, NoAnswer))
+            self._ended = self._ended + 1 if closed else len(self._lanes)  # this rank's own trouble ends all
             self._changed.notify_all()
-            lost = list(self._expected.values()) if self._ended == len(self._lanes) else []
+            lost = list(self._expected.values()) if self._ended >= len(self._lanes) else []
             if lost:
                 self._expected.clear()
         for incoming in lost:
-            incoming.finish(None, ConnectionLost(self._error))
+            incoming.finish(None, found_elsewhere(found))

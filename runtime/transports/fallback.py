@@ -3,9 +3,11 @@
 The first channel may fail on one end only, for some transfers only, and an end may not know whether what it sent was taken. So
 every transfer is sent at least once and handed over exactly once:
 
+- The sender says SENT before each transfer that it begins on the first channel; the receiver looks to the channel only then. A peer
+  that is late, with its own work or because others are, has not said it, and says nothing of the channel.
 - The receiver says TAKEN for each transfer that it has handed over. The sender keeps a transfer until then.
-- Whoever finds the first channel failing (an error, or no answer in half of the time that the wait may take) closes it on its own
-  end and says CHANGED. The other end does the same when it hears that; each end says it once.
+- Whoever finds the first channel failing (an error, or no answer in half of the time that the wait may take, from SENT on) closes
+  it on its own end and says CHANGED. The other end does the same when it hears that; each end says it once.
 - From its own CHANGED on, the receiver takes nothing more from the first channel. It posts again, on the second, what it has posted
   and not handed over. The sender, when it hears CHANGED, sends again all that has not been TAKEN: words come in order, so at that
   moment the two sets are the same. A thread hears the words, since an end may be computing, or waiting for another wire.
@@ -124,7 +126,7 @@ class _End(ABC):
         """Whether the other end has connected the first channel."""
         self._agreed = False
         """Whether both ends have changed."""
-        self._lost: str | None = None
+        self._lost: Exception | None = None
         """Why nothing more is heard from the other end."""
 
     def begin(self) -> None:
@@ -155,7 +157,7 @@ class _End(ABC):
                 self._words.say(Word(Says.CHANGED))
                 self._start_again()
             except ConnectionLost as error:
-                self._lost = str(error)
+                self._lost = error
             self._changed.notify_all()
         self._wires.change(self._peer, reason)
         if self.first is not None:
@@ -202,6 +204,8 @@ class _End(ABC):
                 self._changed.notify_all()
         elif word.says is Says.TAKEN:
             self._hear_taken((word.tag, word.before))
+        elif word.says is Says.SENT:
+            self._hear_sent((word.tag, word.before))
         else:
             self._hear_changed()
             self.change(FOUND_THERE)
@@ -209,6 +213,10 @@ class _End(ABC):
     def _hear_taken(self, name: Name) -> None:
         """The other end has handed over a transfer; only who sends hears that."""
         raise AssertionError(f"{self.doing}: {name} was not sent from here")
+
+    def _hear_sent(self, name: Name) -> None:
+        """The other end has begun a transfer; only who receives hears that."""
+        raise AssertionError(f"{self.doing}: {name} does not come here")
 
     def _hear_changed(self) -> None:
         """The other end has changed."""
@@ -220,7 +228,12 @@ class _End(ABC):
     def _start_again(self) -> None:
         """Do what this end does when it has changed."""
 
-    def _lose(self, error: str) -> None:
+    def _raise_lost(self) -> None:
+        """If nothing more is heard from the other end, say so."""
+        if self._lost is not None:
+            raise ConnectionLost(str(self._lost)) from self._lost
+
+    def _lose(self, error: Exception) -> None:
         with self._changed:
             self._lost = error
             self._changed.notify_all()
@@ -251,14 +264,14 @@ class _SendingEnd(_End):
         """As `Transport.send`."""
         failed = None
         with self._changed:
-            if self._lost is not None:
-                raise ConnectionLost(self._lost)
+            self._raise_lost()
             sent = _Sent(self, self._name(tag), tensor)
             self._kept[sent.name] = sent
             if self._agreed:
                 sent.second = self._second.data.send(tensor, tag)
             elif self._reason is None and self.first is not None:
                 try:
+                    self._words.say(Word(Says.SENT, *sent.name))
                     sent.first = self.first.data.send(tensor, tag)
                 except ConnectionLost as error:
                     failed = str(error)
@@ -279,8 +292,7 @@ class _SendingEnd(_End):
                 lambda: sent.name not in self._kept or sent.second is not None or self._lost is not None, until_s - monotonic()
             )
             if sent.name in self._kept and sent.second is None:
-                if self._lost is not None:
-                    raise ConnectionLost(self._lost)
+                self._raise_lost()
                 raise NoAnswer(f"not taken in {timeout_s:g} s")
         if sent.second is not None:
             sent.second.wait(max(0.0, until_s - monotonic()))
@@ -300,7 +312,7 @@ class _SendingEnd(_End):
                 for sent in self._kept.values():
                     sent.second = self._second.data.send(sent.tensor, sent.name[0])
             except ConnectionLost as error:
-                self._lost = str(error)
+                self._lost = error
             self._changed.notify_all()
 
     def _start_again(self) -> None:
@@ -327,6 +339,8 @@ class _ReceivingEnd(_End):
     def __init__(self, wires: Fallback, peer: int, second: Ends, words: Words) -> None:
         super().__init__(wires, peer, second, words)
         self._expected: dict[Name, _Expected] = {}
+        self._sent: set[Name] = set()
+        """What the other end has begun to send and this one has not waited for yet."""
 
     def receive(self, kind: TensorKind, tag: int) -> _Expected:
         """As `Transport.receive`."""
@@ -347,8 +361,8 @@ class _ReceivingEnd(_End):
 
     def wait(self, expected: _Expected, timeout_s: float) -> torch.Tensor:
         """As `Incoming.wait`."""
-        until_s = monotonic() + timeout_s
-        if expected.second is None and expected.first is not None:
+        if expected.first is not None and self._await_sent(expected, timeout_s):
+            until_s = monotonic() + timeout_s
             try:
                 value = expected.first.wait(timeout_s / 2)
             except (ConnectionLost, NoAnswer) as error:
@@ -358,8 +372,11 @@ class _ReceivingEnd(_End):
                     if self._reason is None:
                         self._taken(expected)
                         return value
+        else:
+            until_s = monotonic() + timeout_s
         if expected.second is None:
-            raise ConnectionLost(self._lost)
+            self._raise_lost()
+            raise AssertionError(f"{self.doing}: {expected.name} is expected on no channel")
         value = expected.second.wait(max(0.0, until_s - monotonic()))
         with self._changed:
             del self._expected[expected.name]
@@ -367,13 +384,34 @@ class _ReceivingEnd(_End):
         self._warn()
         return value
 
+    def _await_sent(self, expected: _Expected, timeout_s: float) -> bool:
+        """Wait until the other end has begun the transfer on the first channel; False: it goes through the second.
+
+        Raises:
+            ConnectionLost: nothing more is heard from it.
+            NoAnswer: it has not begun in time.
+        """
+        with self._changed:
+            sent, name = self._sent, expected.name
+            self._changed.wait_for(lambda: name in sent or expected.second is not None or self._lost is not None, timeout_s)
+            if expected.second is not None or name in sent:
+                sent.discard(name)
+                return expected.second is None
+            self._raise_lost()
+            raise NoAnswer(f"nothing was sent in {timeout_s:g} s")
+
+    def _hear_sent(self, name: Name) -> None:
+        with self._changed:
+            self._sent.add(name)
+            self._changed.notify_all()
+
     def _taken(self, expected: _Expected) -> None:
         """The first channel has done it: the other end may let go of it."""
         del self._expected[expected.name]
         try:
             self._words.say(Word(Says.TAKEN, *expected.name))
         except ConnectionLost as error:  # what has come is good all the same
-            self._lost = str(error)
+            self._lost = error
 
     def _start_again(self) -> None:
         for expected in self._expected.values():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from schedc.runtime.channels import TAGS
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.base import NoAnswer, found_elsewhere
 from schedc.runtime.transports.delays import NO_TAG, same_transfer
 from schedc.runtime.transports.errands import Errands
 from schedc.runtime.transports.injected import InjectedTransport, message_tag
@@ -155,7 +155,7 @@ class _Outgoing:
         if not self.stamped.wait(timeout_s):
             raise NoAnswer(f"the device has not computed it in {timeout_s:g} s")
         if self.error is not None:
-            raise ConnectionLost(str(self.error)) from self.error
+            raise found_elsewhere(self.error)
         if self.stamp is not None:
             self.stamp.wait(timeout_s)
         self._message.wait(timeout_s)

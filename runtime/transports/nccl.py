@@ -35,7 +35,7 @@ import torch
 
 from schedc.errors import Unsupported
 from schedc.runtime.header import TensorKind
-from schedc.runtime.transports.base import OWN_ERRORS, ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, is_own
 from schedc.runtime.transports.gloo import GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
 from schedc.runtime.transports.streams import CudaSide
@@ -287,9 +287,9 @@ class NcclTransport:
                 with self._side.use():
                     self._latest = transfer([data], self._peer, 0)
                     self._latest.wait()  # this stream waits for the group's, the host for nothing
-            except OWN_ERRORS:
-                raise
             except RuntimeError as error:
+                if is_own(error):
+                    raise
                 raise ConnectionLost(str(error)) from error
         mark = self._side.mark()
         self._pending.append(mark)
@@ -312,9 +312,9 @@ class NcclTransport:
         if self._latest is not None and self._latest.is_completed():  # done or failed
             try:
                 self._latest.wait(NOW)
-            except OWN_ERRORS:
-                raise
             except RuntimeError as error:
+                if is_own(error):
+                    raise
                 raise ConnectionLost(str(error)) from error
 
     def _raise_closed(self) -> None:

@@ -33,6 +33,8 @@ class Says(enum.IntEnum):
     """The transfer of this tag and number has come and been handed over."""
     CHANGED = 2
     """This end uses the other channel from now on, for all that has not been taken."""
+    SENT = 3
+    """The transfer of this tag and number begins on the first channel: from now on it is the channel that is late."""
 
 
 class Word(NamedTuple):
@@ -56,7 +58,7 @@ class Words:
         self._under_way: deque[dist.Work] = deque()
         """Words must be held until they are heard, and gloo does not tell when, but to who waits."""
 
-    def listen(self, hear: Callable[[Word], None], lost: Callable[[str], None]) -> None:
+    def listen(self, hear: Callable[[Word], None], lost: Callable[[Exception], None]) -> None:
         """From now on call `hear` for each word, and `lost` once the line is closed, in a thread."""
         self._thread = threading.Thread(target=self._listen, args=(hear, lost), name=f"schedc {self._name} words", daemon=True)
         self._thread.start()
@@ -80,13 +82,13 @@ class Words:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
 
-    def _listen(self, hear: Callable[[Word], None], lost: Callable[[str], None]) -> None:
+    def _listen(self, hear: Callable[[Word], None], lost: Callable[[Exception], None]) -> None:
         heard = torch.empty(len(Word._fields), dtype=torch.int64)
         while True:
             try:
                 finish(self._group.recv([heard], self._peer, 0), FOREVER_S)
             except RuntimeError as error:
-                lost(str(error))
+                lost(error)
                 return
             says, tag, before = heard.tolist()
             hear(Word(Says(says), tag, before))

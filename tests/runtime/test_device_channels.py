@@ -428,6 +428,25 @@ def test_closing_the_delegate_ends_all_waits() -> None:
             pair.ends[0].send(torch.ones(3), 0).wait(WAIT_S)
 
 
+@pytest.mark.parametrize("error", [torch.AcceleratorError("device-side assert"), ConnectionLost("the cable is cut")])
+def test_the_delegates_threads_say_what_they_have_found(error: RuntimeError, monkeypatch: Any) -> None:
+    """To whoever waits: a lost connection with its cause, and as such nothing that is not one."""
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    read = DelegateReceiver._read
+    lanes = iter([fails])
+    monkeypatch.setattr(DelegateSender, "_pass_on", fails)
+    monkeypatch.setattr(DelegateReceiver, "_read", lambda *given: next(lanes, read)(*given))
+    with delegate(queues=1 if isinstance(error, ConnectionLost) else 2) as pair:
+        for number in range(2):  # while it happens, and afterwards
+            for rank in range(2):
+                with pytest.raises(type(error), match=str(error)) as raised:
+                    (pair.ends[1].receive(KIND, number) if rank else pair.ends[0].send(torch.ones(3), number)).wait(WAIT_S)
+                assert error in (raised.value, raised.value.__cause__)
+
+
 def test_the_fake_closes_as_gloo_does() -> None:
     """A wait that runs out of time closes the connection on both ends."""
     first, second = FakeLane.pair()

@@ -16,7 +16,7 @@ from plans import plan_of
 from problems import make_problem
 
 from schedc.runtime.header import TensorKind
-from schedc.runtime.transports.base import Ends
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
 from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.words import Says, Word, Words
 from schedc.solvers.registry import constructive
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NONE = Faults()
 COUNT = 8
+KIND = TensorKind(torch.float32, (1,))
 
 
 def script(order: list[int], ahead: int) -> list[list[tuple[str, int, float]]]:
@@ -140,30 +141,74 @@ class OneLine:
         return self.lane
 
 
+class Line:
+    """The receiving end of a wire between two scripted channels, and what the other end says and hears."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        theirs, ours = FakeLane.pair()
+        self.heard: list[Says] = []
+        self.all_heard = threading.Event()
+        line: Any = theirs
+        self.other = Words(line, "other")
+        self.other.listen(self._hear, lambda _: None)
+        self.other.say(Word(Says.READY))
+        channels = Scripted(1.0, before), Scripted(2.0, lambda: None)
+        ways: list[Any] = [lambda wire, groups, channel=channel: Ends(channel, channel) for channel in channels]
+        groups: Any = OneLine(ours)
+        self.ends: Any = Fallback(*ways, names=("first", "second"))(transport_runs.WIRE, groups)
+
+    def _hear(self, word: Word) -> None:
+        self.heard.append(word.says)
+        if word.says in (Says.CHANGED, Says.TAKEN):
+            self.all_heard.set()
+
+    def close(self) -> None:
+        self.ends.close()
+        self.other.close()
+
+
 def test_a_channel_that_is_given_up_while_its_tensor_comes() -> None:
     """The other end may send it again from then on, so it must not be taken from the first."""
-    theirs, ours = FakeLane.pair()
-    heard: list[Says] = []
-    all_heard = threading.Event()
-
-    def hear(word: Word) -> None:
-        heard.append(word.says)
-        if word.says is Says.CHANGED:
-            all_heard.set()
-
-    line: Any = theirs
-    other = Words(line, "other")
-    other.listen(hear, lambda _: None)
-    other.say(Word(Says.READY))
-    made: list[Any] = []
-    first, second = Scripted(1.0, lambda: made[0].data.change("the card is gone")), Scripted(2.0, lambda: None)
-    ways: list[Any] = [lambda wire, groups, way=way: Ends(way, way) for way in (first, second)]
-    groups: Any = OneLine(ours)
-    made.append(Fallback(*ways, names=("first", "second"))(transport_runs.WIRE, groups))
-    incoming = made[0].data.receive(TensorKind(torch.float32, (1,)), 0)
+    line = Line(lambda: line.ends.data.change("the card is gone"))
+    incoming = line.ends.data.receive(KIND, 0)
+    line.other.say(Word(Says.SENT))
     with pytest.warns(RuntimeWarning, match="first failed \\(the card is gone\\); second carries"):
         assert incoming.wait(20.0).item() == 2.0
-    assert all_heard.wait(20.0)
-    assert heard == [Says.READY, Says.CHANGED], "and never TAKEN"
-    made[0].close()
-    other.close()
+    assert line.all_heard.wait(20.0)
+    assert line.heard == [Says.READY, Says.CHANGED], "and never TAKEN"
+    line.close()
+
+
+def test_a_peer_that_is_late_is_no_channel_that_fails() -> None:
+    """It may write a checkpoint between two steps: until it has sent, nothing is asked of the channel, however long that takes."""
+    asked, sent = threading.Event(), threading.Event()
+
+    def came() -> None:
+        asked.set()
+        if not sent.is_set():
+            raise NoAnswer("nothing in half of the time")
+
+    line = Line(came)
+    incoming = line.ends.data.receive(KIND, 0)
+
+    def send() -> None:
+        sent.set()
+        line.other.say(Word(Says.SENT))
+
+    threading.Timer(0.2, send).start()
+    assert incoming.wait(20.0).item() == 1.0
+    assert asked.is_set() and line.all_heard.wait(20.0)
+    assert line.heard == [Says.READY, Says.TAKEN], "and never CHANGED"
+    line.close()
+
+
+def test_a_peer_that_is_too_late() -> None:
+    """Nor is it the channel then: the step fails, and says that nothing was sent."""
+    line = Line(lambda: None)
+    with pytest.raises(NoAnswer, match="nothing was sent in"):
+        line.ends.data.receive(KIND, 0).wait(0.05)
+    line.other.close()
+    with pytest.raises(ConnectionLost, match="closed") as error:
+        line.ends.data.receive(KIND, 1).wait(20.0)
+    assert error.value.__cause__ is not None
+    line.close()

@@ -78,11 +78,13 @@ def test_a_stamp_is_made_when_the_device_has_computed_the_message() -> None:
     assert set(control.tags).isdisjoint(data.tags)
 
 
-def test_a_failure_of_the_device_is_told() -> None:
-    mark = Computed(RuntimeError("CUDA error"))
+@pytest.mark.parametrize("error", [torch.AcceleratorError("CUDA error"), ConnectionLost("the cable is cut")])
+def test_what_the_stamps_thread_finds_is_told(error: RuntimeError) -> None:
+    """As what it is: a failure of this rank's device is no lost connection."""
+    mark = Computed(error)
     mark.passed.set()
     end = DeviceStampedTransport(Ends(Sent(), Sent()), WireDelay(latency_ns=0, occupancy_ns=(0,)), OwnLink(), lambda: mark)
-    with pytest.raises(ConnectionLost, match="CUDA error"):
+    with pytest.raises(type(error), match=str(error)):
         end.send(torch.zeros(1), 0).wait(60)
 
 

@@ -296,7 +296,7 @@ class FakeNccl:
     """One end of a group of two ranks over NCCL: a stream of its own, which waits for the one that is current, and no tags."""
 
     def __init__(self, device: FakeDevice, rank: int, carried: queue.SimpleQueue[torch.Tensor]) -> None:
-        self._device = device
+        self.device = device
         self._rank = rank
         self._carried = carried
         self._stream = device.stream()
@@ -315,11 +315,11 @@ class FakeNccl:
         return self._rank
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
-        source = self._device.memory.address(tensors[0])
+        source = self.device.memory.address(tensors[0])
         return self._start(lambda: self._carried.put(source.clone()))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
-        target = self._device.memory.address(tensors[0])
+        target = self.device.memory.address(tensors[0])
         return self._start(lambda: self._receive(target))
 
     def abort(self) -> None:
@@ -338,6 +338,6 @@ class FakeNccl:
     def _start(self, work: Callable[[], None]) -> _NcclWork:
         if self.aborted:
             raise RuntimeError("NCCL communicator was aborted")
-        self._stream.follow(self._device.current.mark())
+        self._stream.follow(self.device.current.mark())
         self._stream.put(work)
-        return _NcclWork(self._device, self, self._stream.mark())
+        return _NcclWork(self.device, self, self._stream.mark())
