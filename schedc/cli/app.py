@@ -19,7 +19,7 @@ from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.profile import profile_command
-from schedc.cli.standard_output import standard_output
+from schedc.cli.standard_output import PLAIN, standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 from schedc.frontend.location import one_line
@@ -172,9 +172,11 @@ def show(
     plan: PlanArgument,
     begin: Annotated[str, typer.Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Show up to this time.")] = None,
+    ranks: Annotated[str | None, typer.Option(metavar="RANKS", help="Show these, as in 0-3,8, or all; else some of many.")] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns; default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links and memory over time."""
-    from schedc.cli.show import print_plan
+    from schedc.cli.show import chosen_ranks, print_plan
     from schedc.compile import replay
     from schedc.text.plan_file import read_plan
 
@@ -183,7 +185,7 @@ def show(
     timeline = replay(read)
     if not from_ns < min(timeline.makespan_ns, timeline.makespan_ns if to_ns is None else to_ns):
         raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")
-    print_plan(read, timeline, from_ns, to_ns)
+    print_plan(read, timeline, from_ns, to_ns, ranks=chosen_ranks(ranks, read.problem.ranks), width=width)
 
 
 @app.command()
@@ -257,7 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the entry point of the `schedc` script. Always ends by `SystemExit`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark, not a traceback
+            stream.reconfigure(errors=PLAIN)  # a terminal that cannot show a character gets a plain one, not a traceback
     if arguments is None:
         sys.stdout = standard_output()
         if hasattr(signal, "SIGPIPE"):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from schedc.analysis.measured_costs import LinkCost
     from schedc.analysis.spread import Spread
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
     from schedc.ir.trace import Trace
 
 __all__ = ["comparison_table", "print_comparison"]
@@ -46,7 +47,7 @@ def print_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: 
     for line in _verdict(plan, trace, comparison):
         out.print(line)
     out.print()
-    _print_lanes(out, comparison)
+    _print_lanes(out, plan.problem, comparison)
     out.print()
     out.print(_rank_table(comparison))
     for line in _delays(comparison):
@@ -135,7 +136,7 @@ def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> list[Text]:
     return lines
 
 
-def _print_lanes(out: Console, comparison: Comparison) -> None:
+def _print_lanes(out: Console, problem: Problem, comparison: Comparison) -> None:
     """Each rank's planned lane with the measured one below it, on one scale."""
     last_ns = max(comparison.planned_timeline.makespan_ns, comparison.shown_ns, 1)
     labels = [f"rank {rank}" for rank in range(len(comparison.ranks))]
@@ -145,12 +146,12 @@ def _print_lanes(out: Console, comparison: Comparison) -> None:
     shown = f"step {comparison.shown_step}"
     median = comparison.shown_ns == sorted(ns for _, ns in comparison.steps)[(len(comparison.steps) - 1) // 2]
     out.print(Text(f"{shown}, {why}" if median else shown, "bold").append(f": {_time(comparison.shown_ns)}", "not bold"))
-    out.print(legend())
+    out.print(legend(problem, (comparison.planned_timeline,)))
     out.print(Text(" " * label_width).append_text(ruler(window, f" 0 to {_time(last_ns)} ")), no_wrap=True, overflow="crop")
     for rank, label in enumerate(labels):
         for name, timeline in ((f"{label} planned", comparison.planned_timeline), ("measured", comparison.measured_timeline)):
             line = Text(name.rjust(label_width - 1) + " ", "bold" if name != "measured" else "")
-            out.print(line.append_text(rank_row(window, timeline, rank)), no_wrap=True, overflow="crop")
+            out.print(line.append_text(rank_row(window, problem, timeline, rank)), no_wrap=True, overflow="crop")
 
 
 def _rank_table(comparison: Comparison) -> Table:

@@ -1,35 +1,51 @@
-"""A plan as a picture in the terminal: one row per rank, one per link, one per rank's memory, fitted to a width.
+"""A plan as a picture in the terminal: rows of ranks, links, collectives and memory, fitted to a width.
 
 A Timeline and the window of time to show go in, `rich.text.Text` rows come out. A row is legible without colour: an op shows its
-microbatch where there is room, then its kind's character.
+microbatch where there is room, then the character of its kind and of which of its rank's stages it is of.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
+from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.analysis.timeline import Timeline
-    from schedc.ir.resource import Resource
+    from schedc.ir.problem import Problem
 
-__all__ = ["LEGEND", "Window", "legend", "memory_row", "rank_row", "resource_rows", "ruler"]
+__all__ = ["Span", "Window", "collective_spans", "legend", "link_spans", "memory_row", "rank_row", "row_of", "ruler"]
 
-LEGEND = {Kind.F: (">", "forward"), Kind.B: ("<", "backward input"), Kind.W: ("w", "backward weight"), Kind.BW: ("=", "backward")}
+NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward"}
+FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&"}
+"""What an op is filled with, by its kind and by which of its rank's stages it is of, counted modulo four."""
 STYLES = {
-    Kind.F: "black on dodger_blue2",
-    Kind.B: "black on spring_green3",
-    Kind.W: "black on gold3",
-    Kind.BW: "black on medium_turquoise",
+    Kind.F: ("black on dodger_blue2", "black on sky_blue1"),
+    Kind.B: ("black on spring_green3", "black on pale_green1"),
+    Kind.W: ("black on gold3", "black on khaki1"),
+    Kind.BW: ("black on medium_turquoise", "black on pale_turquoise1"),
 }
-LINK_STYLES = {0: "dodger_blue2", 1: "spring_green3"}
+LINK_STYLES = (("dodger_blue2", "sky_blue1"), ("spring_green3", "pale_green1"))
+COLLECTIVES = {"AG": ("g", "all-gather"), "RS": ("r", "reduce-scatter")}
+COLLECTIVE_STYLE = "orchid"
 BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class Span(NamedTuple):
+    """Something that takes time, and how it is drawn."""
+
+    start_ns: int
+    end_ns: int
+    label: str
+    fill: str
+    style: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +62,29 @@ class Window:
         return max(0, min(self.width, round((time_ns - self.from_ns) * self.width / shown_ns)))
 
 
-def legend() -> Text:
-    """What the characters and colours mean."""
+def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:
+    """What the characters and colours mean, of what the timelines have; `chunk 2` is the second of a rank's stages."""
+    kinds: set[int] = set()
+    gathered: set[str] = set()
+    for timeline in timelines:
+        kinds |= set(timeline.ops[:, 0].tolist())
+        gathered |= {span.collective.kind for span in timeline.collectives}
+    used = [kind for kind in Kind if kind in kinds]
     text = Text()
-    for kind, (fill, name) in LEGEND.items():
-        text.append(f"3{fill}{fill}", STYLES[kind]).append(f" {name}   ")
-    return text.append("3 is the microbatch   ", "dim").append("· idle", "dim")
+    for kind in used:
+        text.append(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]).append(f" {NAMES[kind]}   ")
+    text.append("3: microbatch   · idle", "dim")
+    for chunk in range(1, min(4, max(_chunk_of_stage(problem)) + 1)):
+        text.append(f"\nchunk {chunk + 1}:")
+        for kind in used:
+            text.append(" ").append(f"3{FILLS[kind][chunk] * 2}", STYLES[kind][chunk % 2])
+    if gathered:
+        zero = problem.data_parallel is not None and problem.data_parallel.zero_stage == 0
+        text.append("\n")
+        for name in sorted(gathered):
+            fill, word = COLLECTIVES[name]
+            text.append(f"3{fill * 2}", COLLECTIVE_STYLE).append(f" {'all-reduce' if zero else word} of stage 3   ")
+    return text
 
 
 def ruler(window: Window, label: str) -> Text:
@@ -59,26 +92,56 @@ def ruler(window: Window, label: str) -> Text:
     return Text("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")
 
 
-def rank_row(window: Window, timeline: Timeline, rank: int) -> Text:
+def rank_row(window: Window, problem: Problem, timeline: Timeline, rank: int) -> Text:
     """The compute ops of one rank."""
-    kinds = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist()
-    spans = (
-        (start_ns, end_ns, str(microbatch), LEGEND[Kind(kind)][0], STYLES[Kind(kind)])
-        for (kind, _, microbatch, _), start_ns, end_ns in zip(kinds, timeline.start_ns(rank), timeline.end_ns(rank), strict=True)
-    )
-    return _row(window, spans)
+    ops = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist()
+    chunk_of_stage = _chunk_of_stage(problem)
+    spans = []
+    for (kind, stage, microbatch, _), start_ns, end_ns in zip(ops, timeline.start_ns(rank), timeline.end_ns(rank), strict=True):
+        chunk = chunk_of_stage[stage]
+        fill, style = FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]
+        spans.append(Span(start_ns, end_ns, str(microbatch), fill, style))
+    return row_of(window, spans)
 
 
-def resource_rows(window: Window, timeline: Timeline, resources: tuple[Resource, ...]) -> list[tuple[str, Text]]:
-    """For each link or trunk that is ever occupied: its label and what occupies it."""
-    spans: dict[int, list[tuple[int, int, str, str, str]]] = {}
+def link_spans(problem: Problem, timeline: Timeline) -> dict[int, list[Span]]:
+    """By the number of each link or trunk that is ever occupied, what occupies it, by time."""
+    spans: dict[int, list[Span]] = {}
+    chunk_of_stage = _chunk_of_stage(problem)
     for op in (timeline.consumer >= 0).nonzero()[0].tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
         if left_ns > start_ns:
-            backward = int(timeline.ops[op, 0] != Kind.F)
-            span = (start_ns, left_ns, str(timeline.ops[op, 2]), "<" if backward else ">", LINK_STYLES[backward])
+            kind, stage, microbatch, _ = timeline.ops[op].tolist()
+            chunk, backward = chunk_of_stage[stage], int(kind != Kind.F)
+            fill = FILLS[Kind.B if backward else Kind.F][chunk % 4]
+            span = Span(start_ns, left_ns, str(microbatch), fill, LINK_STYLES[backward][chunk % 2])
             spans.setdefault(int(timeline.resource[op]), []).append(span)
-    return [(resources[resource].label, _row(window, sorted(spans[resource]))) for resource in sorted(spans)]
+    for number, collectives in collective_spans(problem, timeline, "trunk").items():
+        spans.setdefault(number, []).extend(collectives)
+    return {number: sorted(spans[number]) for number in sorted(spans)}
+
+
+def collective_spans(problem: Problem, timeline: Timeline, kind: str = "collectives") -> dict[int, list[Span]]:
+    """The collectives on resources of a kind: by rank those on lanes of their own, by the trunk's number those on trunks."""
+    tables = tables_of(problem)
+    spans: dict[int, list[Span]] = {}
+    for collective, rank, _, start_ns, end_ns in timeline.collectives:
+        number = int(tables.collective_resource[rank])
+        if tables.resources[number].kind == kind and end_ns > start_ns:
+            fill, _ = COLLECTIVES[collective.kind]
+            span = Span(start_ns, end_ns, str(collective.stage), fill, COLLECTIVE_STYLE)
+            spans.setdefault(rank if kind == "collectives" else number, []).append(span)
+    return {at: sorted(found) for at, found in spans.items()}
+
+
+def _chunk_of_stage(problem: Problem) -> list[int]:
+    """Per stage, how many stages before it are on the same rank."""
+    seen: Counter[int] = Counter()
+    chunks = []
+    for stage in problem.stages:
+        chunks.append(seen[stage.rank])
+        seen[stage.rank] += 1
+    return chunks
 
 
 def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Text:
@@ -96,8 +159,8 @@ def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) ->
     return Text(row, "medium_purple")
 
 
-def _row(window: Window, spans: Iterable[tuple[int, int, str, str, str]]) -> Text:
-    """Spans of (start, end, label, fill character, style), ascending, over a background of idle time."""
+def row_of(window: Window, spans: Iterable[Span]) -> Text:
+    """The spans, ascending, over a background of idle time."""
     row = Text()
     for start_ns, end_ns, label, fill, style in spans:
         if end_ns <= window.from_ns or start_ns >= window.to_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -12,7 +13,21 @@ from schedc.errors import SchedcError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["OutputLost", "standard_output"]
+__all__ = ["PLAIN", "OutputLost", "standard_output"]
+
+PLAIN = "schedc-plain"
+"""The name of the error handler for characters that a stream's encoding lacks: one plain character stands for each."""
+
+_PLAIN = dict(zip("·─├┤▁▂▃▄▅▆▇█◀→×–…“”µ\u03bc", '.-||.:-=+*#@<>x-.""uu', strict=True))
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(PLAIN, _plain)
 
 
 class OutputLost(SchedcError):
@@ -35,7 +50,7 @@ class _Output(FileIO):
 
 
 def standard_output() -> TextIOWrapper:
-    """A text stream to this process's standard output, in place of `sys.stdout`. What it cannot encode becomes a question mark.
+    """A text stream to this process's standard output, in place of `sys.stdout`. What it cannot encode becomes plain (`PLAIN`).
 
     Raises:
         OutputLost: from every write or flush that fails first.
@@ -46,4 +61,4 @@ def standard_output() -> TextIOWrapper:
     else:  # closed by the caller: its number is taken, so that no file which is opened later gets what is printed
         os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)
     raw = _Output(descriptor, "wb", closefd=False)
-    return TextIOWrapper(BufferedWriter(raw), encoding, errors="replace", line_buffering=raw.isatty())
+    return TextIOWrapper(BufferedWriter(raw), encoding, errors=PLAIN, line_buffering=raw.isatty())
