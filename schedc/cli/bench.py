@@ -73,9 +73,7 @@ def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Lim
 
 
 def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
-    out = console()
-    if not out.is_terminal:
-        out.width = PIPED_WIDTH
+    out = console(piped_width=PIPED_WIDTH)
     out.print(_rows_table(set_name, rows))
     for (method, why_not), names in _unsolved(rows).items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

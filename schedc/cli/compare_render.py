@@ -132,7 +132,8 @@ def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> list[Text]:
     if error_ns:
         lines.append(Text(f"the ranks' clocks agree within {_time(error_ns)}"))
     if trace.scale != 1:
-        lines.append(Text(f"the run was {trace.scale:g} times slower than the plan's costs; that is taken out of all times"))
+        how = f"{trace.scale:g} times slower" if trace.scale > 1 else f"{1 / trace.scale:g} times faster"
+        lines.append(Text(f"the run was {how} than the plan's costs; that is taken out of all times"))
     return lines
 
 
@@ -175,11 +176,37 @@ def _delays(comparison: Comparison) -> list[Text]:
         lines.append(Text(f"  {_signed(rest_ns)} all else on its critical chain, slack of the plan that was used up included"))
     lines.append(Text(f"the worst-placed op, {token(worst.op)} on rank {worst.rank}, ended {_late(worst.late_ns)}", "bold"))
     lines.append(Text(f"  first cause: {_first(worst)}"))
-    for number, rank in enumerate(comparison.ranks):
-        if number != worst.rank:
-            late = _late(rank.worst.late_ns)
-            lines.append(Text(f"  rank {number}: {token(rank.worst.op)} ended {late}; first cause: {_first(rank.worst)}", "dim"))
+    by_cause: dict[str, list[Delay]] = {}
+    for rank in comparison.ranks:
+        if rank.worst.rank != worst.rank:
+            by_cause.setdefault(_first(rank.worst), []).append(rank.worst)
+    for first, delays in sorted(by_cause.items(), key=lambda entry: entry[0] != _first(worst)):
+        cause = "the same" if first == _first(worst) else first
+        lines.append(Text(f"  {_ended(delays)}; first cause: {cause}", "dim"))
     return lines
+
+
+def _ended(delays: Sequence[Delay]) -> str:
+    """What the worst-placed ops of some ranks, one each, have in common."""
+    if len(delays) == 1:
+        (delay,) = delays
+        return f"rank {delay.rank}: {token(delay.op)} ended {_late(delay.late_ns)}"
+    least_ns, most_ns = min(delay.late_ns for delay in delays), max(delay.late_ns for delay in delays)
+    ranks = _ranges([delay.rank for delay in delays])
+    if least_ns == most_ns or most_ns <= 0:
+        return f"ranks {ranks}: the worst-placed op of each ended {_late(most_ns)}{' or better' * (least_ns != most_ns)}"
+    return f"ranks {ranks}: the worst-placed op of each ended up to {_late(most_ns)}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in few words: `0, 2-4`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _first(delay: Delay) -> str:

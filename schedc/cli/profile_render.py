@@ -64,9 +64,7 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
     for row in rows:
         table.add_row(*_cells(row)[: len(headers) + 1])
     standard = is_standard(output)
-    out = console(stderr=standard)
-    if not out.is_terminal:
-        out.width = PIPED_WIDTH
+    out = console(stderr=standard, piped_width=PIPED_WIDTH)
     out.print(table)
     for note in notes:
         out.print(Text(f"note: {note}", "yellow"))

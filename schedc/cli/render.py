@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -47,9 +48,17 @@ __all__ = [
 ]
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error, fitted to its width. Text is shown as it is: brackets and colons mean nothing."""
-    return Console(highlight=False, soft_wrap=False, markup=False, emoji=False, stderr=stderr)
+def console(*, stderr: bool = False, piped_width: int | None = None) -> Console:
+    """Standard output, or standard error. Text is shown as it is: brackets and colons mean nothing.
+
+    Args:
+        stderr: whether it is standard error.
+        piped_width: columns where it is no terminal and COLUMNS does not say how many there are; None: 80.
+    """
+    out = Console(highlight=False, soft_wrap=False, markup=False, emoji=False, stderr=stderr)
+    if piped_width is not None and not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = piped_width
+    return out
 
 
 def print_json(value: object) -> None:

@@ -79,7 +79,10 @@ def print_plan(
     problem = plan.problem
     last_ns = timeline.makespan_ns if to_ns is None else min(to_ns, timeline.makespan_ns)
     shown_ns = (from_ns, max(last_ns, from_ns + 1))
+    whole = shown_ns == (0, timeline.makespan_ns)
+    title = f" {format_duration_ns(shown_ns[0])} to {format_duration_ns(shown_ns[1])} "
     rows, left_out = _rows(plan, timeline, shown_ns, ranks)
+    rows = [_Row("", lambda window: ruler(window, title), "" if whole else "in this time:"), *rows]
     label_width = max(len(label) for label, _, _ in rows) + 1
     tail_width = max(len(tail) for _, _, tail in rows) + 1
     window = Window(*shown_ns, max(20, out.width - label_width - tail_width))
@@ -88,10 +91,7 @@ def print_plan(
     for said in certificate_lines(plan.certificate):
         out.print(said)
     out.print(legend(problem, (timeline,)))
-    whole = shown_ns == (0, timeline.makespan_ns)
-    title = f" {format_duration_ns(window.from_ns)} to {format_duration_ns(window.to_ns)} "
-    scale = _Row("", lambda shown: ruler(shown, title), "" if whole else "in this time:")
-    for label, draw, tail in (scale, *rows):
+    for label, draw, tail in rows:
         line = Text(label.ljust(label_width), "bold").append_text(draw(window))
         out.print(line.append(f" {tail}" if tail else "", "not bold dim"), no_wrap=True, overflow="crop")
     if left_out:
@@ -104,9 +104,13 @@ def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tupl
     peaks = peak_bytes(problem, schedule)
     links, collectives = link_spans(problem, timeline), collective_spans(problem, timeline)
     resources = tables_of(problem).resources
+
+    def importance(number: int) -> tuple[bool, int]:
+        return resources[number].kind != "trunk", -_busy_ns(links[number], shown_ns)  # trunks first, then the busiest links
+
     if ranks is None:
         computing, holding = _spread(problem.ranks), _telling(problem, peaks)
-        crossed = sorted(sorted(links, key=lambda number: -_busy_ns(links[number], shown_ns))[:MOST_LINKS])
+        crossed = sorted(sorted(links, key=importance)[:MOST_LINKS])
     else:
         computing = holding = ranks
         crossed = [number for number in links if _touches(problem, resources[number], set(ranks))]
@@ -129,7 +133,9 @@ def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tupl
         (len([rank for rank in holding if rank in collectives]), len(collectives), "ranks' collectives"),
         (len(held), problem.ranks if held else 0, "ranks' memory"),
     )
-    return rows, [] if ranks is not None else [f"{whole - shown} of {whole} {what}" for shown, whole, what in counts if shown < whole]
+    return rows, [] if ranks is not None else [
+        f"{whole - shown} of {whole} {what}" for shown, whole, what in counts if shown < whole
+    ]
 
 
 def _spread(ranks: int) -> tuple[int, ...]:

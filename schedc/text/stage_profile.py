@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import Kind
 from schedc.text.atomic_write import write_atomically
 from schedc.text.pretty_json import pretty_json
-from schedc.units import format_bytes, format_duration_ns
+from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,4 +68,6 @@ def _exact_time(duration_ns: int) -> str:
 
 
 def _exact_size(size_bytes: int) -> str:
-    return format_bytes(size_bytes, 40)
+    """In the largest unit that needs no more than three digits after the point, so that people can read it."""
+    text = format_bytes(size_bytes)
+    return text if parse_bytes(text) == size_bytes else f"{size_bytes} B"

@@ -192,6 +192,8 @@ COMMANDS = {
     "no workers": Row("compile job.toml -o new.json --workers 0", 2, "Error: Invalid value for '--workers': Input should be greater than or equal to 1"),
     "a begin after the end": Row("show plan.json --from 2s --to 1s", 2, "--from: found '2s', expected a time before --to and before the plan's end"),
     "a time in micrometres": Row("show plan.json --from '38 µs'", 2, "--from: found '38 µs', expected a duration such as \"38 ms\" (ns, us, ms, s or min); did you mean us?"),
+    "a rank too many": Row("show plan.json --ranks 0-2", 2, "--ranks: found '0-2', expected ranks from 0 to 1 as in 0-3,8, or all"),
+    "too few columns": Row("show plan.json --width 10", 2, "Error: Invalid value for '--width': Input should be greater than or equal to 40"),
     "a plan that is missing": Row("show no.json", 2, "no.json: found no readable file (no such file or directory), expected a file"),
     "a plan that is a folder": Row("verify folder", 2, "folder: found no readable file (is a directory), expected a file"),
     "a plan that is a device": Row("simulate /dev/zero", 2, "/dev/zero: found a device, expected a file"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer
+from problems import make_problem
 from traces import slower_link, slower_stage, trace_of_timelines
 from typer.testing import CliRunner
 
@@ -20,7 +21,9 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.registry import constructive
 from schedc.text.plan_file import write_plan
-from schedc.text.trace_file import write_trace_file
+from schedc.text.stage_profile import stage_profile_json
+from schedc.text.trace_file import read_trace, write_trace_file
+from schedc.units import parse_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,3 +255,32 @@ def test_trunks_that_are_not_named_after_sites_are_not_written_as_a_topology(tmp
         *arguments,
     )
     assert not (tmp_path / "profile.json").exists()
+
+
+def test_one_cause_of_many_ranks_is_said_once(tmp_path: Path) -> None:
+    """Stage 0 of eight is slower, so everything behind it is late for the same reason."""
+    problem = make_problem(8, 4)
+    plan = certify(problem, constructive("1f1b")(problem), MadeBy(schedc="0", method="1f1b"))
+    ran = slower_stage(problem, 0, Kind.F, 1_000)
+    write_plan(plan, tmp_path / "plan.json")
+    write_trace_file(trace_of_timelines(plan, [simulate(ran, plan.schedule())]), tmp_path / "trace.json")
+    said = compared(tmp_path / "plan.json", tmp_path / "trace.json")
+    lines = [line for line in said.splitlines() if "first cause" in line]
+    assert len([line for line in lines if "F of stage 0 on rank 0" in line]) == 1
+    assert "the same" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("scale", "said"), [(0.2, "5 times faster"), (2.0, "2 times slower")])
+def test_the_scale_of_a_run_is_said_the_right_way_round(tmp_path: Path, scale: float, said: str) -> None:
+    files = make_files(tmp_path)
+    write_trace_file(replace(read_trace(files.trace_path), scale=scale), files.trace_path)
+    assert f"the run was {said} than the plan's costs" in compared(files.plan_path, files.trace_path)
+
+
+def test_sizes_that_are_measured_are_written_exactly_and_short(tmp_path: Path) -> None:
+    sizes = (6_003_371, 64 << 20, 1536)
+    stages = tuple(replace(make_problem(3, 1).stages[rank], message_bytes=size) for rank, size in enumerate(sizes))
+    layers = json.loads(stage_profile_json(replace(make_problem(3, 1), stages=stages)))["layers"]
+    assert [layer["message"] for layer in layers] == ["6003371 B", "64 MiB", "1.5 KiB"]
+    assert tuple(parse_bytes(layer["message"]) for layer in layers) == sizes

@@ -1,0 +1,157 @@
+"""`schedc show`: which rows are drawn, what stands beside them, and that chunks and collectives can be told apart."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from plans import plan_of, small_plan
+from problems import make_problem
+
+from schedc.analysis.simulate import simulate
+from schedc.cli.app import main
+from schedc.cli.show import chosen_ranks
+from schedc.errors import InvalidInput
+from schedc.ir.problem import DataParallel
+from schedc.solvers.registry import constructive
+from schedc.text.plan_file import write_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+
+def shown(plan: Plan, directory: Path, *options: str) -> list[str]:
+    """The lines that `show` prints of the plan."""
+    write_plan(plan, directory / "plan.json")
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "stdout", out)
+        main(["show", str(directory / "plan.json"), "--width", "120", *options])
+    assert ended.value.code == 0
+    return out.getvalue().splitlines()
+
+
+def rows(lines: list[str], label: str) -> dict[str, str]:
+    """The rows whose label begins so, by what follows it."""
+    found = (line.split(maxsplit=2) for line in lines if line.startswith(f"{label} "))
+    return {name: rest for _, name, rest in found}
+
+
+def made(problem: Problem, method: str = "greedy") -> Plan:
+    return plan_of(problem, constructive(method)(problem))
+
+
+def test_the_busy_share_is_that_of_the_shown_time(tmp_path: Path) -> None:
+    """Rank 0 waits for its all-gather until 1 ns, then runs three F of 10 ns."""
+    plan = small_plan()
+    whole = rows(shown(plan, tmp_path), "rank")["0"]
+    busy_ns, makespan_ns = simulate(plan.problem, plan.schedule()).busy_ns[0], plan.certificate.makespan_ns
+    assert whole.endswith(f"{busy_ns / makespan_ns:.1%} busy")
+    assert rows(shown(plan, tmp_path, "--to", "10ns"), "rank")["0"].endswith(" 90.0% busy")
+    lines = shown(plan, tmp_path, "--from", "2ns", "--to", "12ns")
+    assert rows(lines, "rank")["0"].endswith(" 100.0% busy")
+    assert any(line.rstrip().endswith("in this time:") for line in lines)
+
+
+def test_the_memory_is_that_of_the_shown_time(tmp_path: Path) -> None:
+    problem = make_problem(2, 4, activation=(1 << 20, 1), memory_limit_bytes=(4 << 20, 4 << 20))
+    plan = made(problem, "gpipe")
+    assert rows(shown(plan, tmp_path), "mem")["0"].endswith("4 MiB of 4 MiB")
+    assert rows(shown(plan, tmp_path, "--to", "15ns"), "mem")["0"].endswith("2 MiB of 4 MiB")
+
+
+@pytest.mark.parametrize("placement", ["wave", "loop"])
+def test_the_stages_of_a_rank_are_told_apart_without_colour(tmp_path: Path, placement: str) -> None:
+    lines = shown(made(make_problem(2, 4, placement=placement, chunks=2)), tmp_path)
+    for row in rows(lines, "rank").values():
+        for one, other in (("<", "("), (">", ")")):
+            assert one in row
+            assert other in row
+    assert any(line.startswith("chunk 2: 3)) 3((") for line in lines)
+    assert not any(line.startswith("chunk") for line in shown(made(make_problem(2, 4)), tmp_path))
+
+
+def test_collectives_are_drawn_on_lanes_of_their_own_or_on_their_trunk(tmp_path: Path) -> None:
+    plan = small_plan()
+    lines = shown(plan, tmp_path)
+    lanes = rows(lines, "coll")
+    assert list(lanes) == ["0", "1", "2"]
+    for stage, lane in lanes.items():
+        assert "r" in lane, stage
+    assert any("gg all-gather of stage 3" in line and "rr reduce-scatter of stage 3" in line for line in lines)
+    parallel = DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(9, 9, 9), trunk="east")
+    lines = shown(small_plan(data_parallel=parallel), tmp_path)
+    assert rows(lines, "coll") == {}
+    assert "0rr" in rows(lines, "trunk")["east"]
+    assert any("rr all-reduce of stage 3" in line for line in lines)
+
+
+def test_many_ranks_fit_a_picture_and_all_can_be_asked_for(tmp_path: Path) -> None:
+    links = {(a, b): (0, 3) for a in range(40) for b in (a - 1, a + 1) if 0 <= b < 40}
+    plan = made(make_problem(40, 4, links=links), "1f1b")
+    lines = shown(plan, tmp_path)
+    assert len(lines) < 40
+    ranks = [int(name) for name in rows(lines, "rank")]
+    assert (ranks[0], ranks[-1], len(ranks)) == (0, 39, 16)
+    assert len(rows(lines, "link")) == 8
+    assert {"0", "39"} <= rows(lines, "mem").keys()
+    assert lines[-1].startswith("not shown: 24 of 40 ranks, 70 of 78 links, 36 of 40 ranks' memory; --ranks")
+    everything = shown(plan, tmp_path, "--ranks", "all")
+    assert (len(rows(everything, "rank")), len(rows(everything, "link")), len(rows(everything, "mem"))) == (40, 78, 40)
+    assert not everything[-1].startswith("not shown")
+    some = shown(plan, tmp_path, "--ranks", "7,3-4")
+    assert list(rows(some, "rank")) == list(rows(some, "mem")) == ["3", "4", "7"]
+    assert set(rows(some, "link")) == {f"{a}>{b}" for a, b in links if {a, b} & {3, 4, 7}}
+
+
+def test_a_trunk_is_shown_before_busier_links(tmp_path: Path) -> None:
+    links = {(a, b): (0, 3) for a in range(12) for b in (a - 1, a + 1) if 0 <= b < 12}
+    problem = make_problem(12, 4, links={**links, (5, 6): (0, 1)}, trunks={(5, 6): "east"})
+    assert "trunk east" in "\n".join(shown(made(problem, "1f1b"), tmp_path))
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("0", (0,)), ("1-2", (1, 2)), ("3, 0-1,1", (0, 1, 3)), ("all", (0, 1, 2, 3))])
+def test_ranks_are_chosen(text: str, ranks: tuple[int, ...]) -> None:
+    assert chosen_ranks(text, 4) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "4", "2-1", "-1", "0-", "1,,2", "two", "²", "0-99999999999999999999"])
+def test_ranks_that_do_not_exist_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="expected ranks from 0 to 3"):
+        chosen_ranks(text, 4)
+
+
+def test_without_unicode_every_character_is_a_plain_one(tmp_path: Path) -> None:
+    problem = make_problem(2, 4, activation=(4, 4), memory_limit_bytes=(8, 8))
+    write_plan(made(replace(problem, name="µ"), "1f1b"), tmp_path / "plan.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "schedc", "show", str(tmp_path / "plan.json"), "--width", "100"],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "ascii"},
+    )
+    lines = done.stdout.decode("ascii").splitlines()
+    assert lines[0].startswith("u: 2 ranks")
+    assert "?" not in done.stdout.decode("ascii")
+    full = rows(lines, "mem")["0"]
+    assert "@" in full and "=" in full
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("width", [40, 70, 200])
+def test_the_width_may_be_given_or_come_from_the_environment(
+    tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plan(small_plan(), tmp_path / "plan.json")
+    for variable, options in ((str(width), ()), ("90", ("--width", str(width)))):
+        monkeypatch.setenv("COLUMNS", variable)
+        with pytest.raises(SystemExit):
+            main(["show", str(tmp_path / "plan.json"), *options])
+        assert max(len(line) for line in capsys.readouterr().out.splitlines()) == width
