@@ -83,7 +83,9 @@ class Groups:
         processes = range(self.size) if pipeline is None else dist.get_process_group_ranks(pipeline)
         members = hashlib.sha256(repr(list(processes)).encode()).hexdigest()
         _LOADS[members] += 1
-        self.store = PrefixStore(f"schedc/{members}/{_LOADS[members]}", _get_default_store())
+        self.key = f"schedc/{members}/{_LOADS[members]}"
+        """The name of what is theirs in the job's store."""
+        self.store = PrefixStore(self.key, _get_default_store())
         """Where the ranks of this pipeline, and they alone, can leave words for each other."""
         self._names: Counter[tuple[int, ...]] = Counter()
         try:

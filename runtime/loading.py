@@ -13,6 +13,7 @@ from schedc.ir.plan import Plan
 from schedc.runtime.acceptance import accept, recomputed_stages
 from schedc.runtime.gradients import set_gradient_type
 from schedc.runtime.groups import Groups
+from schedc.runtime.lockstep import Lockstep
 from schedc.runtime.pipe import Pipe
 from schedc.runtime.pipelines import Pipelines
 from schedc.runtime.program import wires_of
@@ -62,6 +63,7 @@ def load(
     recompute: bool | Collection[int] = False,
     grad_dtype: torch.dtype | None = None,
     data_parallel_group: dist.ProcessGroup | None = None,
+    swap_group: dist.ProcessGroup | None = None,
     channels: Channels = "auto",
     queues: int = QUEUES,
     inject_links: bool = False,
@@ -84,6 +86,9 @@ def load(
             weight's own.
         data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the
             plan's `size`. None: there is one pipeline.
+        swap_group: this process's peers in other pipelines that must move to another plan with the same step, since their stages
+            have collectives with this one's (tensor or expert parallelism): the same rank of each of these pipelines. None: this
+            pipeline moves by itself.
         channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
             host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs with the delegate to fall back
             to, and the delegate between ranks that share a GPU.
@@ -99,9 +104,12 @@ def load(
     """
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
+    lockstep: Lockstep | None = None
     try:
         if data_parallel_group is not None:
             pipelines = Pipelines(timeout_s, data_parallel_group)
+        if swap_group is not None:
+            lockstep = Lockstep(timeout_s, swap_group)
         accepts = partial(
             accept,
             stages=stages,
@@ -110,7 +118,7 @@ def load(
             replicas=None if pipelines is None else pipelines.size,
             recompute=recompute,
         )
-        checked, connect = _agree(plan, stages, accepts, groups, pipelines, channels, queues, inject_links)
+        checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, inject_links)
         if grad_dtype is not None:
             set_gradient_type(stages.values(), grad_dtype)
         pipe = Pipe(
@@ -124,17 +132,20 @@ def load(
             check_loss=check_loss,
             recompute=recomputed_stages(recompute, checked),
             pipelines=pipelines,
+            lockstep=lockstep,
             connect=connect,
             wrap=Injection(checked.problem, groups, device=stage_device(stages)).wrap if inject_links else bare,
         )
     except BaseException:
-        if pipelines is not None:
-            pipelines.close()
+        for others in (pipelines, lockstep):
+            if others is not None:
+                others.close()
         groups.close()
         raise
     try:  # a rank that is ready before the others must not close what they are still connecting
-        if pipelines is not None:
-            pipelines.exchange(None)
+        for others in (pipelines, lockstep):
+            if others is not None:
+                others.exchange(None)
         groups.exchange(None)
     except BaseException:
         pipe.close()
@@ -148,6 +159,7 @@ def _agree(
     accepts: Callable[[Path | str | Plan], Plan],
     groups: Groups,
     pipelines: Pipelines | None,
+    lockstep: Lockstep | None,
     channels: Channels,
     queues: int,
     inject_links: bool,
@@ -168,15 +180,16 @@ def _agree(
     except SchedcError as error:
         refusal = error
         report = _Report(rank=groups.rank, offer=Offer(refusal=str(error), plan_sha256=""), weights={})
-    if pipelines is not None:
-        reason = _apart(pipelines.exchange(report))
-        if reason is not None and refusal is None:
-            refusal = CheckFailed(reason)
-            report = replace(report, offer=Offer(refusal=reason, plan_sha256=""))
+    for others in (pipelines, lockstep):
+        if others is not None:
+            reason = _apart(others.exchange(report), replicas=others is pipelines)
+            if reason is not None and refusal is None:
+                refusal = CheckFailed(reason)
+                report = replace(report, offer=Offer(refusal=reason, plan_sha256=""))
     reports = groups.exchange(report)
     if refusal is not None:
         raise refusal
-    reason = disagreement([other.offer for other in reports])
+    reason = disagreement([other.offer for other in reports], groups.size)
     if reason is not None:
         raise CheckFailed(reason)
     assert isinstance(plan, Plan)
@@ -190,8 +203,9 @@ def _agree(
     return plan, connection(wishes, groups.rank, device)
 
 
-def _apart(reports: Sequence[_Report]) -> str | None:
-    """What keeps replicas, by pipeline, from training together; None: nothing."""
+def _apart(reports: Sequence[_Report], *, replicas: bool) -> str | None:
+    """What keeps peers, by pipeline, from training together; None: nothing. Only replicas have the same weights."""
+    group = "data_parallel_group" if replicas else "swap_group"
     first = reports[0]
     for pipeline, other in enumerate(reports):
         if other.offer.refusal is not None:
@@ -199,12 +213,12 @@ def _apart(reports: Sequence[_Report]) -> str | None:
     for pipeline, other in enumerate(reports):
         if other.rank != first.rank:
             return (
-                f"the data_parallel_group has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
+                f"the {group} has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
                 " give it the processes of the same rank"
             )
         if other.offer.plan_sha256 != first.offer.plan_sha256:
             return f"pipelines 0 and {pipeline} have different plans; give all the same file"
-        for stage, digest in first.weights.items():
+        for stage, digest in first.weights.items() if replicas else ():
             if other.weights[stage] != digest:
                 return (
                     f"pipelines 0 and {pipeline} have different weights of stage {stage};"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.batches import Batch
     from schedc.runtime.groups import Groups
+    from schedc.runtime.lockstep import Lockstep
     from schedc.runtime.observe import Observer
     from schedc.runtime.pipelines import Pipelines
     from schedc.runtime.program import Program
@@ -68,6 +69,7 @@ class Pipe:
         check_loss: bool,
         recompute: Collection[int] = (),
         pipelines: Pipelines | None = None,
+        lockstep: Lockstep | None = None,
         connect: Connect = connect_gloo,
         wrap: Wrap = bare,
     ) -> None:
@@ -97,7 +99,8 @@ class Pipe:
         self._training: Training
         self._executor: Executor
         self._use(plan, program_of(plan, groups.rank))
-        self._handshake = Handshake(groups.store, groups.rank, groups.size)
+        self._lockstep = lockstep
+        self._handshake = Handshake(groups.store, groups.rank, groups.size) if lockstep is None else lockstep.handshake(groups)
         self._pending: _Pending | None = None
         self._losses = torch.zeros(0, dtype=torch.float64)
         self._steps = 0
@@ -183,6 +186,7 @@ class Pipe:
         It waits for no other rank, and training goes on with the old plan. When the last rank has called it, say before its step n,
         all ranks move with the same step, n + 1 or n + 2. A rank that calls it late delays the move and nothing else. If a rank
         refuses the plan, or their plans differ, no rank moves, training goes on with the old plan, and `step` warns once.
+        With a `swap_group` given to `load`, all this holds for the ranks of all its pipelines together.
 
         Stages, paths and ranks must be those of the plan that runs; orders, parts and costs may differ, and so may the number of
         microbatches: `pipe.plan` says what the next step takes.
@@ -235,8 +239,9 @@ class Pipe:
         self._wiring.close()
         self._training.close()
         self._replicas.clear()
-        if self._pipelines is not None:
-            self._pipelines.close()
+        for others in (self._pipelines, self._lockstep):
+            if others is not None:
+                others.close()
         self._groups.close()
 
     def __enter__(self) -> Pipe:
@@ -250,14 +255,8 @@ class Pipe:
     def _step(self, inputs: Batch | None, targets: Batch | None) -> torch.Tensor:
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
-        looks = self._pending is not None and self._groups.rank == self._looking
-        losses = Losses(
-            self._groups.all,
-            self._groups.rank,
-            self._losses_of,
-            self._timeout_s,
-            word=int(looks and self._handshake.complete()),
-        )
+        word = int(self._all_have_offered()) if self._groups.rank == self._looking else 0
+        losses = Losses(self._groups.all, self._groups.rank, self._losses_of, self._timeout_s, word=word)
         self._training.begin(inputs, targets, losses)
         for replica in self._replicas:
             replica.begin()
@@ -279,6 +278,11 @@ class Pipe:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
         return loss
+
+    def _all_have_offered(self) -> bool:
+        """Whether this rank, which looks for the others, sees all offers; and so do those of the pipelines that move with it."""
+        seen = self._pending is not None and self._handshake.complete()
+        return seen if self._lockstep is None else self._lockstep.all_see(seen)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -305,7 +309,7 @@ class Pipe:
         assert self._pending is not None
         (swap, plan, program), self._pending = self._pending, None
         swap.step = self._steps
-        swap.reason = disagreement(self._handshake.settle())
+        swap.reason = disagreement(self._handshake.settle(), self._groups.size)
         if swap.reason is not None or plan is None or program is None:
             swap.state = "refused"
             return swap.reason

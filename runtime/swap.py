@@ -116,15 +116,25 @@ class Handshake:
         return TransferFailed(f"rank {self._rank} {doing}: the job's store is lost; the process that holds it has ended")
 
 
-def disagreement(offers: Sequence[Offer]) -> str | None:
-    """Why the ranks cannot all run the plan that each was given; None where they can."""
+def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
+    """Why the ranks cannot all run the plan that each was given; None where they can.
+
+    Args:
+        offers: of all ranks; of several pipelines one after the other, where they are to agree.
+        ranks: how many a pipeline has.
+    """
+
+    def named(at: int) -> str:
+        return f"rank {at}" if len(offers) == ranks else f"rank {at % ranks} of pipeline {at // ranks}"
+
     for rank, offer in enumerate(offers):
         if offer.refusal is not None:
-            return f"rank {rank} has refused the plan: {offer.refusal}"
+            return f"{named(rank)} has refused the plan: {offer.refusal}"
     for rank, offer in enumerate(offers):
         if offer.plan_sha256 != offers[0].plan_sha256:
+            both = f"ranks 0 and {rank}" if len(offers) == ranks else f"{named(0)} and {named(rank)}"
             return (
-                f"ranks 0 and {rank} have different plans (sha256 {offers[0].plan_sha256[:12]}… and {offer.plan_sha256[:12]}…);"
+                f"{both} have different plans (sha256 {offers[0].plan_sha256[:12]}… and {offer.plan_sha256[:12]}…);"
                 " give all ranks the same file"
             )
     return None

@@ -1,0 +1,63 @@
+"""Two pipelines whose stages have collectives with each other move to another plan with the same step, or neither does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lockstep_runs
+import pytest
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.solvers.registry import constructive
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+
+
+def made(method: str) -> Plan:
+    problem = make_problem(2, 4)
+    return plan_of(problem, constructive(method)(problem))
+
+
+PLANS = [made("1f1b"), made("zb-h1"), made("gpipe")]
+
+
+def test_pipelines_move_with_the_same_step(four: Ranks) -> None:
+    """The first pipeline is offered the plan at once, the second later, its ranks at different steps; and then another."""
+    calls = [{0: 1, 5: 2}, {1: 1, 6: 2}, {2: 1, 8: 2}, {1: 1, 5: 2}]
+    results: list[Any] = four.run(lockstep_runs.swap_with_peers, PLANS, calls, 11, True)
+    for result in results:
+        assert not isinstance(result, str), result
+        swaps, heard = result
+        assert [state for state, *_ in swaps] == ["done", "done"]
+        assert [step for _, step, _ in swaps] == [step for _, step, _ in results[0][0]]
+        assert heard == []
+    assert [step in (3, 4, 9, 10) for _, step, _ in results[0][0]] == [True, True]
+
+
+def test_one_process_refuses_and_all_stay(four: Ranks) -> None:
+    calls = [{0: 1}, {0: 1}, {0: 1}, {1: 2}]
+    results: list[Any] = four.run(lockstep_runs.swap_with_peers, PLANS, calls, 4, True)
+    for result in results:
+        assert not isinstance(result, str), result
+        (((state, step, reason),), (heard,)) = result
+        assert (state, step) == ("refused", results[0][0][0][1])
+        assert reason.startswith("rank 0 of pipeline 0 and rank 1 of pipeline 1 have different plans (sha256 ")
+        assert heard == f"step {step} goes on with plan 'test': {reason}"
+
+
+@pytest.mark.parametrize("plans", [[PLANS[0], PLANS[1]]])
+def test_pipelines_that_begin_with_different_plans(four: Ranks, plans: list[Plan]) -> None:
+    results = four.run(lockstep_runs.load_with_peers, plans)
+    assert all(
+        result.startswith("CheckFailed: pipelines 0 and 1 have different plans; give all the same file") for result in results
+    )
+
+
+def test_without_a_swap_group_they_meet_in_different_plans(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the tests above rest on: their stages find it out."""
+    with rank_processes(4, tmp_path_factory.mktemp("apart")) as ranks:
+        results = ranks.run(lockstep_runs.swap_with_peers, PLANS, [{0: 1}, {0: 1}, {4: 1}, {4: 1}], 8, False)
+    assert any(str(result).startswith("AssertionError: peers are in steps, of plans: ") for result in results), results
