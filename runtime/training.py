@@ -8,19 +8,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind
 from schedc.runtime.apart import check_stages
 from schedc.runtime.batches import cut, inputs_of
 from schedc.runtime.block import Block
 from schedc.runtime.precision import forget_cast_weights
 from schedc.runtime.replicas import replicas_of
+from schedc.runtime.seeds import Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    import torch
     from torch import nn
 
     from schedc.ir.ops import Op
@@ -65,13 +64,13 @@ class Training:
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches
-        self._scale = 1 / (problem.microbatches * replicas)
+        self._shares_of_loss = Seeds(problem.microbatches * replicas)
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
         self._blocks: dict[tuple[int, int], Block] = {}
         self._seeds: dict[tuple[int, int], Value] = {}
-        self._scales: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._starts: dict[tuple[int, int], float] = {}
         self._inputs: Sequence[Microbatch] = ()
         self._targets: Sequence[Microbatch] = ()
         self._losses: Losses | None = None
@@ -145,24 +144,16 @@ class Training:
         if last:
             (loss,) = block.take()
             assert loss is not None and self._losses is not None
-            self._seeds[key] = (self._seed(loss),)
+            self._seeds[key] = (self._shares_of_loss.seed(loss, self._starts.pop(key)),)
             self._losses.add(op.microbatch, loss)
 
     def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
         """A last stage, and the loss of its microbatch."""
         assert self._loss_fn is not None
-        loss = self._loss_fn(self._stages[op.stage](*value), self._targets[op.microbatch])
-        if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-            found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise InvalidInput(f"loss_fn must give a scalar tensor, the mean over its microbatch; found {found}")
+        output = self._stages[op.stage](*value)
+        loss, start = self._shares_of_loss.loss(self._loss_fn, output, self._targets[op.microbatch])
+        self._starts[op.stage, op.microbatch] = start
         return loss
-
-    def _seed(self, loss: torch.Tensor) -> torch.Tensor:
-        """The gradient of a microbatch's loss: its share of the step's."""
-        key = loss.dtype, loss.device
-        if key not in self._scales:
-            self._scales[key] = torch.full_like(loss, self._scale, requires_grad=False)
-        return self._scales[key]
 
 
 def _accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
