@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint outputs clean
 
 demo: .venv/installed
 	mkdir -p build
@@ -11,6 +11,9 @@ demo: .venv/installed
 
 test: .venv/installed-test lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile     # two: many tests wait for processes of their own
+
+outputs: .venv/installed-test     # what README and docs show of the tool's output
+	$(BIN)/python tests/support/doc_outputs.py
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
