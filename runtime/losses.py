@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Losses", "check_finite"]
+__all__ = ["Losses", "check_finite", "copy_to_host"]
 
 
 class Losses:
@@ -64,9 +64,7 @@ class Losses:
         if found.device.type == "cpu":
             self._send(found)
         else:  # sent by `gather`: here the thread would wait until the device has computed them
-            copy, event = found.to("cpu", non_blocking=True), torch.Event(found.device)
-            event.record()
-            self._copy = copy, event
+            self._copy = copy_to_host(found)
 
     def gather(self) -> torch.Tensor:
         """The losses of all microbatches in their order, float64, the same on all ranks.
@@ -110,6 +108,17 @@ class Losses:
         except RuntimeError as error:
             raise TransferFailed(f"{doing}: {connection_lost(peer)}") from error
         self._work.append((work, doing, peer))
+
+
+def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
+    """A copy of a device's tensor, and the event after which it is there.
+
+    Both go to what is now the current stream of the tensor's device, which need not be the current device.
+    """
+    copy = tensor.to("cpu", non_blocking=True)
+    event = torch.Event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return copy, event
 
 
 def check_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, Sequence[int]], step: int) -> None:
