@@ -2,8 +2,8 @@
 
 Stages may have collectives of their own with the same stages of other pipelines: with tensor parallelism each pipeline holds a
 slice of every layer, with expert parallelism some of the experts. Two such pipelines may not run different plans at once, whose
-orders differ. So their handshake is one: all their processes offer; those that look in each pipeline tell each other at the beginning
-of every step what they see; and only what all of them see is said with the step's losses.
+orders differ. So their handshake is one: all their processes offer. Those that look in each pipeline tell each other what they see,
+at the beginning of every step, and only what all of them see is said with the step's losses.
 """
 
 from __future__ import annotations

@@ -7,15 +7,18 @@ A *message* is what crosses the boundary after a stage for one microbatch: the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir.ops import WHOLE, Kind, Op
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["Instruction", "Message", "Program", "Slot", "Wire", "program_of", "wires_of"]
+__all__ = ["Instruction", "Message", "Program", "Slot", "Wire", "connecting_order", "program_of", "wires_of"]
 
 
 class Message(NamedTuple):
@@ -109,6 +112,25 @@ def wires_of(plan: Plan) -> tuple[Wire, ...]:
         for channel in rank.channels
         if channel.transfers and not channel.receives
     )
+
+
+def connecting_order(wires: Sequence[Wire]) -> list[int]:
+    """The numbers of the wires in the order in which their ranks connect them, the same on all ranks.
+
+    Two ranks connect a wire together, and each rank one wire after the other. They do it in rounds in which no rank has two wires:
+    each wire is in the first round that is left to both of its ranks. So a wire waits for those of earlier rounds alone: a chain of
+    ranks that exchange in both directions takes four rounds, however long it is. In the order of the wires each would wait for all
+    before it. It cannot deadlock: the first of those that are not connected yet waits for nothing.
+    """
+    taken: dict[int, set[int]] = {}
+    rounds: list[int] = []
+    for wire in wires:
+        ends = [taken.setdefault(rank, set()) for rank in (wire.source, wire.destination)]
+        first = next(number for number in count() if not any(number in busy for busy in ends))
+        for busy in ends:
+            busy.add(first)
+        rounds.append(first)
+    return sorted(range(len(wires)), key=rounds.__getitem__)
 
 
 def program_of(plan: Plan, rank: int) -> Program:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.runtime.channels import Boundaries, Receiver, Sender
 from schedc.runtime.failure import waiting_failed
-from schedc.runtime.program import wires_of
+from schedc.runtime.program import connecting_order, wires_of
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.gloo import connect_gloo
 
@@ -87,7 +87,9 @@ class Wiring:
     def _lay(self, plan: Plan, boundaries: Boundaries) -> None:
         self._boundaries = boundaries
         rank = self._groups.rank
-        for number, wire in enumerate(wires_of(plan)):
+        wires = wires_of(plan)
+        for number in connecting_order(wires):
+            wire = wires[number]
             if rank in (wire.source, wire.destination):
                 key = wire.source, wire.destination, wire.name
                 if key not in self._ends:

@@ -12,7 +12,7 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, parse_op, token
 from schedc.ir.schedule import Parts, Schedule
-from schedc.runtime.program import program_of, wires_of
+from schedc.runtime.program import Wire, connecting_order, program_of, wires_of
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
@@ -99,3 +99,41 @@ def test_parts() -> None:
         {"F0.0/0": (False, False), "F0.0/1": (False, True), "B0.0": (True, False), "W0.0": (False, False)},
         {"F1.0": (True, False), "B1.0/0": (False, False), "B1.0/1": (False, True), "W1.0": (False, False)},
     ]
+
+
+def connected_after(pairs: list[tuple[int, int]], order: list[int]) -> int:
+    """How long all ranks take to connect, each its wires one after the other in an order, where one takes 1; 0: never."""
+    left = {rank: [number for number in order if rank in pairs[number]] for rank in {rank for pair in pairs for rank in pair}}
+    for now in range(len(pairs) + 1):
+        if not any(left.values()):
+            return now
+        meeting = [number for number, pair in enumerate(pairs) if all(left[rank][:1] == [number] for rank in pair)]
+        for number in meeting:
+            for rank in pairs[number]:
+                del left[rank][0]
+    return 0
+
+
+def wires_between(pairs: list[tuple[int, int]]) -> list[Wire]:
+    return [Wire(source=x, destination=y, name="send", receiver_name="recv", transfers=(), messages=()) for x, y in pairs]
+
+
+@pytest.mark.parametrize(("ranks", "closed"), [(2, False), (8, False), (64, False), (8, True), (64, True)])
+def test_a_chain_connects_in_four_rounds(ranks: int, closed: bool) -> None:
+    """And so does a ring; in the order of the wires the last would wait for all."""
+    neighbours = [(rank, (rank + 1) % ranks) for rank in range(ranks if closed else ranks - 1)]
+    pairs = sorted(way for x, y in neighbours for way in ((x, y), (y, x)))
+    assert connected_after(pairs, connecting_order(wires_between(pairs))) == (2 if ranks == 2 else 4)
+    if ranks > 2:
+        assert connected_after(pairs, list(range(len(pairs)))) > ranks
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]), unique=True, max_size=24))
+def test_any_wires_connect(pairs: list[tuple[int, int]]) -> None:
+    """In at most as many rounds as two ranks together have wires, less the one that they share."""
+    order = connecting_order(wires_between(pairs))
+    assert sorted(order) == list(range(len(pairs)))
+    of = {rank: sum(rank in pair for pair in pairs) for rank in range(8)}
+    most = max((of[x] + of[y] - 1 for x, y in pairs), default=0)
+    assert (connected_after(pairs, order) > 0) == bool(pairs)
+    assert connected_after(pairs, order) <= most
