@@ -17,7 +17,7 @@ import numpy as np
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,11 @@ UNLIMITED = np.int64(1) << 60
 
 def visits_of(problem: Problem) -> list[list[int]]:
     """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
-    return [[m for m in range(problem.microbatches) if stage in problem.path(m)] for stage in range(len(problem.stages))]
+    visits: list[list[int]] = [[] for _ in problem.stages]
+    for microbatch in range(problem.microbatches):
+        for stage in problem.path(microbatch):
+            visits[stage].append(microbatch)
+    return visits
 
 
 def facts_of(problem: Problem) -> Facts:
@@ -156,7 +160,7 @@ def local_search(
     if values[best] >= STRANDED:
         return None
     cap, lag, priority, look = pool[best]
-    order = np.zeros((problem.ranks, int(facts.count.sum()) * 3), np.int16)
+    order = room_for_orders(facts)
     run_rule(facts, cap, lag, priority, look, order)
     return Found(schedule_of_codes(problem, facts, order), values[best], cut_short)
 
@@ -184,14 +188,14 @@ def _depth(facts: Facts, stage: int) -> int:
     return depth
 
 
-def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int16]) -> Schedule:
+def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int32]) -> Schedule:
     """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
     kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
     visits = visits_of(problem)
+    next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
     orders = []
     for rank in range(problem.ranks):
         length = int(facts.count[facts.stage_rank == rank].sum()) * (3 if facts.split else 2)
-        next_of = {kind * stages + stage: iter(visits[stage]) for kind in range(3) for stage in problem.stages_on(rank)}
         codes = order[rank, :length].tolist()
         orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
     return Schedule(orders=tuple(orders))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["STRANDED", "Facts", "climb", "run_rule"]
+__all__ = ["STRANDED", "Facts", "climb", "room_for_orders", "run_rule"]
 
 STRANDED = np.int64(1) << 62
 F, B, W = 0, 1, 2
@@ -48,8 +48,17 @@ class Facts(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
+def room_for_orders(facts: Facts) -> Any:
+    """Room for the codes of each rank's ops, [rank, position]; a code is below 3 × stages, of which there may be a million."""
+    most = np.zeros(len(facts.limit), np.int64)
+    for s in range(len(facts.stage_rank)):
+        most[facts.stage_rank[s]] += 3 * facts.count[s]
+    return np.zeros((len(most), most.max()), np.int32)
+
+
+@numba.njit(cache=True, nogil=True)
 def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, order: Any) -> Any:
-    """The end of the schedule that the rule gives, and its ops in `order`, as kind × stages × microbatches codes by rank.
+    """The end of the schedule that the rule gives, and its ops in `order` (see `room_for_orders`), as codes kind × stages + stage.
 
     Always starts the op that can start earliest; among a rank's ops that can start within `look_ahead` of its earliest, the one of
     smallest priority. Ops of one stage and kind run in microbatch order. Of a stage's weight gradients, `lag` are held back for
@@ -195,7 +204,7 @@ def climb(
     """
     np.random.seed(seed)
     stages = len(facts.stage_rank)
-    order = np.zeros((len(facts.limit), np.sum(facts.count) * 3), np.int16)
+    order = room_for_orders(facts)
     now_cap, now_lag, now_priority, now_look = cap.copy(), lag.copy(), priority.copy(), look_ahead
     now = run_rule(facts, now_cap, now_lag, now_priority, now_look, order)
     best = now

@@ -16,7 +16,7 @@ import numpy as np
 from schedc.errors import Unsupported
 from schedc.solvers.in_flight import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.local import facts_of, schedule_of_codes
-from schedc.solvers.local_kernel import STRANDED, Facts, climb, run_rule
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     facts = facts_of(problem)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
     caps, lags, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
-    order = np.zeros((problem.ranks, ops), np.int16)
+    order = room_for_orders(facts)
     values = _try_all(facts, caps, lags, priorities, looks, order)
     if values.min() >= STRANDED:
         raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")

@@ -12,6 +12,7 @@ from problems import M70_NS, m70, make_problem, problems
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
 from schedc.solvers.local import local_search
+from schedc.solvers.polish import polish_schedule
 from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
@@ -74,3 +75,16 @@ def test_stage_span_is_what_it_minimizes_when_asked() -> None:
     found = local_search(problem, rounds=4)
     assert found is not None
     assert found.end_ns == simulate(problem, found.schedule).stage_span_ns
+
+
+def test_ops_of_many_stages_have_codes_of_their_own() -> None:
+    """The code of W of stage 10,922, 3 × 10,923 − 1, is beyond 16 bits. Only two of the stages are visited, so it is soon done."""
+    stages = 10_923
+    problem = make_problem(2, 1, placement=[stage % 2 for stage in range(stages)], links={(0, 1): (3, 2), (1, 0): (3, 2)})
+    problem = dataclasses.replace(problem, paths=((stages - 2, stages - 1), tuple(range(stages - 2))))
+    found = local_search(problem, evaluations=1, rounds=1)
+    assert found is not None
+    assert not verify_schedule(problem, found.schedule)
+    better = polish_schedule(problem, found.schedule, evaluations=5, rounds=1)
+    assert not verify_schedule(problem, better.schedule)
+    assert found.end_ns == better.end_ns == simulate(problem, better.schedule).makespan_ns == 60
