@@ -193,8 +193,9 @@ def check_data_parallel(problem: Problem) -> Iterator[Violation]:
     rule, stages = "data-parallel", len(problem.stages)
     if given.size < 1:
         yield Violation(rule, "data_parallel.size", f"expected at least 1, found {given.size}")
-    if given.zero_stage not in (0, 1, 2, 3):
-        yield Violation(rule, "data_parallel.zero_stage", f"expected 0, 1, 2 or 3, found {given.zero_stage}")
+    if given.zero_stage not in (0, 1):
+        message = f"expected 0 or 1, whose collectives are modelled, found {given.zero_stage}"
+        yield Violation(rule, "data_parallel.zero_stage", message)
     if len(given.reduce_scatter_ns) != stages:
         message = f"expected one duration for each of the {stages} stages, found {len(given.reduce_scatter_ns)}"
         yield Violation(rule, "data_parallel.reduce_scatter_ns", message)

@@ -1,0 +1,88 @@
+"""A plan beside a job: every field of the problem counts, so that one that is added is compared, too."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from plans import small_plan
+
+from schedc.ir.problem import DataParallel, Link, Problem, Stage
+from schedc.verify import job
+from schedc.verify.job import check_costs, check_pipeline
+
+PLAN = small_plan()
+PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1), all_gather_ns=(1, 1))
+OTHER: dict[type, dict[str, Any]] = {
+    Problem: {
+        "name": "another",
+        "ranks": 9,
+        "microbatches": 9,
+        "stages": (),
+        "paths": ((0,),),
+        "path_of": (0,),
+        "links": (),
+        "memory_limit_bytes": (),
+        "split_backward": None,
+        "cut_blocks": None,
+        "placement": "another",
+        "data_parallel": PARALLEL,
+        "objective": "another",
+    },
+    Stage: {
+        "rank": 9,
+        "forward_ns": (99,),
+        "backward_input_ns": (99,),
+        "backward_weight_ns": (99,),
+        "backward_ns": (99,),
+        "activation_bytes": 99,
+        "activation_after_input_bytes": 0,
+        "message_bytes": 99,
+        "gradient_message_bytes": 99,
+        "layers": (3, 9),
+    },
+    Link: {"source": 8, "destination": 9, "latency_ns": 99, "transfer_ns": 99, "bytes_per_second": 99, "trunk": "another"},
+    DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},
+}
+"""For every field a value that the plan's problem does not have."""
+
+
+def places(plan_problem: Problem, problem: Problem) -> list[str]:
+    plan = replace(PLAN, problem=plan_problem)
+    return [violation.place for violation in (*check_pipeline(plan, problem), *check_costs(plan, problem))]
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_every_field_has_a_value_here(kind: type) -> None:
+    assert list(OTHER[kind]) == [field.name for field in fields(kind)]
+
+
+@pytest.mark.parametrize("name", OTHER[Problem])
+def test_every_field_of_the_problem_is_compared(name: str) -> None:
+    problem = PLAN.problem
+    assert places(problem, problem) == []
+    found = places(problem, replace(problem, **{name: OTHER[Problem][name]}))
+    if name in ("name", "placement"):  # for people: `stages` and `paths` say what a placement means
+        assert found == []
+    else:
+        assert any(place.partition(".")[2].startswith(name) for place in found)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in (Stage, Link, DataParallel) for name in OTHER[kind]])
+def test_every_field_of_what_a_problem_holds_is_compared(kind: type, name: str) -> None:
+    problem = replace(PLAN.problem, data_parallel=PARALLEL)
+    if kind is DataParallel:
+        other, place = replace(problem, data_parallel=replace(PARALLEL, **{name: OTHER[kind][name]})), "costs.data_parallel"
+    else:
+        section = "stages" if kind is Stage else "links"
+        last = getattr(problem, section)[-1]
+        changed = (*getattr(problem, section)[:-1], replace(last, **{name: OTHER[kind][name]}))
+        changes: dict[str, Any] = {section: changed}
+        other, place = replace(problem, **changes), f"costs.{section}[{len(changed) - 1}]"
+    assert place in places(problem, other)
+
+
+def test_the_compared_fields_follow_from_the_dataclass() -> None:
+    assert {*job.PIPELINE, *job.COSTS, *job.FOR_PEOPLE} == {field.name for field in fields(Problem)}
+    assert not set(job.COSTS) & {*job.PIPELINE, *job.FOR_PEOPLE}
