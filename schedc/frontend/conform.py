@@ -8,6 +8,7 @@ JSON Schema is generated from the same types.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import inspect
@@ -33,9 +34,15 @@ def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:
     Raises:
         InvalidInput: an unknown or missing key, or a value of the wrong type, range or unit; the first that is found.
     """
-    kind = inspect.type_info(struct)
+    kind = _type_info(struct)
     made: S = _struct(table, kind, location, kind)
     return made
+
+
+@cache
+def _type_info(struct: type[Struct]) -> inspect.Type:
+    """What msgspec says of the struct; finding it out takes longer than all the rest of reading a job."""
+    return inspect.type_info(struct)
 
 
 def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:

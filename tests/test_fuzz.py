@@ -1,0 +1,79 @@
+"""Random jobs through the whole compiler for half a minute, and the jobs on which something failed once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+from fuzz_checks import Finding, check_job
+from fuzz_jobs import job_text, random_job, read_extra
+from fuzz_shrink import shrink
+
+from schedc.frontend.job import read_problem
+
+CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
+
+BUDGET_S = 30
+COSTLY = 60
+"""One job in this many is small and goes to the solvers, too, and one in twice as many to the command line."""
+
+
+@pytest.mark.slow
+def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
+    """`benchmarks/fuzz.py` runs more of them."""
+    begun, counts, found = time.monotonic(), Counter[str](), list[tuple[str, Finding]]()
+    for number in count():
+        if time.monotonic() - begun > BUDGET_S:
+            break
+        seed, costly = f"1:{number}", number % COSTLY == 0
+        job = random_job(Random(seed), most_ops=24 if costly else 60)
+        terminal = number % (2 * COSTLY) == 0
+        found += [(seed, each) for each in check_job(job_text(job), seed, tmp_path, counts, costly=costly, terminal=terminal)]
+    assert found == []
+    assert counts["plans"] > number
+    assert counts["plans as text"] > number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+def test_what_failed_once_does_not_fail(path: Path, tmp_path: Path) -> None:
+    """The first lines of a case say what failed, and what was drawn for the checks."""
+    text = path.read_text(encoding="utf-8")
+    said = dict(re.findall(r"^# (seed|costly): (\S+)$", text, re.MULTILINE))
+    costly = said["costly"] == "true"
+    assert check_job(text, said["seed"], tmp_path, Counter(), costly=costly, terminal=True, thorough=True) == []
+
+
+def test_all_jobs_are_valid_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    names = set()
+    for number in range(60):
+        text = job_text(random_job(Random(f"2:{number}")))
+        assert text == job_text(random_job(Random(f"2:{number}")))
+        if {"profile", "topology"} & read_extra(text).keys():
+            continue  # these need files of their own
+        path = tmp_path / "job.toml"
+        path.write_text(text, encoding="utf-8")
+        names.add(read_problem(path).placement)
+    assert names == {"unidirectional", "loop", "wave", "bidirectional", "explicit"}
+
+
+def test_a_wrong_simulator_is_found_and_the_job_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verifier's replay takes a nanosecond more for each transfer of latency 0: the kind says so, and two ranks are left."""
+    import schedc.verify.replay as replay
+
+    monkeypatch.setattr(replay._Node, "arrival", property(lambda node: (node.left[0] + 1, 0)))
+
+    def fails(job: dict[str, object]) -> bool:
+        found = check_job(job_text(job), "seed", tmp_path, Counter())
+        return "plan: rule makespan" in {finding.kind for finding in found}
+
+    job = next(job for number in count() if fails(job := random_job(Random(number))))
+    small = shrink(job, fails)
+    assert small["pipeline"]["ranks"] == 2
+    assert small["pipeline"]["microbatches"] == 1
+    assert small.keys() == {"pipeline", "profile"}
