@@ -74,24 +74,25 @@ def run_chunk(chunk: Chunk) -> tuple[Counter[str], list[Failure]]:
     return counts, list(failures.values())
 
 
-def shrunk(failure: Failure) -> Job:
-    """The smallest job found that fails in the same way."""
-    folder = tempfile.TemporaryDirectory()
+def shrunk(failure: Failure) -> tuple[Job, str]:
+    """The smallest job found that fails in the same way, and what is said of it."""
+    with tempfile.TemporaryDirectory() as folder:
 
-    def fails(job: Job) -> bool:
-        found = check_job(
-            job_text(job), failure.seed, Path(folder.name), Counter(), costly=failure.costly, terminal=failure.terminal
-        )
-        return any(finding.kind == failure.kind for finding in found)
+        def message(job: Job) -> str | None:
+            found = check_job(
+                job_text(job), failure.seed, Path(folder), Counter(), costly=failure.costly, terminal=failure.terminal
+            )
+            return next((finding.message for finding in found if finding.kind == failure.kind), None)
 
-    with folder:
-        return shrink(failure.job, fails)
+        job = shrink(failure.job, lambda job: message(job) is not None)
+        return job, message(job) or failure.message
 
 
-def case_text(failure: Failure, job: Job) -> str:
-    """The file of a case: what failed, and what it takes to see it, before the job."""
-    what = " ".join(failure.message.split())[:200]
-    return f"# {failure.kind}: {what}\n# seed: {failure.seed}\n# costly: {str(failure.costly).lower()}\n{job_text(job)}"
+def case_text(failure: Failure) -> str:
+    """The file of a case: what failed, and what it takes to see it, before the smallest job."""
+    job, message = shrunk(failure)
+    what = f"{failure.kind}: {' '.join(message.split())[:200]}"
+    return f"# {what}\n# seed: {failure.seed}\n# costly: {str(failure.costly).lower()}\n{job_text(job)}"
 
 
 def main() -> int:
@@ -130,7 +131,7 @@ def keep(failure: Failure, folder: Path) -> None:
     """Make the job smaller, write it, and say so."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (re.sub(r"[^a-z0-9]+", "-", failure.kind.lower()).strip("-") + ".toml")
-    path.write_text(case_text(failure, shrunk(failure)), encoding="utf-8")
+    path.write_text(case_text(failure), encoding="utf-8")
     print(f"FAILED job {failure.seed}: {failure.kind}: {' '.join(failure.message.split())[:300]}\n  kept as {path}", flush=True)
 
 

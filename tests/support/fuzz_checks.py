@@ -134,10 +134,11 @@ def load(text: str, directory: Path) -> Problem:
     extra = read_extra(text)
     path = directory / "fuzz.toml"
     path.write_text(text, encoding="utf-8")
-    if "profile" in extra:
-        (directory / "measured.json").write_text(json.dumps(extra["profile"]))
-    if "topology" in extra:
-        (directory / "topology.toml").write_text(job_text(extra["topology"]))
+    files = {"measured.json": ("profile", json.dumps), "topology.toml": ("topology", job_text)}
+    for name, (key, write) in files.items():
+        (directory / name).unlink(missing_ok=True)  # another job's
+        if key in extra:
+            (directory / name).write_text(write(extra[key]), encoding="utf-8")
     problem = load_job(path).problem
     if names := extra.get("trunks"):
         links = tuple(dataclasses.replace(link, trunk=names.get(link.trunk, link.trunk)) for link in problem.links)
@@ -284,17 +285,18 @@ def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
     )
 
 
-def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: _Checks) -> None:
-    """The simulator against the brute force's, which knows no durations of 0 and no collectives of several stages on a rank."""
+def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
+    """Whether the brute force knows it: no durations of 0, of parts neither, and no collectives of several stages on a rank."""
     if problem.data_parallel is not None and len(problem.stages) > problem.ranks:
-        return
-    if any(schedule.duration_ns(problem, op) < 1 for order in schedule.orders for op in order):
-        return
-    if min(time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)) < 1 or any(
-        min(parts.durations_ns(time)) < 1
-        for parts in schedule.parts
-        for time in problem.stages[parts.stage].durations_ns(parts.kind)
-    ):
+        return False
+    if min(time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)) < 1:
+        return False
+    return all(min(each.durations_ns(time)) > 0 for each in parts for time in problem.stages[each.stage].durations_ns(each.kind))
+
+
+def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: _Checks) -> None:
+    """The simulator against the brute force's."""
+    if not _for_brute_force(problem, schedule.parts):
         return
     checks.counts["timed by the brute force"] += 1
     found = timing(problem, schedule)
@@ -377,8 +379,9 @@ def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
                 checks.fail(f"solver {name}: objective", f"says {found.objective_ns}, is {objective_ns}, from {start.objective_ns}")
             whole.append(_Known(name, found.schedule, objective_ns))
     best_ns: int | None = None
-    with checks.step("brute force", SearchTooLarge, ValueError):  # ValueError: durations of 0, or collectives of several stages
-        best_ns = optimum(problem, most_states=MOST_STATES)
+    if _for_brute_force(problem):
+        with checks.step("brute force", SearchTooLarge):
+            best_ns = optimum(problem, most_states=MOST_STATES)
     if best_ns is not None:
         checks.counts["brute force: optimum"] += 1
         for entry in whole:

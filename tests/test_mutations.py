@@ -1,0 +1,43 @@
+"""Plans broken on purpose: refused, or proven to be as good as they claim. `benchmarks/mutations.py` makes 10,000 of them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import plan_mutations
+from plan_mutations import KINDS, SURVIVED, mutated_plans
+
+from schedc.verify.plan import check_ranks
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule import verify_schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from schedc.ir.plan import Plan
+    from schedc.verify.violation import Violation
+
+
+def test_no_broken_plan_is_accepted(tmp_path: Path) -> None:
+    found = [each for number in range(20) for each in mutated_plans(Random(f"1:{number}"), tmp_path)]
+    assert [(kind, outcome) for kind, outcome, _ in found if outcome.startswith(SURVIVED)] == []
+    assert {kind for kind, _, _ in found} == {kind.__name__ for kind in KINDS}
+
+
+def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the verifier looks at compute queues alone, what proves that a mutant is as good finds out about all the rest."""
+    monkeypatch.setattr(plan_mutations, "check_plan", only_compute_queues)
+    outcomes: dict[str, list[bool]] = {kind.__name__: [] for kind in KINDS}
+    for number in range(20):
+        for kind, outcome, _ in mutated_plans(Random(f"1:{number}"), tmp_path):
+            outcomes[kind].append(outcome.startswith(SURVIVED))
+    for name in ("drop_transfer", "swap_on_both_ends", "edit_channel", "edit_certificate"):
+        assert sum(outcomes[name]) > 0.4 * len(outcomes[name]) > 0, name
+
+
+def only_compute_queues(plan: Plan) -> tuple[Violation, ...]:
+    """A verifier that lacks the rules of channels and certificate."""
+    return (*verify_problem(plan.problem), *check_ranks(plan)) or verify_schedule(plan.problem, plan.schedule())
