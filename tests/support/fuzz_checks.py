@@ -134,11 +134,9 @@ def load(text: str, directory: Path) -> Problem:
     extra = read_extra(text)
     path = directory / "fuzz.toml"
     path.write_text(text, encoding="utf-8")
-    files = {"measured.json": ("profile", json.dumps), "topology.toml": ("topology", job_text)}
-    for name, (key, write) in files.items():
-        (directory / name).unlink(missing_ok=True)  # another job's
-        if key in extra:
-            (directory / name).write_text(write(extra[key]), encoding="utf-8")
+    files = {"measured.json": json.dumps(extra.get("profile")), "topology.toml": job_text(extra.get("topology", {}))}
+    for name, content in files.items():
+        (directory / name).write_text(content, encoding="utf-8")
     problem = load_job(path).problem
     if names := extra.get("trunks"):
         links = tuple(dataclasses.replace(link, trunk=names.get(link.trunk, link.trunk)) for link in problem.links)
