@@ -183,7 +183,8 @@ def show(
     from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
     read = read_plan(plan)
     timeline = replay(read)
-    if not from_ns < min(timeline.makespan_ns, timeline.makespan_ns if to_ns is None else to_ns):
+    plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown
+    if not from_ns < min(plan_ns, plan_ns if to_ns is None else to_ns):
         raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")
     print_plan(read, timeline, from_ns, to_ns, ranks=chosen_ranks(ranks, read.problem.ranks), width=width)
 

@@ -155,3 +155,8 @@ def test_the_width_may_be_given_or_come_from_the_environment(
         with pytest.raises(SystemExit):
             main(["show", str(tmp_path / "plan.json"), *options])
         assert max(len(line) for line in capsys.readouterr().out.splitlines()) == width
+
+
+def test_a_plan_that_takes_no_time_is_shown(tmp_path: Path) -> None:
+    lines = shown(made(make_problem(2, 1, costs_ns=(0, 0, 0))), tmp_path)
+    assert any(line.startswith("makespan 0 ns") for line in lines)
