@@ -14,6 +14,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.runtime.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
 from schedc.text.links_file import MeasuredLink, write_links
+from schedc.text.outputs import check_outputs
 from schedc.text.plan_file import read_plan
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
@@ -117,9 +119,7 @@ def _agreed(options: argparse.Namespace, control: dist.ProcessGroup) -> Agenda:
 
 def _task(options: argparse.Namespace, ranks: int) -> _Task:
     try:
-        directory = os.path.dirname(os.path.realpath(options.output))
-        if not os.path.isdir(directory):
-            raise InvalidInput(f"{options.output}: cannot be written: the directory {directory} does not exist; create it first")
+        check_outputs({"-o": Path(options.output)}, () if options.plan is None else (Path(options.plan),))
         if options.repeats < 1:
             raise InvalidInput(f"--repeats: found {options.repeats}, expected at least 1")
         sizes = set(_sizes(options.sizes))

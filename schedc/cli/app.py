@@ -92,10 +92,10 @@ def compile_command(
     """Compile a job into a plan."""
     from schedc.cli import render
     from schedc.cli.defect import defects_kept
-    from schedc.cli.outputs import check_outputs, write_output
     from schedc.compile import compile_problem
     from schedc.frontend.job import load_job
     from schedc.solvers.base import Limits
+    from schedc.text.outputs import check_outputs, write_output
     from schedc.text.plan_file import plan_json
 
     loaded = load_job(job)
@@ -271,11 +271,20 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be told in one line
     except SchedcError as error:
-        typer.echo(f"schedc: {one_line(str(error))}", err=True)
+        _say(f"schedc: {one_line(str(error))}")
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
-        typer.echo("schedc: interrupted", err=True)
+        _say("schedc: interrupted")
         sys.exit(130)
+
+
+def _say(line: str) -> None:
+    """The line on standard error. Where that is closed or full, nobody can be told, and the exit status has to do."""
+    if sys.stderr is not None:
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError:
+            sys.stderr = None
 
 
 if __name__ == "__main__":

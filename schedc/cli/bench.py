@@ -12,10 +12,10 @@ from rich.text import Text
 from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
-from schedc.cli.outputs import check_outputs
 from schedc.cli.render import console
 from schedc.errors import InvalidInput
 from schedc.solvers.base import Limits
+from schedc.text.outputs import check_outputs
 from schedc.units import format_bytes, parse_duration_ns
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ def compare_command(
     """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
-    from schedc.cli.outputs import check_outputs
     from schedc.cli.render import print_json
     from schedc.compile import replay
     from schedc.text.link_topology import write_link_topology
+    from schedc.text.outputs import check_outputs
     from schedc.text.perfetto_compare import write_comparison
     from schedc.text.plan_file import read_plan
     from schedc.text.stage_profile import write_stage_profile

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.cli.outputs import is_standard
 from schedc.errors import Defect, InvalidInput
 from schedc.text.atomic_write import write_atomically
+from schedc.text.outputs import is_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

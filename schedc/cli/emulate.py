@@ -38,9 +38,9 @@ def emulate_command(
 
     from schedc.analysis.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
-    from schedc.cli.outputs import check_outputs
     from schedc.cli.render import console, print_json
     from schedc.compile import replay
+    from schedc.text.outputs import check_outputs
     from schedc.text.plan_file import read_plan
     from schedc.text.trace_file import write_trace_file
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.outputs import is_standard
 from schedc.cli.render import console
 from schedc.frontend.location import one_line
+from schedc.text.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.outputs import is_standard
 from schedc.frontend.location import one_line
+from schedc.text.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:

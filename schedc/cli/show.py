@@ -92,8 +92,8 @@ def print_plan(
         out.print(said)
     out.print(legend(problem, (timeline,)))
     for label, draw, tail in rows:
-        line = Text(label.ljust(label_width), "bold").append_text(draw(window))
-        out.print(line.append(f" {tail}" if tail else "", "not bold dim"), no_wrap=True, overflow="crop")
+        line = Text().append(label.ljust(label_width), "bold").append_text(draw(window))
+        out.print(line.append(f" {tail}" if tail else "", "dim"), no_wrap=True, overflow="crop")
     if left_out:
         out.print(Text(f"not shown: {', '.join(left_out)}; --ranks all or --ranks 0-3,8 shows others", "dim"))
 

@@ -64,10 +64,10 @@ def export_torch(
     ] = CsvFormat.compute_comms,
 ) -> None:
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
-    from schedc.cli.outputs import check_outputs, is_standard, write_output
     from schedc.compile import check_plan
     from schedc.errors import CheckFailed
     from schedc.frontend.location import one_line
+    from schedc.text.outputs import check_outputs, is_standard, write_output
     from schedc.text.plan_file import read_plan
     from schedc.text.torch_csv import stage_map_path, torch_csv, write_torch_csv
     from schedc.text.torch_stages import notes

@@ -365,6 +365,11 @@ def test_a_process_says_what_is_wrong_in_one_line(here: Path, command: str, said
     assert done.stderr.decode() == f"schedc: {said}\n"
 
 
+@pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
+def test_the_status_holds_where_nobody_can_be_told(here: Path, stderr: str) -> None:
+    assert process(here, f"schedc show no.json 2>{stderr}").returncode == 2
+
+
 def test_python_m_schedc_and_pipes(here: Path) -> None:
     """The plan goes through a pipe, the table past it; what comes out is what the file would show."""
     piped = process(here, "schedc compile job.toml -o - --method 1f1b | tee new.json | schedc simulate /dev/stdin")

@@ -241,6 +241,7 @@ def test_the_command_measures_a_plans_links(tmp_path: Path) -> None:
 def test_the_command_refuses_on_all_ranks(tmp_path: Path) -> None:
     for options, expected in [
         (["-o", str(tmp_path / "missing" / "t.toml")], "cannot be written"),
+        (["-o", str(tmp_path / "plan.json"), "--plan", str(tmp_path / "plan.json")], "this command reads it"),
         (["-o", str(tmp_path / "t.toml"), "--sites", "2,2"], "expected ranks per datacenter that add up to 2"),
     ]:
         for status, _, error in run_both(*options):

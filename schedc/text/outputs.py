@@ -1,6 +1,6 @@
 """Where commands write: every output is tried before the work begins, and none may be an input or another output.
 
-One helper for all commands. `-` is standard output, for the commands whose one result is a file.
+One helper for all programs. `-` is standard output, for the commands whose one result is a file.
 """
 
 from __future__ import annotations
