@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir.plan import Plan
@@ -19,9 +22,10 @@ from schedc.runtime.pipelines import Pipelines
 from schedc.runtime.program import wires_of
 from schedc.runtime.replicas import check_equal_weights, replicas_of, weights_digest
 from schedc.runtime.swap import Offer, disagreement
-from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device
+from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.injected import Injection
+from schedc.runtime.transports.settings import missing_settings
 from schedc.runtime.wiring import bare
 from schedc.text.plan_file import plan_sha256
 
@@ -199,7 +203,12 @@ def _agree(
     unlike = next((other.rank for other in reports if other.inject_links != reports[0].inject_links), None)
     if unlike is not None:
         raise InvalidInput(f"ranks 0 and {unlike} load with and without inject_links; give all ranks the same")
-    check_wishes(wishes, [(wire.source, wire.destination) for wire in wires_of(plan)])
+    pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
+    check_wishes(wishes, pairs)
+    job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())
+    missing = missing_settings(os.environ, wires_over_nccl(wishes, groups.rank, pairs), job_has_nccl=job_has_nccl)
+    if missing is not None:
+        warnings.warn(missing, RuntimeWarning, stacklevel=3)
     return plan, connection(wishes, groups.rank, device)
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from schedc.runtime.program import Wire
     from schedc.runtime.transports.base import Connect, Ends
 
-__all__ = ["Channels", "Hardware", "Wish", "check_wishes", "connection", "hardware_of", "stage_device", "way"]
+__all__ = ["Channels", "Hardware", "Wish", "check_wishes", "connection", "hardware_of", "stage_device", "way", "wires_over_nccl"]
 
 Channels: TypeAlias = Literal["auto", "nccl", "gloo", "delegate"]
 Way: TypeAlias = Literal["nccl", "nccl or delegate", "gloo", "delegate"]
@@ -144,6 +144,12 @@ def way(channels: Channels, source: Hardware, destination: Hardware) -> Way:
     if source.gpu is None:
         return "gloo"
     return "nccl or delegate" if source.gpu != destination.gpu and source.nccl and destination.nccl else "delegate"
+
+
+def wires_over_nccl(wishes: Sequence[Wish], rank: int, pairs: Iterable[tuple[int, int]]) -> int:
+    """How many of a rank's wires begin on NCCL; arguments as those of `check_wishes`, which has accepted them."""
+    ways = (way(wishes[rank].channels, wishes[x].hardware, wishes[y].hardware) for x, y in pairs if rank in (x, y))
+    return sum(one in ("nccl", "nccl or delegate") for one in ways)
 
 
 def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Connect:

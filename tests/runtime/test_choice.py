@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.transports.choice import Hardware, Wish, check_wishes, hardware_of, stage_device, way
+from schedc.runtime.transports.choice import Hardware, Wish, check_wishes, hardware_of, stage_device, way, wires_over_nccl
+from schedc.runtime.transports.settings import missing_settings
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
@@ -76,6 +77,51 @@ def test_refused(channels: str, ranks: tuple[Hardware, ...], kind: type[SchedcEr
 def test_queues() -> None:
     with pytest.raises(InvalidInput, match="queues=0; expected at least 1"):
         check("auto", CPU, CPU, queues=0)
+
+
+GOOD = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "wires", "job_has_nccl", "expected"),
+    [
+        ({}, 0, True, None),
+        (GOOD, 4, True, None),
+        ({**GOOD, "CUDA_DEVICE_MAX_CONNECTIONS": "9"}, 4, True, None),
+        (
+            {**GOOD, "CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+            4,
+            True,
+            "CUDA_DEVICE_MAX_CONNECTIONS=8, expected CUDA_DEVICE_MAX_CONNECTIONS=32;",
+        ),
+        (
+            {**GOOD, "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            1,
+            True,
+            "CUDA_DEVICE_MAX_CONNECTIONS=1, expected CUDA_DEVICE_MAX_CONNECTIONS=32;",
+        ),
+        ({**GOOD, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, True, None),
+        ({"CUDA_MODULE_LOADING": "LAZY"}, 2, False, "CUDA_MODULE_LOADING=LAZY, expected CUDA_MODULE_LOADING=EAGER;"),
+        ({**GOOD, "TORCH_NCCL_ENABLE_MONITORING": "1"}, 2, False, None),
+        (
+            {},
+            4,
+            True,
+            "found CUDA_DEVICE_MAX_CONNECTIONS=(not set), CUDA_MODULE_LOADING=(not set), TORCH_NCCL_ENABLE_MONITORING=(not set),"
+            " expected CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER TORCH_NCCL_ENABLE_MONITORING=0; set them before",
+        ),
+    ],
+)
+def test_what_a_job_over_nccl_should_have_set(environment: Any, wires: int, job_has_nccl: bool, expected: str | None) -> None:
+    said = missing_settings(environment, wires, job_has_nccl=job_has_nccl)
+    assert said is None if expected is None else said is not None and expected in said and "\n" not in said
+
+
+def test_wires_over_nccl() -> None:
+    """Of a rank's own, those whose ends are on two GPUs."""
+    wishes = [Wish(channels="auto", queues=2, hardware=hardware) for hardware in (FIRST, SECOND, SAME, BARE)]
+    pairs = [(0, 1), (1, 0), (0, 2), (1, 2), (0, 3)]
+    assert [wires_over_nccl(wishes, rank, pairs) for rank in range(4)] == [2, 3, 1, 0]
 
 
 def test_where_stages_are() -> None:

@@ -1,0 +1,45 @@
+"""What a job that has channels over NCCL should have set before its processes start; docs/gpu.md says why.
+
+CUDA and PyTorch read these when they begin, which is before `load`: it can only say what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MAX_CONNECTIONS", "missing_settings"]
+
+DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
+"""CUDA's hardware queues: without CUDA_DEVICE_MAX_CONNECTIONS, and at most."""
+
+
+def missing_settings(environment: Mapping[str, str], wires: int, *, job_has_nccl: bool) -> str | None:
+    """What to set, in one line; None: nothing is missing.
+
+    Args:
+        environment: the process's.
+        wires: how many of its wires are over NCCL.
+        job_has_nccl: whether the job has made a process group over NCCL before.
+    """
+    if not wires:
+        return None
+    wanted: dict[str, str] = {}
+    streams = 1 + 2 * wires  # the compute's; of each wire ours and NCCL's
+    given = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    if (int(given) if given.isdecimal() else DEFAULT_CONNECTIONS) < min(streams, MAX_CONNECTIONS):
+        wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MAX_CONNECTIONS)
+    if environment.get("CUDA_MODULE_LOADING") != "EAGER":
+        wanted["CUDA_MODULE_LOADING"] = "EAGER"
+    if job_has_nccl and environment.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
+        wanted["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    if not wanted:
+        return None
+    found = ", ".join(f"{name}={environment.get(name, '(not set)')}" for name in wanted)
+    expected = " ".join(f"{name}={value}" for name, value in wanted.items())
+    return (
+        f"channels over NCCL: found {found}, expected {expected}; set them before the processes start,"
+        " or a step may deadlock and a failure end the process (docs/gpu.md)"
+    )
