@@ -204,6 +204,18 @@ def test_the_gpu_benchmark_on_a_cpu(two: Ranks) -> None:
         assert result["error"] < 1e-5 and result["loss"] == pytest.approx(result["expected"], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_what_the_two_gpus_are_asked_when_a_peer_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The program for two GPUs asks what holds on the CPU, too."""
+    problem = make_problem(2, 4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    with rank_processes(2, tmp_path_factory.mktemp("ends")) as ranks:
+        (found,) = ranks.run(gpu_runs.lose_peer, plan, "auto", 60.0, "cpu", "ends", of=[1])
+    said, waited_s, computed = found
+    assert "rank 0 has ended or failed" in said and computed == 64
+    assert waited_s < 60
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
 def test_gradients_of_two_ranks_on_one_gpu(two: Ranks, dtype: str, limit: float) -> None:

@@ -1,11 +1,14 @@
-"""What the rank processes of benchmarks/gpu.py run: a pipeline of two ranks on one GPU, through the delegate."""
+"""What the rank processes of benchmarks/gpu.py and two_gpus.py run: a pipeline of two ranks, on one GPU or on two."""
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+import time
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pipeline_runs import relative_error
@@ -15,6 +18,7 @@ import schedc.runtime
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
+    from schedc.runtime.transports.choice import Channels
 
 MS = 1e3
 """A trace's times are microseconds."""
@@ -43,17 +47,35 @@ def make_batch(plan: Plan, width: int, samples: int, dtype: torch.dtype, device:
 
 
 def equal(
-    rank: int, plan: Plan, dtype_name: str, width: int, depth: int, samples: int, device_name: str = "cuda:0"
+    rank: int,
+    plan: Plan,
+    dtype_name: str,
+    width: int,
+    depth: int,
+    samples: int,
+    device_name: str = "cuda:0",
+    channels: Channels = "delegate",
+    breaks: bool = False,
 ) -> dict[str, Any]:
-    """The largest relative error of a gradient against the model without a pipeline, microbatch by microbatch, and both losses."""
+    """The largest relative error of a gradient against the model without a pipeline, microbatch by microbatch, and both losses.
+
+    `device_name` may have `{rank}` in it. `breaks`: rank 0 gives up the first of two channels after the first step.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
-    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    device, dtype = torch.device(device_name.format(rank=rank)), getattr(torch, dtype_name)
     count = len(plan.problem.stages)
     whole = [make_stage(index, width, depth, dtype, device) for index in range(count)]
     own = {index: make_stage(index, width, depth, dtype, device) for index in plan.problem.stages_on(rank)}
     inputs, targets = make_batch(plan, width, samples, dtype, device)
-    with schedc.runtime.load(plan, stages=own, loss_fn=loss_fn, channels="delegate") as pipe:
-        for _ in range(2):
+    with (
+        warnings.catch_warnings(record=True) as told,
+        schedc.runtime.load(plan, stages=own, loss_fn=loss_fn, channels=channels) as pipe,
+    ):
+        warnings.simplefilter("always")
+        for step in range(4 if breaks else 2):
+            if breaks and step == 1 and rank == 0:
+                for ends in pipe._wiring._ends.values():
+                    cast("Any", ends.data).change("given up on purpose")
             for stage in own.values():
                 stage.zero_grad()
             loss = float(pipe.step(inputs, targets))
@@ -65,7 +87,57 @@ def equal(
         expected += float(part.detach())
     pairs = [pair for index, stage in own.items() for pair in zip(stage.parameters(), whole[index].parameters(), strict=True)]
     error = max(relative_error(mine.grad, other.grad) for mine, other in pairs)
-    return {"error": error, "loss": loss, "expected": expected}
+    return {"error": error, "loss": loss, "expected": expected, "told": [str(warning.message) for warning in told]}
+
+
+class Ending(nn.Module):
+    """A stage that ends its process in its forward, once it is told to."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.now = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.now:
+            os._exit(1)
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+class Looking(nn.Module):
+    """A stage that looks at what comes, for which the host waits in CUDA, without a limit."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        float(x.detach().sum())
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def lose_peer(rank: int, plan: Plan, channels: Channels, timeout_s: float, device_name: str, way: str) -> tuple[str, float, float]:
+    """Rank 0 ends (`ends`) or sleeps (`sleeps`) in the second step: what rank 1 says, after how many seconds; and what it computes
+    on its device afterwards, which must be 64."""
+    device = torch.device(device_name.format(rank=rank))
+    own = {index: make_stage(index, 64, 2, torch.float32, device) for index in plan.problem.stages_on(rank)}
+    given: dict[int, nn.Module] = {index: Ending(stage) if rank == 0 else Looking(stage) for index, stage in own.items()}
+    inputs, targets = make_batch(plan, 64, 4, torch.float32, device)
+    said, waited_s = "nothing", 0.0
+    with schedc.runtime.load(plan, stages=given, loss_fn=loss_fn, channels=channels, timeout_s=timeout_s) as pipe:
+        pipe.step(inputs, targets)
+        for stage in given.values():
+            if isinstance(stage, Ending):
+                stage.now = way == "ends"
+                time.sleep(0 if stage.now else 6 * timeout_s)
+        begun_s = time.monotonic()
+        try:
+            pipe.step(inputs, targets)
+        except schedc.runtime.TransferFailed as error:
+            said, waited_s = str(error), time.monotonic() - begun_s
+    return said, waited_s, float(torch.ones(64, device=device).sum())
 
 
 def overlap(rank: int, plan: Plan, width: int, depth: int, samples: int) -> dict[str, Any]:
