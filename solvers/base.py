@@ -7,7 +7,7 @@ verifier accepts it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.analysis.gap import check_bound
@@ -49,6 +49,8 @@ class Solved:
     status: str
     log: tuple[str, ...] = ()
     """What the bound rests on, line by line: solver, version, parameters, model, status. Nothing in it depends on a clock."""
+    work: float = field(default=0.0, compare=False)
+    """What the solver spent, in the units of a deterministic limit."""
 
     def __post_init__(self) -> None:
         """Refuse a bound that the schedule refutes."""

@@ -96,7 +96,8 @@ def solve_cpsat(
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=_log(solver, variables, name))
+    log, work = _log(solver, variables, name), solver.response_proto.deterministic_time
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work)
 
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:

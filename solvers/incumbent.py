@@ -65,6 +65,8 @@ class Incumbent:
     solver_log: tuple[str, ...] = ()
     cut_short: bool = False
     """Whether a clock, an interruption or racing threads had a part in what was found, so that another run may end elsewhere."""
+    work: float = 0.0
+    """What the searches have spent of a deterministic limit."""
     history: list[Improvement] = field(default_factory=list)
     _analytic: tuple[int, str] = field(init=False)
     _lock: threading.RLock = field(init=False, default_factory=threading.RLock)

@@ -143,7 +143,8 @@ def solve_milp(
         _digest(highs, variables),
         f"status {status}, best bound {bound_ns} ns",
     )
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=status, log=log)
+    work = checks / CHECKS_PER_UNIT
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=status, log=log, work=work)
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:

@@ -33,7 +33,7 @@ SETTLED_WAVES = 7
 SLACK = 1.06
 """A wave is sought among those whose period is at most so many times the hint's, which need not repeat itself exactly."""
 DETERMINISTIC_TIME = 8.0
-"""Without a time limit, the effort for each size of wave, in CP-SAT's unit (a second or a few)."""
+"""Without a limit, the effort for each size of wave, in CP-SAT's unit (a second or a few)."""
 LARGEST_WAVE = 16
 WORKERS = 8
 
@@ -69,7 +69,7 @@ def periodic(problem: Problem, *, limits: Limits = NO_LIMITS, waves: tuple[int, 
     Args:
         problem: one stage on each rank, one path, microbatches that are alike.
         limits: of a time limit, the last size gets what the others leave, and each of those up to a sixth. Without one the
-            result does not depend on the machine.
+            result does not depend on the machine. A deterministic limit is shared equally.
         waves: the sizes to try; default: powers of two, and as many as memory holds.
 
     Raises:
@@ -88,7 +88,8 @@ def periodic(problem: Problem, *, limits: Limits = NO_LIMITS, waves: tuple[int, 
         if best is not None and size % best.microbatches == 0:
             hints.append(best.tiled(size // best.microbatches))
         hint = min(hints, key=lambda each: abs(each.per_microbatch_ns - least_ns), default=None)
-        wave = solve_wave(problem, size, replace(limits, time_s=share_s), hint)
+        work = None if limits.deterministic is None else limits.deterministic / len(sizes)
+        wave = solve_wave(problem, size, replace(limits, time_s=share_s, deterministic=work), hint)
         if wave is not None and (best is None or wave.per_microbatch_ns < best.per_microbatch_ns):
             best = wave
         if best is not None and best.per_microbatch_ns <= least_ns:
@@ -219,6 +220,6 @@ def _set(solver: cp_model.CpSolver, limits: Limits) -> None:
     solver.parameters.random_seed = limits.seed
     if limits.time_s is None:
         solver.parameters.interleave_search = True
-        solver.parameters.max_deterministic_time = DETERMINISTIC_TIME
+        solver.parameters.max_deterministic_time = DETERMINISTIC_TIME if limits.deterministic is None else limits.deterministic
     else:
         solver.parameters.max_time_in_seconds = limits.time_s

@@ -107,7 +107,7 @@ def solve(
                     incumbent.cut_short = True
                     break
                 slice_s = None if left_s is None else share * left_s
-                work = None if limits.deterministic is None else share * limits.deterministic
+                work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
                 given = replace(limits, time_s=slice_s, deterministic=work)
                 candidates.append(_run(search, run, incumbent, given, told=not auto))
     except KeyboardInterrupt:
@@ -184,7 +184,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct, limits: 
 
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
-    """What `auto` runs after the constructive methods, each with the share of the time left that it may take."""
+    """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
     if _num_ops(problem) > CPSAT_OPS:
         return (("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:

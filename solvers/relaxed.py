@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ class Refuted:
     """The bound it was given, or a better one."""
     cut_short: bool
     """Whether a limit ended it; else the bound is the relaxation's optimum, or as good as was asked for."""
+    work: float = field(default=0.0, compare=False)
+    """What it spent, in the units of a deterministic limit."""
 
 
 def refute(
@@ -84,21 +86,22 @@ def refute(
     if not blocks.complete:
         raise Unsupported("relaxed needs microbatches that are alike, and no fused backward that is faster than its halves")
     windows, ranks = windows_of(problem, blocks), _ranks(problem)
-    begun, work = time.perf_counter(), limits.deterministic
+    begun, spent = time.perf_counter(), 0.0
     lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)
     step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
     while lower < enough and objective_ns - bound_ns > limits.gap * objective_ns:
         left_s = None if limits.time_s is None else limits.time_s - (time.perf_counter() - begun)
+        work = None if limits.deterministic is None else limits.deterministic - spent
         if step < least or any(left is not None and left <= 0 for left in (left_s, work)):
-            return Refuted(lower_bound_ns=bound_ns, cut_short=True)
+            return Refuted(lower_bound_ns=bound_ns, cut_short=True, work=spent)
         upper = max(windows.path, min(lower + step, enough - 1))
         model = build_relaxed(problem, blocks, windows, lower, upper, ranks)
         # No question gets more than half of what is left, so that a smaller step can follow one that is not answered.
-        time_s, deterministic = (None if left is None else max(left / 2, LEAST_S) for left in (left_s, work))
+        time_s = None if left_s is None else max(left_s / 2, LEAST_S)
+        deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
         solver = solver_of(replace(limits, time_s=time_s, deterministic=deterministic, gap=0.0))
         status = solver.solve(model)
-        if work is not None:
-            work -= solver.response_proto.deterministic_time
+        spent += solver.response_proto.deterministic_time
         if status == cp_model.UNKNOWN:
             step //= 2
             continue
@@ -109,8 +112,8 @@ def refute(
             found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
             on_bound(bound_ns, _log(solver, model, ranks, found))
         if status != cp_model.INFEASIBLE:
-            return Refuted(lower_bound_ns=bound_ns, cut_short=status != cp_model.OPTIMAL)
-    return Refuted(lower_bound_ns=bound_ns, cut_short=False)
+            return Refuted(lower_bound_ns=bound_ns, cut_short=status != cp_model.OPTIMAL, work=spent)
+    return Refuted(lower_bound_ns=bound_ns, cut_short=False, work=spent)
 
 
 def _ranks(problem: Problem) -> tuple[int, ...]:

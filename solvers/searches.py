@@ -72,6 +72,7 @@ def periodic(incumbent: Incumbent, limits: Limits) -> None:
     from schedc.solvers.periodic import periodic as repeat
 
     timed = limits.deterministic is None
+    incumbent.work += limits.deterministic or 0.0  # it does not tell what it spent of it
     incumbent.offer_valid(repeat(incumbent.problem, limits=limits if timed else replace(limits, time_s=None)), "periodic")
     incumbent.cut_short |= timed and incumbent.found_by == "periodic"
 
@@ -105,6 +106,7 @@ def relaxed(incumbent: Incumbent, limits: Limits) -> None:
         limits=limits,
         on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, "cpsat", log),
     )
+    incumbent.work += found.work
     incumbent.cut_short |= found.cut_short and limits.deterministic is None
 
 
@@ -130,6 +132,7 @@ def _start(incumbent: Incumbent) -> Schedule:
 
 def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
     """The solver's last word."""
+    incumbent.work += solved.work
     incumbent.offer_valid(solved.schedule, name)
     incumbent.raise_bound(solved.lower_bound_ns, name, solved.log)
     if limits.deterministic is None and (solved.status not in ("OPTIMAL", "INFEASIBLE") or incumbent.found_by == name):

@@ -21,6 +21,7 @@ from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+    from schedc.solvers.periodic import Wave
 
 
 def slow_middle(microbatches: int, in_flight: int) -> Problem:
@@ -35,6 +36,18 @@ def test_a_thousand_microbatches_are_within_half_a_percent_where_memory_is_enoug
     assert verify_schedule(problem, schedule) == ()
     makespan_ns = simulate(problem, schedule).makespan_ns
     assert makespan_ns - best_bound(problem).value_ns <= makespan_ns * 0.005
+
+
+def test_the_sizes_share_a_deterministic_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    def no_wave(_problem: Problem, _size: int, limits: Limits, _hint: Wave | None) -> None:
+        given.append(limits.deterministic)
+
+    monkeypatch.setattr("schedc.solvers.periodic.solve_wave", no_wave)
+    with pytest.raises(Unsupported):
+        periodic(slow_middle(40, 8), limits=Limits(deterministic=6.0))
+    assert given == [1.5] * 4
 
 
 @pytest.mark.slow

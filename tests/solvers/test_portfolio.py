@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from problems import m70, make_problem
 
+from schedc.analysis.bounds import best_bound
 from schedc.cli.render import compiled_json
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
 from schedc.ir.plan import MadeBy
 from schedc.solvers import searches
 from schedc.solvers.base import Limits
+from schedc.solvers.portfolio import solve
 from schedc.text.plan_file import plan_json
 
 if TYPE_CHECKING:
@@ -105,6 +107,56 @@ def test_a_deterministic_limit_gives_the_same_bytes_twice() -> None:
     limits = Limits(deterministic=0.5, seed=3)
     plans = [plan_json(compile_problem(problem, limits=limits).plan) for _ in range(2)]
     assert plans[0] == plans[1]
+
+
+SEVERAL_CHUNKS = make_problem(
+    2,
+    6,
+    placement="loop",
+    chunks=2,
+    costs_ns=[(3, 4, 2), (5, 3, 4), (2, 6, 1), (4, 4, 3)],
+    in_flight=2,
+    links={(0, 1): (9, 6), (1, 0): (9, 6)},
+)
+"""What `auto` hands to `cpsat` and `relaxed` in turns, as no analytic bound meets what it finds."""
+
+
+@pytest.mark.parametrize(("spent", "total"), [(1.0, 8.0), (0.0, None)])
+def test_the_searches_share_a_deterministic_limit(spent: float, total: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leaves, the others get; together they never get more than there is."""
+    given: list[float] = []
+
+    def spend(incumbent: Incumbent, limits: Limits) -> None:
+        assert limits.deterministic is not None
+        given.append(limits.deterministic)
+        incumbent.work += spent * limits.deterministic
+
+    for name in ("cpsat", "relaxed"):
+        monkeypatch.setattr(searches, name, spend)
+    without_local_search(monkeypatch)
+    compile_problem(SEVERAL_CHUNKS, limits=Limits(deterministic=8.0))
+    assert len(given) == 3
+    assert given[-1] > 0
+    assert sum(given) == pytest.approx(total) if total else given[-1] == 8.0
+
+
+def without_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes long, and ends by its rounds, not by a limit."""
+
+    def nothing(_incumbent: Incumbent, _limits: Limits, *, rounds: int = 1) -> None:
+        del rounds
+
+    for name in ("local", "polish"):
+        monkeypatch.setattr(searches, name, nothing)
+
+
+def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CP-SAT looks at its own clock now and then, so that each of three runs may go a little beyond."""
+    without_local_search(monkeypatch)
+    bound = best_bound(SEVERAL_CHUNKS)
+    limits = Limits(deterministic=0.3, workers=2)
+    outcome = solve(SEVERAL_CHUNKS, "auto", limits, bound_ns=bound.value_ns, bound_by=bound.name, report=lambda _: None)
+    assert 0 < outcome.incumbent.work < 1.2 * 0.3
 
 
 def test_a_clock_that_cuts_a_search_short_is_told() -> None:
