@@ -29,7 +29,9 @@ from fuzz_shrink import shrink
 if TYPE_CHECKING:
     from fuzz_jobs import Job
 
-CHUNK = 200
+MOST_OPS = 40
+"""Blocks of a job: enough for several microbatches on several ranks, and few enough for many jobs."""
+CHUNK = 100
 """Jobs that a process does before it reports."""
 
 
@@ -64,7 +66,7 @@ def run_chunk(chunk: Chunk) -> tuple[Counter[str], list[Failure]]:
         for number in range(chunk.begin, chunk.end):
             seed = f"{chunk.seed}:{number}"
             costly, terminal = number % chunk.costly == 0, number % chunk.terminal == 0
-            job = random_job(Random(seed), most_ops=SOLVER_OPS if costly else 60)
+            job = random_job(Random(seed), most_ops=SOLVER_OPS if costly else MOST_OPS)
             counts["jobs"] += 1
             counts["jobs, costly"] += costly
             counts["jobs, terminal"] += terminal

@@ -90,7 +90,7 @@ class _Draw:
         return cost
 
 
-def random_job(random: Random, *, most_ops: int = 60) -> Job:
+def random_job(random: Random, *, most_ops: int = 40) -> Job:
     """A valid job whose step has at most so many blocks; feasible but for a few whose memory is below one microbatch."""
     draw = _Draw(random)
     while True:

@@ -65,7 +65,7 @@ class Facts:
         size = (
             self.problem.stages[op.stage].message_bytes if op.kind == Kind.F else self.problem.stages[other].gradient_message_bytes
         )
-        return (link.trunk or (a, b), link.occupancy_ns(size), link.latency_ns, other)
+        return ((a, b) if link.trunk is None else link.trunk, link.occupancy_ns(size), link.latency_ns, other)
 
     def shortest_backward(self, stage: int, microbatch: int) -> int:
         fused = self.problem.duration_ns(Kind.BW, stage, microbatch)
@@ -130,7 +130,7 @@ class State:
         parallel = facts.problem.data_parallel
         assert parallel is not None
         rank = facts.problem.stages[stage].rank
-        resource = parallel.trunk or (rank, rank)
+        resource = (rank, rank) if parallel.trunk is None else parallel.trunk
         self.free[resource] = max(self.now, self.free.get(resource, 0)) + duration
         self.collectives_end = max(self.collectives_end, self.free[resource])
         return self.free[resource]
