@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.solvers.base import Construct, Search
 
-__all__ = ["METHODS", "RANGES", "SEARCHES", "TEMPLATE_NAMES", "constructive", "is_auto", "search_of"]
+__all__ = ["METHODS", "RANGES", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 
@@ -52,6 +52,16 @@ def is_auto(text: str) -> bool:
     if name == "auto" and brace:
         raise InvalidInput(f"method {text!r}: auto has no options; give them to one of the methods that it tries")
     return name == "auto"
+
+
+def check_method(text: str) -> None:
+    """Refuse a method that `solve` would refuse, before there is a problem.
+
+    Raises:
+        InvalidInput: the name is unknown, or the options cannot be read.
+    """
+    if not is_auto(text):
+        (search_of if text.partition("{")[0] in SEARCHES else constructive)(text)
 
 
 def constructive(text: str) -> Construct:

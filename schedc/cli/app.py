@@ -95,12 +95,17 @@ def compile_command(
     from schedc.compile import compile_problem
     from schedc.frontend.job import load_job
     from schedc.solvers.base import Limits
+    from schedc.solvers.registry import check_method
     from schedc.text.outputs import check_outputs, write_output
     from schedc.text.plan_file import plan_json
 
     loaded = load_job(job)
     check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
     settings = loaded.solver
+    try:
+        check_method(settings.method if method is None else method)
+    except InvalidInput as error:
+        raise InvalidInput(f"{f'{job}: solver.method' if method is None else '--method'}: {error}") from error
     limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
     limits = Limits(
         time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,

@@ -15,6 +15,7 @@ from schedc.bench.run import run, split_methods
 from schedc.cli.render import console
 from schedc.errors import InvalidInput
 from schedc.solvers.base import Limits
+from schedc.solvers.registry import check_method
 from schedc.text.outputs import check_outputs
 from schedc.units import format_bytes, parse_duration_ns
 
@@ -50,6 +51,8 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) ->
         raise InvalidInput(f"--time-limit: found {time_limit!r}, {error}") from error
     rows: list[Row] = []
     check_outputs({"--csv": csv}, ())
+    for name in names:
+        check_method(name)
     try:
         for row in _with_progress(chosen, names, limits):
             rows.append(row)

@@ -54,7 +54,7 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
         title: of the table.
         output: the file that has been written; None: none has.
     """
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(title=one_line(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
     table.add_column("layer", overflow="fold")
     headers = ["×", "F", "B", "W", "BW", "spread", "activation", "after B", "message"]
     if any(row.parameters is not None for row in rows):
@@ -67,7 +67,7 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
     out = console(stderr=standard, piped_width=PIPED_WIDTH)
     out.print(table)
     for note in notes:
-        out.print(Text(f"note: {note}", "yellow"))
+        out.print(Text(one_line(f"note: {note}"), "yellow"))
     if output is not None:
         out.print("wrote standard output" if standard else f"wrote {one_line(str(output))}")
 
@@ -78,7 +78,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     durations = (layer.forward_ns, layer.backward_input_ns, layer.backward_weight_ns, layer.backward_ns)
     sizes = (layer.activation_bytes, layer.activation_after_input_bytes, layer.message_bytes)
     return (
-        layer.name,
+        one_line(layer.name),
         str(layer.repeat),
         *("–" if duration is None else format_duration_ns(duration) for duration in durations),
         f"{max(spreads):.1%}",

@@ -11,7 +11,7 @@ import typer
 from jobs import write_job
 from typer.testing import CliRunner
 
-from schedc.cli.profile import profile_command
+from schedc.cli.profile import Device, profile_command
 from schedc.errors import InvalidInput
 from schedc.frontend.job import read_problem
 from schedc.runtime.profiling import load_model
@@ -97,3 +97,6 @@ def test_the_command_refuses_before_it_measures(directory: Path) -> None:
     with pytest.raises(InvalidInput, match=r"missing/profile\.json: cannot be written: the directory .*missing does not exist"):
         profile_command(output=Path("missing/profile.json"), model="six_layers:model")
     assert not Path("profile.json").exists()
+    with pytest.raises(InvalidInput, match=r"six_layers\.py: cannot be written: this command reads it"):
+        profile_command(output=Path("six_layers.py"), model="six_layers:model", device=Device.cpu)
+    assert (directory / "six_layers.py").read_text() == FACTORY
