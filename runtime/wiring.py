@@ -66,7 +66,11 @@ class Wiring:
         self._ends: dict[tuple[int, int, str], Ends] = {}
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
-        self._lay(plan, Boundaries())
+        try:
+            self._lay(plan, Boundaries())
+        except BaseException:
+            self.close()
+            raise
 
     def move(self, plan: Plan, *, keep_shapes: bool) -> None:
         """Lay the wires of another plan over the same connections, between two steps. All ranks of the plan do this together.

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from schedc.runtime.failure import TransferFailed, connection_lost
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, found_elsewhere
 from schedc.runtime.transports.words import Says, Word, Words
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class _End(ABC):
     def _raise_lost(self) -> None:
         """If nothing more is heard from the other end, say so."""
         if self._lost is not None:
-            raise ConnectionLost(str(self._lost)) from self._lost
+            raise found_elsewhere(self._lost)
 
     def _lose(self, error: Exception) -> None:
         with self._changed:

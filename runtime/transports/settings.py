@@ -33,7 +33,7 @@ def missing_settings(environment: Mapping[str, str], wires: int, *, job_has_nccl
         wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MAX_CONNECTIONS)
     if environment.get("CUDA_MODULE_LOADING") != "EAGER":
         wanted["CUDA_MODULE_LOADING"] = "EAGER"
-    if job_has_nccl and environment.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
+    if job_has_nccl and "0" not in (environment.get("TORCH_NCCL_ENABLE_MONITORING"), environment.get("TORCH_NCCL_DUMP_ON_TIMEOUT")):
         wanted["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     if not wanted:
         return None

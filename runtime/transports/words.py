@@ -59,7 +59,7 @@ class Words:
         """Words must be held until they are heard, and gloo does not tell when, but to who waits."""
 
     def listen(self, hear: Callable[[Word], None], lost: Callable[[Exception], None]) -> None:
-        """From now on call `hear` for each word, and `lost` once the line is closed, in a thread."""
+        """From now on call `hear` for each word, and `lost` once the line is closed or `hear` has raised, in a thread."""
         self._thread = threading.Thread(target=self._listen, args=(hear, lost), name=f"schedc {self._name} words", daemon=True)
         self._thread.start()
 
@@ -91,4 +91,8 @@ class Words:
                 lost(error)
                 return
             says, tag, before = heard.tolist()
-            hear(Word(Says(says), tag, before))
+            try:
+                hear(Word(Says(says), tag, before))
+            except Exception as error:  # for who waits, in whatever thread
+                lost(error)
+                return

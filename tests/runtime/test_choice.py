@@ -103,6 +103,7 @@ GOOD = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER", "TO
         ({**GOOD, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, True, None),
         ({"CUDA_MODULE_LOADING": "LAZY"}, 2, False, "CUDA_MODULE_LOADING=LAZY, expected CUDA_MODULE_LOADING=EAGER;"),
         ({**GOOD, "TORCH_NCCL_ENABLE_MONITORING": "1"}, 2, False, None),
+        ({**GOOD, "TORCH_NCCL_ENABLE_MONITORING": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, 2, True, None),
         (
             {},
             4,

@@ -152,8 +152,8 @@ class Line:
         self.other = Words(line, "other")
         self.other.listen(self._hear, lambda _: None)
         self.other.say(Word(Says.READY))
-        channels = Scripted(1.0, before), Scripted(2.0, lambda: None)
-        ways: list[Any] = [lambda wire, groups, channel=channel: Ends(channel, channel) for channel in channels]
+        self.channels: tuple[Any, Any] = Scripted(1.0, before), Scripted(2.0, lambda: None)
+        ways: list[Any] = [lambda wire, groups, channel=channel: Ends(channel, channel) for channel in self.channels]
         groups: Any = OneLine(ours)
         self.ends: Any = Fallback(*ways, names=("first", "second"))(transport_runs.WIRE, groups)
 
@@ -211,4 +211,19 @@ def test_a_peer_that_is_too_late() -> None:
     with pytest.raises(ConnectionLost, match="closed") as error:
         line.ends.data.receive(KIND, 1).wait(20.0)
     assert error.value.__cause__ is not None
+    line.close()
+
+
+def test_what_the_thread_of_the_words_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end has changed, and this rank's device is broken: the step gets that, at once and as what it is."""
+    line = Line(lambda: None)
+
+    def broken(*_: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    incoming = line.ends.data.receive(KIND, 0)
+    monkeypatch.setattr(line.channels[1], "receive", broken)
+    line.other.say(Word(Says.CHANGED))
+    with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+        incoming.wait(20.0)
     line.close()
