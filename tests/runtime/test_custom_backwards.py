@@ -188,10 +188,14 @@ def test_main_grad(way: str, dummy: bool, recompute: bool) -> None:
     assert all(weight.grad_added_to_main_grad for weight in layers)
 
 
-def _compiled(backend: str, way: str) -> None:
+def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
+    torch.compiler.reset()
     torch.manual_seed(0)
     stage = nn.Sequential(Residual(), nn.Tanh(), Residual()).double()
     compiled: Any = torch.compile(stage, backend=backend)
+    if among_layers:
+        before, after = nn.Linear(WIDTH, WIDTH).double(), nn.LayerNorm(WIDTH).double()
+        stage, compiled = nn.Sequential(before, stage, after), nn.Sequential(before, compiled, after)
     gradient = torch.randn(2, 5, WIDTH).double()
     values = [torch.randn(2, 5, WIDTH).double() for _ in range(2)]
     leaves = [value.clone().requires_grad_() for value in values]
@@ -212,8 +216,20 @@ def _compiled(backend: str, way: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, inside inductor
 def test_compiled_stages(backend: str, way: str) -> None:
-    torch.compiler.reset()
-    _compiled(backend, way)
+    _compiled(backend, way, among_layers=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
+def test_compiled_layers_among_others() -> None:
+    """Inductor lets a backward overwrite what it has saved, and refuses where the graph is kept, as B keeps it for W."""
+    functorch: Any = torch._functorch
+    _compiled("inductor", "BW", among_layers=True)
+    with pytest.raises(RuntimeError, match=r"set torch._functorch.config.donated_buffer=False"):
+        _compiled("inductor", "B W", among_layers=True)
+    with functorch.config.patch(donated_buffer=False):
+        _compiled("inductor", "B W", among_layers=True)
 
 
 @pytest.mark.slow
