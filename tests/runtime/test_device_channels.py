@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from time import sleep
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.runtime.header import TensorKind
+from schedc.runtime.program import Wire
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
 from schedc.runtime.transports.host_watch import HostWatch
-from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _failures_are_told
+from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _nccl_group
 from schedc.runtime.transports.staging import DeviceStaging
 
 if TYPE_CHECKING:
@@ -327,13 +329,31 @@ def test_a_host_that_waits_is_not_blocked() -> None:
         pair.ends[1].settle(WAIT_S)
 
 
-def test_nccl_groups_leave_the_process_alone(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("rank", [3, 5])
+def test_nccl_groups_leave_the_process_alone_and_the_compute_its_blocks(rank: int, monkeypatch: Any) -> None:
     """What they are made with is what `ProcessGroupNCCL` reads in its constructor; afterwards the job's own is there again."""
+    made: list[Any] = []
+
+    class Made:
+        """Of PyTorch's, what its constructor is given."""
+
+        class Options:
+            def __init__(self) -> None:
+                self.config = SimpleNamespace()
+
+        def __init__(self, *given: Any) -> None:
+            made.extend((given, {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}))
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", Made, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     monkeypatch.delenv("TORCH_NCCL_DUMP_ON_TIMEOUT", raising=False)
-    with _failures_are_told():
-        assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
-        assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    groups: Any = SimpleNamespace(rank=rank, store_of=lambda ranks: f"store of {ranks}")
+    _nccl_group(Wire(source=5, destination=3, name="send", receiver_name="recv", transfers=(), messages=()), groups)
+    (store, place, size, options), found = made
+    assert (store, place, size) == ("store of (5, 3)", int(rank == 5), 2)
+    assert options.config.max_ctas == 4 and options.is_high_priority_stream
+    assert set(found.values()) == {"0"}
+    assert {"ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "RETHROW_CUDA_ERRORS", "ASYNC_ERROR_HANDLING"} <= {name[11:] for name in found}
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in os.environ
 
