@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -93,3 +94,25 @@ def test_the_incumbent_is_kept_where_nothing_is_better() -> None:
     first = solve_cpsat(problem, start, limits=Limits(workers=1))
     again = solve_cpsat(problem, first.schedule, limits=Limits(workers=1))
     assert again.objective_ns == again.lower_bound_ns == first.objective_ns
+
+
+def test_a_coarse_grid_does_not_bound_the_stage_span() -> None:
+    """Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span."""
+    second_ns = 1_000_000_007
+    problem = make_problem(2, 2, costs_ns=[(second_ns + 1, second_ns, second_ns + 3), (second_ns + 7, second_ns + 2, second_ns)])
+    problem = replace(problem, objective="stage-span")
+    start = constructive("greedy{n_sub=1}")(problem)
+    assert not grid_of(problem, simulate(problem, start).makespan_ns).exact
+    assert solve_cpsat(problem, start, limits=Limits(workers=1)).lower_bound_ns == 0
+    problem = make_problem(2, 2, costs_ns=[(4, 3, 6), (10, 5, 3)])
+    assert solve_cpsat(replace(problem, objective="stage-span"), start, limits=Limits(workers=1)).lower_bound_ns > 0
+
+
+def test_stages_that_two_paths_share_are_not_bounded() -> None:
+    """Microbatches of two paths are not alike on a stage of both, so their order there is not free to choose."""
+    problem = make_problem(2, 2, links={(0, 1): (9, 0), (1, 0): (9, 0)})
+    assert blocks_of(problem, grid_of(problem, 1)).complete
+    shared = replace(problem, paths=((0, 1), (1, 0)), path_of=(0, 1))
+    assert not blocks_of(shared, grid_of(shared, 1)).complete
+    solved = solve_cpsat(shared, constructive("greedy{n_sub=1}")(shared), limits=Limits(workers=1))
+    assert solved.lower_bound_ns == 0
