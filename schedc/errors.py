@@ -1,8 +1,8 @@
 """The errors of the compiler that are meant for a person.
 
 Every one of them is a single line: what is wrong, where, what was expected, what to do. The command line prints that line and
-exits with the error's status; nothing else in the project turns an exception into text. A programming mistake is never a
-`SchedcError`: it keeps its traceback.
+exits with the error's status. A programming mistake is never a `SchedcError`: it keeps its traceback, unless a method makes it and
+another one has found a schedule (`schedc.solvers.failure`).
 """
 
 from __future__ import annotations

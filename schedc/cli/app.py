@@ -223,7 +223,7 @@ def templates(job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="
 
     problem = load_job(job).problem
     candidates = time_methods(problem, tuple(TEMPLATES))
-    render.print_candidates(candidates, None, f"{problem.name}: the known schedules")
+    render.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
 
 
 @app.command()

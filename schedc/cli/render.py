@@ -100,12 +100,15 @@ def certificate_lines(certificate: Certificate) -> list[str]:
     ]
 
 
-def print_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, stderr: bool = False) -> None:
-    """How each method did, the best first, then those that could not and why."""
+def print_candidates(
+    candidates: Sequence[Candidate], best: str | None, title: str, *, objective: str, stderr: bool = False
+) -> None:
+    """How each method did, the best by the objective first, then those that could not and why."""
+    spans = objective != "makespan"
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
-    table.add_column("makespan", justify="right")
-    table.add_column("against the best", justify="right")
+    for header in ("makespan", *((objective,) if spans else ()), "against the best"):
+        table.add_column(header, justify="right")
     table.add_column("took", justify="right")
     table.add_column("")
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
@@ -115,6 +118,7 @@ def print_candidates(candidates: Sequence[Candidate], best: str | None, title: s
         table.add_row(
             candidate.method,
             format_duration_ns(candidate.makespan_ns or 0),
+            *((format_duration_ns(candidate.objective_ns or 0),) if spans else ()),
             f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
             f"{candidate.seconds * 1e3:.1f} ms",
             "◀ chosen" if candidate is chosen else "",
@@ -130,7 +134,7 @@ def print_compiled(compiled: Compiled, output: Path) -> None:
     """The certificate, and how each candidate did; on standard error where the plan is on standard output."""
     plan, stderr = compiled.plan, is_standard(output)
     title = f"{plan.name}: {len(compiled.candidates)} candidates"
-    print_candidates(compiled.candidates, plan.made_by.method, title, stderr=stderr)
+    print_candidates(compiled.candidates, plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr)
     out = console(stderr=stderr)
     for line in certificate_lines(plan.certificate):
         out.print(line)
