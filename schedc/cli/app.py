@@ -180,7 +180,7 @@ def show(
     ranks: Annotated[str | None, typer.Option(metavar="RANKS", help="Show these, as in 0-3,8, or all; else some of many.")] = None,
     width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns; default: the terminal's.")] = None,
 ) -> None:
-    """Draw a plan in the terminal: ranks, links and memory over time."""
+    """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
     from schedc.cli.show import chosen_ranks, print_plan
     from schedc.compile import replay
     from schedc.text.plan_file import read_plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.gantt import Window, legend, rank_row, ruler
+from schedc.cli.gantt import Window, legend, rank_row, ruler, spread_ranks
 from schedc.cli.render import console
 from schedc.frontend.location import one_line
 from schedc.ir.ops import KIND_NAMES, token
@@ -138,9 +138,10 @@ def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> list[Text]:
 
 
 def _print_lanes(out: Console, problem: Problem, comparison: Comparison) -> None:
-    """Each rank's planned lane with the measured one below it, on one scale."""
+    """Planned lanes, each with the measured one below it, on one scale: of many ranks some, and those of the named ops."""
+    ranks = sorted({*spread_ranks(problem.ranks), comparison.end.rank, comparison.worst.rank})
     last_ns = max(comparison.planned_timeline.makespan_ns, comparison.shown_ns, 1)
-    labels = [f"rank {rank}" for rank in range(len(comparison.ranks))]
+    labels = [f"rank {rank}" for rank in ranks]
     label_width = max(map(len, labels)) + len(" measured ")
     window = Window(0, last_ns, max(20, out.width - label_width))
     why = "the median of the iteration times" if len(comparison.steps) > 1 else "the only one"
@@ -149,10 +150,13 @@ def _print_lanes(out: Console, problem: Problem, comparison: Comparison) -> None
     out.print(Text(f"{shown}, {why}" if median else shown, "bold").append(f": {_time(comparison.shown_ns)}", "not bold"))
     out.print(legend(problem, (comparison.planned_timeline,)))
     out.print(Text(" " * label_width).append_text(ruler(window, f" 0 to {_time(last_ns)} ")), no_wrap=True, overflow="crop")
-    for rank, label in enumerate(labels):
+    for rank, label in zip(ranks, labels, strict=True):
         for name, timeline in ((f"{label} planned", comparison.planned_timeline), ("measured", comparison.measured_timeline)):
             line = Text(name.rjust(label_width - 1) + " ", "bold" if name != "measured" else "")
             out.print(line.append_text(rank_row(window, problem, timeline, rank)), no_wrap=True, overflow="crop")
+    if len(ranks) < problem.ranks:
+        left_out = f"not shown: {problem.ranks - len(ranks)} of {problem.ranks} ranks; --perfetto FILE writes all"
+        out.print(Text(left_out, "dim"))
 
 
 def _rank_table(comparison: Comparison) -> Table:

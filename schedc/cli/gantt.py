@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from schedc.analysis.timeline import Timeline
     from schedc.ir.problem import Problem
 
-__all__ = ["Span", "Window", "collective_spans", "legend", "link_spans", "memory_row", "rank_row", "row_of", "ruler"]
+__all__ = [
+    "Span",
+    "Window",
+    "collective_spans",
+    "legend",
+    "link_spans",
+    "memory_row",
+    "rank_row",
+    "row_of",
+    "ruler",
+    "spread_ranks",
+]
 
 NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward"}
 FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&"}
@@ -35,6 +46,8 @@ STYLES = {
 LINK_STYLES = (("dodger_blue2", "sky_blue1"), ("spring_green3", "pale_green1"))
 COLLECTIVES = {"AG": ("g", "all-gather"), "RS": ("r", "reduce-scatter")}
 COLLECTIVE_STYLE = "orchid"
+MOST_RANKS = 16
+"""How many rows of ranks are drawn, unless they are asked for: a picture is looked at as a whole."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -60,6 +73,12 @@ class Window:
         """The boundary between characters that is nearest to the time: 0 is the left edge, `width` the right one."""
         shown_ns = max(1, self.to_ns - self.from_ns)
         return max(0, min(self.width, round((time_ns - self.from_ns) * self.width / shown_ns)))
+
+
+def spread_ranks(ranks: int) -> tuple[int, ...]:
+    """As many ranks as a picture takes, from the first to the last."""
+    count = min(ranks, MOST_RANKS)
+    return tuple(at * (ranks - 1) // max(1, count - 1) for at in range(count))
 
 
 def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from schedc.analysis.memory import memory_curve, peak_bytes
-from schedc.cli.gantt import Span, Window, collective_spans, legend, link_spans, memory_row, rank_row, row_of, ruler
+from schedc.cli.gantt import Span, Window, collective_spans, legend, link_spans, memory_row, rank_row, row_of, ruler, spread_ranks
 from schedc.cli.render import certificate_lines, console
 from schedc.errors import InvalidInput
 from schedc.ir.index import tables_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen_ranks", "print_plan"]
 
-MOST_RANKS, MOST_LINKS, MOST_MEMORY = 16, 8, 4
+MOST_LINKS, MOST_MEMORY = 8, 4
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""
 
 
@@ -109,7 +109,7 @@ def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tupl
         return resources[number].kind != "trunk", -_busy_ns(links[number], shown_ns)  # trunks first, then the busiest links
 
     if ranks is None:
-        computing, holding = _spread(problem.ranks), _telling(problem, peaks)
+        computing, holding = spread_ranks(problem.ranks), _telling(problem, peaks)
         crossed = sorted(sorted(links, key=importance)[:MOST_LINKS])
     else:
         computing = holding = ranks
@@ -136,12 +136,6 @@ def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tupl
     return rows, [] if ranks is not None else [
         f"{whole - shown} of {whole} {what}" for shown, whole, what in counts if shown < whole
     ]
-
-
-def _spread(ranks: int) -> tuple[int, ...]:
-    """As many ranks as a picture takes, from the first to the last."""
-    count = min(ranks, MOST_RANKS)
-    return tuple(at * (ranks - 1) // max(1, count - 1) for at in range(count))
 
 
 def _telling(problem: Problem, peaks: tuple[int, ...]) -> tuple[int, ...]:

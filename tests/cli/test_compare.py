@@ -271,6 +271,19 @@ def test_one_cause_of_many_ranks_is_said_once(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_of_many_ranks_some_lanes_are_drawn_with_those_that_were_late(tmp_path: Path) -> None:
+    problem = make_problem(40, 4)
+    plan = certify(problem, constructive("1f1b")(problem), MadeBy(schedc="0", method="1f1b"))
+    ran = slower_stage(problem, 6, Kind.BW, 1_000)
+    write_plan(plan, tmp_path / "plan.json")
+    write_trace_file(trace_of_timelines(plan, [simulate(ran, plan.schedule())]), tmp_path / "trace.json")
+    lines = compared(tmp_path / "plan.json", tmp_path / "trace.json").splitlines()
+    drawn = [line.split()[1] for line in lines if line.strip().startswith("rank ") and " planned " in line]
+    assert len(drawn) == 17
+    assert "6" in drawn
+    assert "not shown: 23 of 40 ranks; --perfetto FILE writes all" in lines
+
+
 @pytest.mark.parametrize(("scale", "said"), [(0.2, "5 times faster"), (2.0, "2 times slower")])
 def test_the_scale_of_a_run_is_said_the_right_way_round(tmp_path: Path, scale: float, said: str) -> None:
     files = make_files(tmp_path)
