@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Protocol
 
 __all__ = ["HostWatch", "Watched"]
 
@@ -21,7 +18,7 @@ class Watched(Protocol):
     """What is ended when the host is blocked."""
 
     def under_way(self) -> bool:
-        """Whether it has transfers that nobody has waited for yet."""
+        """Whether it has transfers that nobody has waited for yet, or is about to begin one."""
 
     def close(self, reason: str) -> None:
         """End it; who uses it afterwards gets the reason."""
@@ -32,39 +29,39 @@ class HostWatch:
 
     def __init__(self) -> None:
         """Nothing to watch yet."""
-        self._ends: dict[Watched, float] = {}
+        self._ends: list[Watched] = []
         self._lock = threading.Lock()
         self._left = threading.Event()
         self._heard_s = monotonic()
 
-    def add(self, end: Watched, limit_s: float) -> Callable[[], None]:
-        """Watch an end; gives what the step's thread calls with each transfer.
+    def add(self, end: Watched, limit_s: float) -> None:
+        """Watch an end.
 
         Args:
             end: which.
-            limit_s: for how long nothing may be heard while something is under way.
+            limit_s: for how long nothing may be heard while something is under way; the first end's holds for all.
         """
-        with self._lock:
-            self._ends[end] = limit_s
-            if len(self._ends) == 1:
-                self._left.clear()
-                threading.Thread(target=self._run, args=(limit_s,), name="schedc host watch", daemon=True).start()
         self.heard()
-        return self.heard
+        with self._lock:
+            self._ends.append(end)
+            if len(self._ends) == 1:
+                self._left = threading.Event()
+                threading.Thread(target=self._run, args=(limit_s, self._left), name="schedc host watch", daemon=True).start()
 
     def remove(self, end: Watched) -> None:
         """Watch it no more."""
         with self._lock:
-            self._ends.pop(end, None)
-            if not self._ends:
-                self._left.set()
+            if end in self._ends:
+                self._ends.remove(end)
+                if not self._ends:
+                    self._left.set()
 
     def heard(self) -> None:
         """The step's thread is not blocked now."""
         self._heard_s = monotonic()
 
-    def _run(self, limit_s: float) -> None:
-        while not self._left.wait(limit_s / 10):
+    def _run(self, limit_s: float, left: threading.Event) -> None:
+        while not left.wait(limit_s / 10):
             with self._lock:
                 ends = list(self._ends)
             if not any(end.under_way() for end in ends):

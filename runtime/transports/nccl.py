@@ -207,6 +207,8 @@ class NcclTransport:
         self._closing = threading.Lock()
         self._ending: threading.Thread | None = None
         self._watch: HostWatch | None = None
+        self._beginning = False
+        """Whether PyTorch is being called; in the first call it makes the communicator, and waits for the peer without a limit."""
 
     def watch(self, watch: HostWatch, limit_s: float) -> None:
         """Let this end be closed if the host is blocked for so long."""
@@ -215,7 +217,7 @@ class NcclTransport:
 
     def under_way(self) -> bool:
         """As `Watched.under_way`."""
-        return bool(self._pending)
+        return self._beginning or bool(self._pending)
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
@@ -283,6 +285,7 @@ class NcclTransport:
         if self._watch is not None:
             self._watch.heard()
         if data.numel():
+            self._beginning = True
             try:
                 with self._side.use():
                     self._latest = transfer([data], self._peer, 0)
@@ -291,6 +294,8 @@ class NcclTransport:
                 if is_own(error):
                     raise
                 raise ConnectionLost(str(error)) from error
+            finally:
+                self._beginning = False
         mark = self._side.mark()
         self._pending.append(mark)
         return mark

@@ -319,6 +319,26 @@ def test_a_host_that_is_blocked_by_the_device() -> None:
             pair.ends[1].settle(WAIT_S)
 
 
+def test_a_host_that_is_blocked_while_it_connects() -> None:
+    """NCCL waits for the peer without a limit, in the first call; ending the communicator ends that."""
+    watch = HostWatch()
+    with nccl() as pair:
+        group = pair.ends[1]._group
+        ended = threading.Event()
+        group.abort = ended.set
+
+        def connects(*_: Any) -> None:
+            assert ended.wait(WAIT_S)
+            raise RuntimeError("ncclCommInitRank was aborted")
+
+        group.recv = connects
+        pair.ends[1].watch(watch, 0.05)
+        with pytest.raises(ConnectionLost, match="was aborted"):
+            pair.ends[1].receive(KIND, 0)
+        with pytest.raises(ConnectionLost, match="in CUDA or in a stage"):
+            pair.ends[1].receive(KIND, 0)
+
+
 def test_a_host_that_waits_is_not_blocked() -> None:
     watch = HostWatch()
     with nccl(confirm=True) as pair:
