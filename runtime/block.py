@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import GradientEdge
 
+    from schedc.runtime.buffers import Buffers
     from schedc.runtime.frontier import Cut, Joint
     from schedc.runtime.values import Value
 
@@ -53,6 +54,7 @@ class Block:
         split: bool,
         recompute: bool = False,
         devices: Sequence[torch.device] = (),
+        buffers: Buffers | None = None,
     ) -> None:
         """Run F.
 
@@ -62,6 +64,7 @@ class Block:
             split: whether B and W will run apart.
             recompute: whether to hold the inputs alone, and run F again before the backward.
             devices: the accelerators that the stage is on, whose random numbers a recomputation draws again.
+            buffers: the stage's, which a recomputation finds and leaves as they were.
 
         Raises:
             InvalidInput: the stage gives something else than tensors.
@@ -73,9 +76,10 @@ class Block:
         self._replay: Replay | None = None
         self._weight_work: list[Work] = []
         if recompute:
-            self._replay = Replay(work, self._inputs, devices)
+            self._replay = Replay(work, self._inputs, devices, buffers)
             with torch.enable_grad(), saving_nothing():
                 outputs = tensors_of(work(*self._inputs))
+            self._replay.ran()
         else:
             outputs = self._forward(work)
         self._result: Value = handed_over(outputs)

@@ -1,18 +1,21 @@
 """Running a stage's forward twice: once for its output, keeping nothing but its input, and again when its backward is due.
 
 The first run builds a graph like any other, so that a stage takes the same way through its code both times (some modules look
-whether grad is enabled), but what it saves is dropped at once. The second run draws the same random numbers.
+whether grad is enabled), but what it saves is dropped at once. The second run draws the same random numbers and finds the same
+buffers.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from schedc.runtime.buffers import Buffers, Kept
 
 __all__ = ["Replay", "saving_nothing"]
 
@@ -33,21 +36,35 @@ def _unused(_nothing: None) -> NoReturn:
 class Replay:
     """What a second run of a forward needs, to be like the first."""
 
-    def __init__(self, work: Callable[..., object], inputs: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        work: Callable[..., object],
+        inputs: Sequence[torch.Tensor],
+        devices: Sequence[torch.device],
+        buffers: Buffers | None = None,
+    ) -> None:
         """Take note, right before the first run.
 
         Args:
             work: the forward.
             inputs: what it takes.
             devices: the accelerators that it runs on.
+            buffers: what it may change.
         """
         self.work = work
+        self._buffers = buffers
+        self._kept: Sequence[Kept] = () if buffers is None else buffers.before()
         self._versions = [tensor._version for tensor in inputs]
         self._random = _random_states(devices)
 
+    def ran(self) -> None:
+        """Take note, right after the first run."""
+        if self._buffers is not None:
+            self._kept = self._buffers.after(self._kept)
+
     @contextmanager
     def as_before(self, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
-        """A context for the second run; after it all is as if nothing had been drawn in it.
+        """A context for the second run; after it all is as if it had not run.
 
         Raises:
             RuntimeError: the inputs are not what they were.
@@ -57,7 +74,8 @@ class Replay:
         now = _random_states([device for device in self._random if device.type != "cpu"])
         _restore(self._random)
         try:
-            yield
+            with nullcontext() if self._buffers is None else self._buffers.as_before(self._kept):
+                yield
         finally:
             _restore(now)
 

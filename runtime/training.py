@@ -12,6 +12,7 @@ from schedc.ir.ops import WHOLE, Kind
 from schedc.runtime.apart import check_stages
 from schedc.runtime.batches import cut, inputs_of
 from schedc.runtime.block import Block
+from schedc.runtime.buffers import Buffers
 from schedc.runtime.precision import forget_cast_weights
 from schedc.runtime.replicas import replicas_of
 from schedc.runtime.seeds import Seeds
@@ -60,6 +61,7 @@ class Training:
         self._stages = stages
         self._loss_fn = loss_fn
         self._recompute = recompute
+        self._buffers = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
         self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
@@ -140,6 +142,7 @@ class Training:
             split=key in self._program.split,
             recompute=op.stage in self._recompute,
             devices=self._accelerators[op.stage],
+            buffers=self._buffers.get(op.stage),
         )
         if last:
             (loss,) = block.take()

@@ -14,6 +14,7 @@ from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
 from schedc.runtime.block import Block
+from schedc.runtime.buffers import Buffers
 from schedc.solvers.registry import constructive
 
 if TYPE_CHECKING:
@@ -129,3 +130,106 @@ def test_an_input_changed_in_place_is_refused() -> None:
 def test_steps_leave_nothing_behind(two: Ranks) -> None:
     for counts in two.run(feature_runs.live_recomputed, plan("zb-v", placement="wave", chunks=2)):
         assert counts == [counts[0]] * 4
+
+
+class Counting(nn.Module):
+    """A layer that depends on how often it has run; its buffers are replaced, changed in place, and left alone."""
+
+    runs: torch.Tensor
+    steps: torch.Tensor
+    mean: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads_steps = False
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("runs", torch.ones(()))
+        self.register_buffer("steps", torch.ones(()))
+        self.register_buffer("mean", torch.ones(WIDTH))
+        self.register_buffer("table", torch.randn(WIDTH))
+        self.register_buffer("none", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps.add_(1)  # before it is saved for the backward
+        saved = self.steps if self.reads_steps else self.steps.clone()
+        result: torch.Tensor = self.layer(x * self.table * self.mean.clone()) / self.runs * saved
+        self.runs = self.runs + 1
+        with torch.no_grad():
+            self.mean += x.mean((0, 1))
+        return result
+
+
+def stateful() -> nn.Module:
+    """Layers whose forwards change their buffers, and compute with them."""
+    spectral: Any = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(Counting(), spectral(nn.Linear(WIDTH, WIDTH)), nn.BatchNorm1d(5), Counting()).double()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_buffers_change_once(way: str) -> None:
+    """Several microbatches under way, in training and not; gradients and buffers are those without recomputation."""
+    torch.manual_seed(0)
+    values, gradient = [torch.randn(2, 5, WIDTH).double() for _ in range(3)], torch.randn(2, 5, WIDTH).double()
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(1)
+        stage = stateful()
+        buffers = Buffers(stage) if recompute else None
+        for training in (False, True):
+            stage.train(training)
+            blocks = [
+                Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute, buffers=buffers)
+                for value in values
+            ]
+            given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
+        found.append([*given, *gradients(stage), *stage.buffers()])
+    for one, other in zip(*found, strict=True):
+        assert one is not None and other is not None
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_graph_has_saved_of_a_buffer_stays(way: str) -> None:
+    """Without recomputation torch refuses this backward once another forward has run; a second run's buffer is its own."""
+    values, gradient = [torch.randn(2, 5, WIDTH).double() for _ in range(3)], torch.randn(2, 5, WIDTH).double()
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(1)
+        stage = Counting().double()
+        stage.reads_steps = recompute
+        buffers = Buffers(stage) if recompute else None
+        blocks = [
+            Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute, buffers=buffers)
+            for value in values
+        ]
+        given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
+        found.append([*given, *gradients(stage), *stage.buffers()])
+    for one, other in zip(*found, strict=True):
+        assert one is not None and other is not None
+        assert torch.equal(one, other)
+
+
+def test_only_buffers_that_change_are_copied() -> None:
+    stage = stateful()
+    buffers = Buffers(stage)
+    first = buffers.before()
+    assert all(kept.copy is not None for kept in first)
+    stage(torch.randn(2, 5, WIDTH).double())
+    buffers.after(first)
+    names = {kept.name for kept in buffers.before() if kept.copy is not None}
+    assert names == {"runs", "steps", "mean", "_u", "_v", "running_mean", "running_var", "num_batches_tracked"}
+
+
+def test_a_buffer_that_some_forwards_change_is_refused() -> None:
+    stage: Any = nn.BatchNorm1d(5)
+    stage.register_buffer("late", torch.zeros(()))
+    buffers = Buffers(stage)
+    for late in (False, True):
+        before = buffers.before()
+        if late:
+            stage.late.add_(1)
+            with pytest.raises(RuntimeError, match="the buffer 'late' of a BatchNorm1d changes in some forwards only"):
+                buffers.after(before)
+        else:
+            buffers.after(before)
