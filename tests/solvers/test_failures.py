@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
+    from schedc.solvers.incumbent import Improvement
 
 PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
 """No analytic bound meets its optimum, so that `auto` comes to CP-SAT."""
@@ -245,3 +247,34 @@ def test_a_relaxation_whose_answer_contradicts_a_schedule_is_a_defect(monkeypatc
         refute(problem, bound_ns=known + 1, objective_ns=known, limits=LIMITS)
     with pytest.raises(Defect, match="relaxed: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
         refute(problem, bound_ns=0, objective_ns=100, limits=LIMITS)
+
+
+def test_offers_from_several_threads_wait_for_each_other() -> None:
+    """A solver's threads offer what they find; while one offer is taken and reported, the next one waits."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def report(_: Improvement) -> None:
+        if not entered.is_set():
+            entered.set()
+            go_on.wait(10)
+
+    slow = Schedule(orders=tuple(tuple(Op(kind, s, m) for m in range(4) for kind in (Kind.F, Kind.B, Kind.W)) for s in range(3)))
+    incumbent = incumbent_of(PROBLEM)
+    incumbent.report = report
+    first = threading.Thread(target=incumbent.offer, args=(slow, "slow"))
+    others = [
+        threading.Thread(target=incumbent.offer, args=(greedy(PROBLEM, n_sub=1), "fast")),
+        threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, "cpsat", ("a log",))),
+    ]
+    first.start()
+    assert entered.wait(10)
+    for other in others:
+        other.start()
+        other.join(0.2)
+    assert all(other.is_alive() for other in others)
+    assert [step.found_by for step in incumbent.history] == ["slow"]
+    go_on.set()
+    for thread in (first, *others):
+        thread.join(10)
+    assert incumbent.found_by == "fast"
+    assert [step.objective_ns for step in incumbent.history] == sorted((s.objective_ns for s in incumbent.history), reverse=True)
