@@ -191,7 +191,7 @@ def check_job(
             checks.fail("front end: verify_problem", violations[0])
         else:
             known = _cheap(problem, checks)
-            if costly and known and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
+            if costly and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
                 _solvers(problem, known, checks)
             if costly:
                 _searches(problem, checks)
@@ -233,18 +233,18 @@ class _Known:
 def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
     """The cheap checks; returns the schedules that are valid."""
     thorough, random = checks.thorough, checks.random("schedules")
-    infeasible = any(
-        limit is not None and limit < least
-        for limit, least in zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
-    )
+    infeasible = _too_little_memory(problem)
     with checks.step("bounds"):
         bounds = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
     if checks.findings:
         return []
     schedules: list[tuple[str, Schedule]] = []
     for method in CONSTRUCTIVE if thorough else checks.random("methods").sample(CONSTRUCTIVE, METHODS_A_JOB):
+        before = len(schedules)
         with checks.step(method, Unsupported):
             schedules.append((method, constructive(method)(problem)))
+        if method.startswith("greedy") and len(schedules) == before and not infeasible:
+            checks.fail("greedy: no schedule where memory holds one microbatch", method)
     for _ in range(3 if thorough else 2):  # they meet more ties than any method
         schedule = random_schedule(random, problem, _random_parts(random, problem) if random.random() < 0.3 else ())
         if schedule is not None:
@@ -274,6 +274,12 @@ def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
         for method in COMPILED if thorough else [compiled.choice(COMPILED)]:
             _compile_twice(problem, method, Limits(), checks)
     return known
+
+
+def _too_little_memory(problem: Problem) -> bool:
+    """Whether a limit does not hold one microbatch, by the compiler's own account."""
+    limits = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
+    return any(limit is not None and limit < least for limit, least in limits)
 
 
 def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
@@ -363,6 +369,15 @@ def _searches(problem: Problem, checks: _Checks) -> None:
 def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
     """CP-SAT and MILP against each other, against brute force, and against every schedule that is known."""
     whole = [entry for entry in known if not entry.schedule.parts]
+    best_ns: int | None = None
+    if _for_brute_force(problem):
+        with checks.step("brute force", SearchTooLarge):
+            best_ns = optimum(problem, most_states=MOST_STATES)
+            checks.counts["brute force: optimum"] += 1
+            if best_ns is None and known:
+                checks.fail("brute force: finds no schedule", known[0].name)
+            if best_ns is not None and _too_little_memory(problem):
+                checks.fail("infeasible: brute force finds a schedule", f"{best_ns} ns")
     fused = Kind.B if problem.split_backward else Kind.BW
     starts = [
         entry for entry in whole if all(op.kind in (Kind.F, fused, Kind.W) for order in entry.schedule.orders for op in order)
@@ -382,12 +397,7 @@ def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
             if objective_ns != found.objective_ns or objective_ns > start.objective_ns:
                 checks.fail(f"solver {name}: objective", f"says {found.objective_ns}, is {objective_ns}, from {start.objective_ns}")
             whole.append(_Known(name, found.schedule, objective_ns))
-    best_ns: int | None = None
-    if _for_brute_force(problem):
-        with checks.step("brute force", SearchTooLarge):
-            best_ns = optimum(problem, most_states=MOST_STATES)
     if best_ns is not None:
-        checks.counts["brute force: optimum"] += 1
         for entry in whole:
             if entry.objective_ns < best_ns:
                 checks.fail("brute force: not the optimum", f"{best_ns} ns, but {entry.name} takes {entry.objective_ns} ns")
@@ -426,6 +436,11 @@ def _terminal(directory: Path, checks: _Checks) -> None:
         for command in (["show", plan], ["verify", plan], ["simulate", plan, "--json"]):
             if _run(command, checks):
                 checks.fail(f"terminal {command[0]}: status", command)
+        if not problem.cut_blocks and problem.data_parallel is None:  # torch's collectives stop its ranks
+            csv = directory / "fuzz.csv"
+            for command in (["export", "torch", plan, "-o", csv], ["lint", csv, "--job", job]):
+                if _run(command, checks):
+                    checks.fail(f"terminal {command[0]}: status", command)
 
 
 def _run(command: list[object], checks: _Checks) -> int:
