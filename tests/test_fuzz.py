@@ -36,7 +36,7 @@ def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
         found += [(seed, each) for each in check_job(job_text(job), seed, tmp_path, counts, costly=costly, terminal=terminal)]
     assert found == []
     assert counts["plans"] > number
-    assert counts["plans as text"] > number
+    assert counts["plans as text"] > 0.8 * number  # some have too little memory for any schedule
 
 
 @pytest.mark.slow
