@@ -10,6 +10,7 @@ from stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
 from schedc.runtime.block import Block
+from schedc.runtime.gradients import set_gradient_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,68 @@ class Table(nn.Module):
         return result
 
 
+class TwoOutputs(torch.autograd.Function):
+    """Takes two activations and two weights, one of them frozen; gives two tensors, of which the second may have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, frozen: torch.Tensor) -> Any:
+        product = x * weight
+        ctx.save_for_backward(x, weight, frozen, product)
+        ctx.set_materialize_grads(False)
+        return product, y * frozen
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
+        x, weight, frozen, product = ctx.saved_tensors
+        Counted.runs += 1
+        first, second = given
+        assert torch.equal(product, x * weight)
+        by_x = by_weight = by_y = None
+        if first is not None:
+            by_x, by_weight = first * weight, (first * x).sum((0, 1))
+        if second is not None:
+            by_y = second * frozen
+        return by_x, by_y, by_weight, None
+
+
+class Paired(nn.Module):
+    """Two uses of `TwoOutputs`, the second with one output unused and the same weight as the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.own = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = TwoOutputs
+        first, second = function.apply(x, torch.sin(x), self.weight, self.frozen)
+        third, _ = function.apply(self.layer(first), second, self.weight * 2, self.frozen)
+        result: torch.Tensor = third + function.apply(second, x, self.own, self.frozen)[0]
+        return result
+
+
+class Rounded(torch.autograd.Function):
+    """A weight as quantized, its gradient as if it were not."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return (weight * 8).round() / 8
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        Counted.runs += 1
+        return given[0]
+
+
+class Quantized(Own):
+    """A layer by autograd's own nodes, with a function of the user's own on the weight alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Rounded
+        return nn.functional.linear(x, function.apply(self.weight), self.bias)
+
+
 def tied() -> nn.Module:
     first = Own()
     return nn.Sequential(first, nn.Tanh(), Own(first.weight), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -99,6 +162,8 @@ STAGES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "among layers": (lambda: nn.Sequential(Residual(), Own(), nn.GELU(), Own(), Residual()), False),
     "prepared weights": (lambda: nn.Sequential(Halved(), nn.Linear(WIDTH, WIDTH), Halved()), False),
     "tied weights": (tied, False),
+    "two outputs": (Paired, False),
+    "function of a weight alone": (lambda: nn.Sequential(nn.GELU(), Quantized(), nn.Tanh(), Quantized()), False),
     "first": (lambda: nn.Sequential(Table(), Residual(), Own()), True),
 }
 
@@ -243,3 +308,16 @@ def test_the_backward_of_a_compiled_stage_runs_once() -> None:
         block.backward_weight()
     assert not [event.key for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm")]
     assert all(one is not None for one in gradients(compiled))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_functions_add_up_in_a_wider_type(way: str) -> None:
+    stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), Own(), Halved()).bfloat16()
+    set_gradient_type([stage], torch.float32)
+    for _ in range(2):
+        block = Block(stage, [torch.randn(2, 5, WIDTH).bfloat16().requires_grad_()], split=way != "BW")
+        block.take()
+        run_all(block, way, (torch.randn(2, 5, WIDTH).bfloat16(),))
+    sums = [one for one in gradients(stage) if one is not None]
+    assert [one.dtype for one in sums] == [torch.float32] * 6
+    assert any(bool((one != one.bfloat16()).any()) for one in sums)
