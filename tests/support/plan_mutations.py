@@ -1,20 +1,24 @@
 """Plans broken on purpose: one edit of a plan's file; whether the reader or the verifier refuses it, and if not, if it is as good.
 
-`mutate` makes one random edit of a plan's JSON. `judge` says what became of it. A plan that is accepted must be proven to be as
-good as it claims, by means that the verifier does not use: the simulator times it, and an executor of its own, which knows no
-times, runs all queues in a random order to their end. A plan of other costs must be refused for the job that it was made for.
+`mutate` makes one random edit of a plan's JSON; some get a certificate of what is left, so that no wrong claim gives them away.
+`judge` says what became of it. A plan that is accepted must be proven to be as good as it claims, by means that the verifier does
+not use: the simulator times it, and an executor of its own, which knows no times, runs all queues in a random order to their end.
+A plan of other costs must be refused for the job that it was made for. Texts for people (the name, what made it, the placement's
+word) may be anything.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fuzz_checks import load
 from fuzz_jobs import job_text, random_job
 from tiny_problems import random_schedule
 
+from schedc.analysis.bounds import best_bound
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
 from schedc.compile import certify, check_plan
@@ -24,6 +28,9 @@ from schedc.ir.plan import MadeBy
 from schedc.solvers.greedy import greedy
 from schedc.text.plan_file import parse_plan, plan_json
 from schedc.verify.job import check_costs, check_pipeline
+from schedc.verify.plan import check_ranks
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -292,6 +299,26 @@ def edit_certificate(file: File, random: Random) -> bool:
     return _edit_number(file["certificate"], random)
 
 
+def other_type(file: File, random: Random) -> bool:
+    """Any value of the file as one of another type, or without its key."""
+    places: list[tuple[Any, Any]] = []
+    stack: list[Any] = [file]
+    while stack:
+        value = stack.pop()
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            places.append((value, key))
+            if isinstance(entry, (dict, list)):
+                stack.append(entry)
+    owner, key = random.choice(places)
+    if random.random() < 0.3:
+        del owner[key]
+    else:
+        owner[key] = random.choice(
+            [None, True, 1.5, 2**70, -1, "", "F0.0", [], {}, [[]], [None], ["F0.0"], {"x": 1}, float(10**15)]
+        )
+    return True
+
+
 def swap_ranks(file: File, random: Random) -> bool:
     """The queues of two ranks."""
     if len(file["ranks"]) < 2:
@@ -319,6 +346,7 @@ KINDS = (
     edit_pipeline,
     edit_certificate,
     swap_ranks,
+    other_type,
 )
 
 
@@ -343,10 +371,41 @@ def mutated_plans(random: Random, folder: Path, mutants: int = 20) -> Iterator[t
     content = plan_json(plan)
     while mutants:
         kind, changed = mutate(content, random)
+        if random.random() < 0.4:
+            changed = _certified_anew(changed)
         outcome = judge(plan, changed, random)
         if outcome != UNCHANGED:  # a swap of equal tokens, say
             yield kind, outcome, changed
             mutants -= 1
+
+
+def _certified_anew(content: bytes) -> bytes:
+    """The file with the certificate that its orders and costs really have, so that no wrong claim gives the edit away.
+
+    As it is, where it has none: the reader or a rule of the compute queues refuses it.
+    """
+    try:
+        plan = parse_plan(content, "plan")
+    except InvalidInput:
+        return content
+    if verify_problem(plan.problem) or tuple(check_ranks(plan)) or verify_schedule(plan.problem, plan.schedule()):
+        return content
+    timeline = simulate(plan.problem, plan.schedule())
+    objective_ns = timeline.objective_ns(plan.problem.objective)
+    bound = best_bound(plan.problem)
+    certificate = replace(
+        plan.certificate,
+        makespan_ns=timeline.makespan_ns,
+        stage_span_ns=timeline.stage_span_ns,
+        bubble_ratio=timeline.bubble_ratio,
+        peak_activation_bytes=peak_bytes(plan.problem, plan.schedule()),
+        lower_bound_ns=bound.value_ns,
+        bound=bound.name,
+        gap=(objective_ns - bound.value_ns) / objective_ns if objective_ns else 0.0,
+        objective=plan.problem.objective,
+        solver_log_sha256="",
+    )
+    return plan_json(replace(plan, certificate=certificate))
 
 
 def judge(plan: Plan, content: bytes, random: Random) -> str:
@@ -371,7 +430,7 @@ def judge(plan: Plan, content: bytes, random: Random) -> str:
         return "refused by the verifier"
     if wrong := _wrong(changed, random):
         return f"{SURVIVED}: {wrong}"
-    if changed.problem == plan.problem:
+    if replace(changed.problem, name=plan.problem.name, placement=plan.problem.placement) == plan.problem:
         return "accepted, proven as good"
     if check_pipeline(changed, plan.problem) + check_costs(changed, plan.problem):
         return "accepted as a plan of other costs, refused for the job"
