@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.runtime.arrivals import Arrivals, place_of, without_hooks
 from schedc.runtime.frontier import find_cut
@@ -135,7 +136,7 @@ class Block:
             part: which part.
             shares: the relative time of each part; the joints are dealt to the parts by the size of their weights.
         """
-        with outside_autocast():
+        with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
             for joint, arrived in _dealt(self._weight_work, shares)[part]:
                 edges, values = _given(joint.edges, arrived)
                 if edges:

@@ -376,3 +376,24 @@ def test_a_change_in_place_after_the_forward_is_refused() -> None:
     seen[0].zero_()
     with pytest.raises(RuntimeError, match="changed in place"):
         block.backward_input((torch.ones(2, WIDTH),))
+
+
+def test_a_checkpointed_region_runs_again_once_in_b_and_once_in_w() -> None:
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    runs = []
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x)
+        result: torch.Tensor = layers(x)
+        return result
+
+    def stage(x: torch.Tensor) -> Any:
+        return checkpoint(region, x, use_reentrant=False)
+
+    block = block_of(stage, torch.randn(2, WIDTH), first=False, split=True)
+    counts = [len(runs)]
+    block.backward_input((torch.ones(2, WIDTH),))
+    counts.append(len(runs))
+    block.backward_weight()
+    assert [*counts, len(runs)] == [1, 2, 3]
+    assert all(one is not None for one in gradients(layers))
