@@ -1,5 +1,23 @@
-"""`python -m schedc` is the command `schedc`."""
+"""The command `schedc`, also as `python -m schedc`: what must be there before the rest is loaded."""
 
-from schedc.cli.app import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line. Always ends by `SystemExit`; while the commands load, an interruption ends it without a traceback."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    from schedc.cli.app import main as run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

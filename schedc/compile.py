@@ -38,9 +38,17 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.failure import Failure
+    from schedc.solvers.interruption import Interruption
+    from schedc.solvers.portfolio import Ended
     from schedc.verify.violation import Violation
 
 __all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
+
+
+BOUNDS_S_PER_OP, CHECKS_S_PER_OP = 20e-6, 35e-6
+"""What computing the bounds before the search, and checking and writing the plan after it, take for each compute op on one core."""
+LEAST_TIME_S = 3.0
+"""A plan that takes no longer is made however short the time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +59,12 @@ class Compiled:
     seconds: float
     candidates: tuple[Candidate, ...]
     history: tuple[Improvement, ...]
-    solver_log: tuple[str, ...] = ()
+    solver_log: tuple[str, ...]
     """What a solver's bound rests on; the certificate has its digest."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...]
     """Of the methods that ended with an exception of their own, which are defects of schedc. The plan does not rest on them."""
+    ended: Ended
+    """Why the work ended."""
 
 
 def compile_problem(
@@ -64,18 +74,25 @@ def compile_problem(
     limits: Limits = NO_LIMITS,
     job_sha256: str = "",
     report: Callable[[Improvement], None] = lambda _: None,
+    on_method: Callable[[str], None] = lambda _: None,
+    interruption: Interruption | None = None,
 ) -> Compiled:
     """The best plan that the method finds.
+
+    The time limit is for all of it: what checking and writing the plan will take is kept back from the search.
 
     Args:
         problem: what must be done.
         method: `auto`, or a method's name with options in braces.
         limits: when a search ends, and its seed.
         job_sha256: of the job file, for the plan.
-        report: hears of each better schedule or bound at once.
+        report: is called with each better schedule or bound at once.
+        on_method: is called with the name of each method when it begins.
+        interruption: what listens to signals, if something does. An interruption ends the search, not the checks of what it found.
 
     Raises:
-        InvalidInput: the problem contradicts itself, or the method's name or options are wrong.
+        InvalidInput: the problem contradicts itself, the method's name or options are wrong, or the time limit is too short even
+            for the checks.
         Infeasible: a rank's memory limit is below what one microbatch needs.
         NoPlanFound: no method found a schedule within the memory limits.
         Defect: a method's schedule, or the plan made of it, breaks a rule.
@@ -85,9 +102,19 @@ def compile_problem(
     if violations:
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     _check_feasible(problem)
+    _check_time(problem, limits)
     bound = best_bound(problem)
     try:
-        outcome = solve(problem, method, limits, bound_ns=bound.value_ns, bound_by=bound.name, report=report)
+        outcome = solve(
+            problem,
+            method,
+            _for_the_search(problem, limits, time.perf_counter() - begun),
+            bound_ns=bound.value_ns,
+            bound_by=bound.name,
+            report=report,
+            on_method=on_method,
+            interruption=interruption,
+        )
     except Defect as error:
         raise Defect(f"{problem.name}: {error}", error.plan_json) from error
     except CheckFailed as error:  # the simulator refused what a method made
@@ -107,6 +134,7 @@ def compile_problem(
         history=tuple(best.history),
         solver_log=best.solver_log,
         failures=outcome.failures,
+        ended=outcome.ended,
     )
 
 
@@ -121,7 +149,7 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     candidates: list[Candidate] = []
     incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by="", report=lambda _: None)
-    try_methods(incumbent, methods, NO_LIMITS, candidates)
+    try_methods(incumbent, methods, candidates)
     for candidate in candidates:
         if candidate.failure is not None:
             raise candidate.failure.exception
@@ -209,6 +237,23 @@ def replay(plan: Plan, problem: Problem | None = None) -> Timeline:
     if violations:
         raise CheckFailed(f"{plan.name}: the plan cannot be timed: {_first_of(violations)}")
     return simulate(costs, plan.schedule())
+
+
+def _check_time(problem: Problem, limits: Limits) -> None:
+    """Refuse at once a limit that bounds and checks alone would break."""
+    needed_s = problem.num_ops * (BOUNDS_S_PER_OP + CHECKS_S_PER_OP)
+    if limits.time_s is not None and limits.deterministic is None and needed_s > max(limits.time_s, LEAST_TIME_S):
+        raise InvalidInput(
+            f"{problem.name}: found a time limit of {limits.time_s:g} s for {problem.num_ops} compute ops, whose bounds and"
+            f" checks alone take about {needed_s:.0f} s; expected at least {2 * needed_s:.0f} s, or fewer microbatches"
+        )
+
+
+def _for_the_search(problem: Problem, limits: Limits, spent_s: float) -> Limits:
+    """What the limits leave for the search."""
+    if limits.time_s is None:
+        return limits
+    return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - problem.num_ops * CHECKS_S_PER_OP))
 
 
 def _check_feasible(problem: Problem) -> None:

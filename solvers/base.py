@@ -51,6 +51,8 @@ class Solved:
     """What the bound rests on, line by line: solver, version, parameters, model, status. Nothing in it depends on a clock."""
     work: float = field(default=0.0, compare=False)
     """What the solver spent, in the units of a deterministic limit."""
+    ended_by: BaseException | None = None
+    """The interruption that ended the solver, to be raised once the result is kept."""
 
     def __post_init__(self) -> None:
         """Refuse a bound that the schedule refutes."""

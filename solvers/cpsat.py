@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.windows import windows_of
 from schedc.solvers.base import Solved
+from schedc.solvers.interruption import wait_for
 from schedc.solvers.proof import bound_of_none
 from schedc.verify.schedule import verify_schedule
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from schedc.models.cpsat.model import Variables
     from schedc.solvers.base import Limits
 
-__all__ = ["solve_cpsat", "solver_of"]
+__all__ = ["run", "solve_cpsat", "solver_of"]
 
 
 def solve_cpsat(
@@ -83,7 +85,7 @@ def solve_cpsat(
     listener = _Listener(variables, problem, on_schedule)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
-    status = solver.solve(variables.model, listener)
+    status, ended_by = run(solver, variables.model, listener)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = schedule_of(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
@@ -97,7 +99,21 @@ def solve_cpsat(
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
     log, work = _log(solver, variables, name), solver.response_proto.deterministic_time
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work)
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work, ended_by=ended_by)
+
+
+def run(
+    solver: cp_model.CpSolver, model: cp_model.CpModel, listener: cp_model.CpSolverSolutionCallback | None = None
+) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
+    """Solve in a thread of its own, so that an interruption is noticed at once; the status, and the interruption that ended it.
+
+    CP-SAT's own way with Ctrl-C leaves the default handler behind, and would kill the process the next time.
+    """
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(solver.solve, model, listener)
+        ended_by = wait_for([job], solver.stop_search)
+    return job.result(), ended_by
 
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.memory import peak_bytes
 from schedc.analysis.simulate import simulate
+from schedc.solvers.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,8 @@ class Incumbent:
     work: float = 0.0
     """What the searches have spent of a deterministic limit."""
     history: list[Improvement] = field(default_factory=list)
+    interruption: Interruption = field(default_factory=Interruption)
+    """Waits while what is known changes."""
     _analytic: tuple[int, str] = field(init=False)
     _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
 
@@ -99,7 +102,7 @@ class Incumbent:
         """
         timeline = simulate(self.problem, schedule, tables=self.tables)
         makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
-        with self._lock:
+        with self.interruption.deferred(), self._lock:
             if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
                 self.whole, self.whole_ns = schedule, objective_ns
             # Of equals, one that cuts no block is better: a solver's bound speaks for it.
@@ -131,7 +134,7 @@ class Incumbent:
         Raises:
             Defect: a schedule of whole blocks is known that is better than the bound, which is not taken.
         """
-        with self._lock:
+        with self.interruption.deferred(), self._lock:
             if self.whole is not None:
                 check_bound(bound_ns, self.whole_ns, bound_by)
             if self.schedule is None or self.schedule.parts:
@@ -144,7 +147,7 @@ class Incumbent:
 
     def drop_solver_bound(self) -> None:
         """Go back to the analytic bound."""
-        with self._lock:
+        with self.interruption.deferred(), self._lock:
             self.bound_ns, self.bound_by = self._analytic
             self.solver_log = ()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule
+from schedc.solvers.interruption import wait_for
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +41,8 @@ class Found:
     """Its objective by the kernel's clock, which serves shared trunks in the order of starts."""
     cut_short: bool
     """Whether the clock ended it."""
+    ended_by: BaseException | None = None
+    """The interruption that ended it, to be raised once the schedule is kept."""
 
 
 UNLIMITED = np.int64(1) << 60
@@ -123,8 +127,9 @@ def local_search(
     generator = np.random.default_rng(seed)
     pool = [_first_rule(facts, most_cap, number, generator) for number in range(CLIMBS)]
     values = [int(STRANDED)] * CLIMBS
-    begun, cut_short = time.perf_counter(), False
-    with ThreadPoolExecutor(2) as threads:
+    begun, cut_short, ended_by = time.perf_counter(), False, None
+    with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
+        _compile(facts, most_cap, longest, pool[0], stop)
         for turn in range(rounds):
             heat = 0.01 * (1 - turn / rounds)
             jobs = [
@@ -140,14 +145,16 @@ def local_search(
                     evaluations,
                     seed * 7919 + turn * CLIMBS + number,
                     heat,
+                    stop,
                 )
                 for number, (cap, lag, priority, look) in enumerate(pool)
             ]
+            ended_by = wait_for(jobs, partial(stop.fill, True))
             for number, job in enumerate(jobs):
                 value, look = job.result()
                 values[number] = int(value)
                 pool[number] = (*pool[number][:3], int(look))
-            if min(values) <= good_enough_ns:
+            if ended_by is not None or min(values) <= good_enough_ns:
                 break
             if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
                 cut_short = True
@@ -158,11 +165,25 @@ def local_search(
                 pool[loser] = (cap.copy(), lag.copy(), priority.copy(), look)
     best = min(range(CLIMBS), key=values.__getitem__)
     if values[best] >= STRANDED:
+        if ended_by is not None:
+            raise ended_by
         return None
     cap, lag, priority, look = pool[best]
     order = room_for_orders(facts)
     run_rule(facts, cap, lag, priority, look, order)
-    return Found(schedule_of_codes(problem, facts, order), values[best], cut_short)
+    return Found(schedule_of_codes(problem, facts, order), values[best], cut_short, ended_by)
+
+
+def _compile(
+    facts: Facts,
+    most_cap: NDArray[np.int64],
+    longest: int,
+    rule: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int],
+    stop: NDArray[np.bool_],
+) -> None:
+    """Have the kernel compiled, or loaded, here rather than in the threads: an interruption cannot end that there."""
+    cap, lag, priority, look = (each.copy() if isinstance(each, np.ndarray) else each for each in rule)
+    climb(facts, cap, lag, priority, look, most_cap, longest, 0, 0, 0.0, stop)
 
 
 def _first_rule(

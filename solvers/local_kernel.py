@@ -7,12 +7,18 @@ itself on memory is worth `STRANDED`, so the search moves away from it, and need
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numba
 import numpy as np
 
-__all__ = ["STRANDED", "Facts", "climb", "room_for_orders", "run_rule"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["STRANDED", "Facts", "climb", "room_for_orders", "run_rule", "stop_flag"]
 
 STRANDED = np.int64(1) << 62
 F, B, W = 0, 1, 2
@@ -45,6 +51,16 @@ class Facts(NamedTuple):
     split: bool
     span: bool
     """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
+
+
+@contextmanager
+def stop_flag() -> Iterator[NDArray[np.bool_]]:
+    """The `stop` of climbs in other threads: `stop.fill(True)` ends them after the evaluation at hand. It is set at the end."""
+    stop = np.zeros(1, np.bool_)
+    try:
+        yield stop
+    finally:
+        stop.fill(True)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -197,10 +213,12 @@ def climb(
     evaluations: int,
     seed: int,
     heat: float,
+    stop: Any,
 ) -> tuple[Any, Any]:
-    """Perturb the rule so many times and keep what is no worse, or little worse while hot; the best end and its rule.
+    """Perturb the rule this many times and keep what is no worse, or little worse while hot; the best end and its rule.
 
-    `cap`, `lag`, `priority` and the returned look-ahead are changed in place to the best found.
+    `cap`, `lag`, `priority` and the returned look-ahead are changed in place to the best found. `stop[0]` set to true, by another
+    thread, ends it after the evaluation at hand.
     """
     np.random.seed(seed)
     stages = len(facts.stage_rank)
@@ -210,6 +228,8 @@ def climb(
     best = now
     best_look = look_ahead
     for turn in range(evaluations):
+        if stop[0]:
+            break
         try_cap, try_lag, try_priority, try_look = now_cap.copy(), now_lag.copy(), now_priority.copy(), now_look
         moves = 1 + np.random.randint(3)
         for _ in range(moves):

@@ -8,6 +8,8 @@ for schedules of blocks cut as the model's are.
 from __future__ import annotations
 
 import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from schedc.errors import Unsupported
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid, grid_of
 from schedc.solvers.base import Solved
+from schedc.solvers.interruption import wait_for
 from schedc.solvers.proof import bound_of_none
 from schedc.verify.schedule import verify_schedule
 
@@ -111,6 +114,7 @@ def solve_milp(
             on_schedule(schedule_of(variables, problem, lambda variable: float(solution[variable.index])))
 
     best_heard_ns = checks = 0
+    stop = threading.Event()
 
     def hear_check(event: Any) -> None:
         nonlocal best_heard_ns, checks
@@ -118,12 +122,20 @@ def solve_milp(
         if (bound_ns := proven_ns(event.data_out.mip_dual_bound)) > best_heard_ns:
             best_heard_ns = bound_ns
             on_bound(bound_ns)
-        if limits.deterministic is not None and checks >= CHECKS_PER_UNIT * limits.deterministic:
+        if stop.is_set() or (limits.deterministic is not None and checks >= CHECKS_PER_UNIT * limits.deterministic):
+            event.interrupt()
+
+    def hear_stop(event: Any) -> None:
+        if stop.is_set():
             event.interrupt()
 
     highs.cbMipImprovingSolution.subscribe(hear_solution)
     highs.cbMipInterrupt.subscribe(hear_check)
-    highs.run()
+    highs.cbSimplexInterrupt.subscribe(hear_stop)
+    with ThreadPoolExecutor(1) as thread:  # so that an interruption is noticed at once
+        job = thread.submit(highs.run)
+        ended_by = wait_for([job], stop.set)
+    job.result()
     status = _status(highspy, highs)
     info = highs.getInfo()
     # With no order open, the model is linear and has no bound but its optimum.
@@ -144,7 +156,9 @@ def solve_milp(
         f"status {status}, best bound {bound_ns} ns",
     )
     work = checks / CHECKS_PER_UNIT
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=status, log=log, work=work)
+    return Solved(
+        schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=status, log=log, work=work, ended_by=ended_by
+    )
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:

@@ -92,14 +92,19 @@ def time_orders(facts: Any, orders: Any, lengths: Any, ready: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def polish(facts: Any, orders: Any, lengths: Any, evaluations: int, seed: int, heat: float, reach: int) -> Any:
-    """Move single ops within their rank's order so many times; `orders` becomes the best found, whose end is returned."""
+def polish(facts: Any, orders: Any, lengths: Any, evaluations: int, seed: int, heat: float, reach: int, stop: Any) -> Any:
+    """Move single ops within their rank's order this many times; `orders` becomes the best found, whose end is returned.
+
+    `stop[0]` set to true, by another thread, ends it after the evaluation at hand.
+    """
     np.random.seed(seed)
     most = facts.count.max()
     ready = np.zeros((2, len(facts.stage_rank), most), np.int64)
     now = time_orders(facts, orders, lengths, ready)
     best, best_orders, current = now, orders.copy(), orders.copy()
     for turn in range(evaluations):
+        if stop[0]:
+            break
         r = np.random.randint(len(lengths))
         if lengths[r] < 2:
             continue

@@ -21,6 +21,8 @@ from schedc.solvers.base import NO_LIMITS
 from schedc.solvers.greedy import greedy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
@@ -61,7 +63,13 @@ class Wave:
         return Wave(microbatches=times * self.microbatches, period_ns=times * self.period_ns, start_ns=start_ns)
 
 
-def periodic(problem: Problem, *, limits: Limits = NO_LIMITS, waves: tuple[int, ...] = ()) -> Schedule:
+def periodic(
+    problem: Problem,
+    *,
+    limits: Limits = NO_LIMITS,
+    waves: tuple[int, ...] = (),
+    on_schedule: Callable[[Schedule], None] = lambda _: None,
+) -> Schedule:
     """The schedule that repeats the best wave found.
 
     Sizes of waves are tried from small to large, until one needs no longer than the busiest rank works.
@@ -71,6 +79,7 @@ def periodic(problem: Problem, *, limits: Limits = NO_LIMITS, waves: tuple[int, 
         limits: of a time limit, the last size gets what the others leave, and each of those up to a sixth. Without one the
             result does not depend on the machine. A deterministic limit is shared equally.
         waves: the sizes to try; default: powers of two, and as many as memory holds.
+        on_schedule: called with the schedule of each wave that is better than those before it.
 
     Raises:
         Unsupported: the problem is of another kind, or no wave was found.
@@ -92,6 +101,7 @@ def periodic(problem: Problem, *, limits: Limits = NO_LIMITS, waves: tuple[int, 
         wave = solve_wave(problem, size, replace(limits, time_s=share_s, deterministic=work), hint)
         if wave is not None and (best is None or wave.per_microbatch_ns < best.per_microbatch_ns):
             best = wave
+            on_schedule(unroll(problem, best))
         if best is not None and best.per_microbatch_ns <= least_ns:
             break
     if best is None:
@@ -110,6 +120,8 @@ def solve_wave(problem: Problem, size: int, limits: Limits, hint: Wave | None = 
     """
     from ortools.sat.python import cp_model
 
+    from schedc.solvers.cpsat import run
+
     longest_ns = size * _longest_period_ns(problem)
     if hint:
         longest_ns = int(SLACK * max(hint.period_ns, size * _least_period_ns(problem)))
@@ -123,7 +135,10 @@ def solve_wave(problem: Problem, size: int, limits: Limits, hint: Wave | None = 
             cycle.model.add_hint(start, hint.start_ns[op] * steps * cycle.step // hint.period_ns)
     solver = cp_model.CpSolver()
     _set(solver, limits)
-    if solver.solve(cycle.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status, ended_by = run(solver, cycle.model)
+    if ended_by is not None:
+        raise ended_by
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return Wave(
         microbatches=size,
@@ -163,7 +178,7 @@ def wave_of_greedy(problem: Problem, size: int) -> Wave:
 
 
 def unroll(problem: Problem, wave: Wave) -> Schedule:
-    """The order in which the wave, repeated for ever, runs the problem's microbatches.
+    """The order in which the wave, repeated indefinitely, runs the problem's microbatches.
 
     It keeps every need and every memory limit that the wave keeps: needs are within a microbatch, and a release that a forward
     waits for is either in the order or belongs to a microbatch that does not exist and never held anything.

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
+from schedc.solvers.interruption import wait_for
 from schedc.solvers.local import Found, facts_of, visits_of
+from schedc.solvers.local_kernel import stop_flag
 from schedc.solvers.order_kernel import polish, time_orders
 
 if TYPE_CHECKING:
@@ -68,25 +71,27 @@ def polish_schedule(
             orders[rank, at] = (rows[op.kind] * stages + op.stage) * most + number[op.stage][op.microbatch]
     evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(lengths.sum())))
     best_ns = int(time_orders(facts, orders, lengths, np.zeros((2, stages, most), np.int64)))
-    begun, cut_short = time.perf_counter(), False
-    with ThreadPoolExecutor(CLIMBS) as threads:
+    begun, cut_short, ended_by = time.perf_counter(), False, None
+    with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
+        polish(facts, orders.copy(), lengths, 0, 0, 0.0, REACH, stop)  # compiled here: an interruption cannot end that in a thread
         for turn in range(rounds):
             heat = 2e-4 * (1 - turn / rounds)
             tries = [orders.copy() for _ in range(CLIMBS)]
             jobs = [
-                threads.submit(polish, facts, each, lengths, evaluations, seed * 7919 + turn * CLIMBS + at, heat, REACH)
+                threads.submit(polish, facts, each, lengths, evaluations, seed * 7919 + turn * CLIMBS + at, heat, REACH, stop)
                 for at, each in enumerate(tries)
             ]
+            ended_by = wait_for(jobs, partial(stop.fill, True))
             values = [int(job.result()) for job in jobs]
             best_ns = min(values)
             orders = tries[values.index(best_ns)]
-            if best_ns <= good_enough_ns:
+            if ended_by is not None or best_ns <= good_enough_ns:
                 break
             if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
                 cut_short = True
                 break
     kinds = {row: kind for kind, row in rows.items()}
-    return Found(_schedule(orders, lengths, kinds, visits, most), best_ns, cut_short)
+    return Found(_schedule(orders, lengths, kinds, visits, most), best_ns, cut_short, ended_by)
 
 
 def _schedule(

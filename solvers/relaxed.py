@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.analysis.bounds_frame import frames_of, visits_of
+from schedc.analysis.bounds_status import way_of
 from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_rank
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
@@ -23,7 +24,7 @@ from schedc.models.blocks import blocks_of
 from schedc.models.cpsat.relaxed import build_relaxed
 from schedc.models.grid import grid_of
 from schedc.models.windows import windows_of
-from schedc.solvers.cpsat import solver_of
+from schedc.solvers.cpsat import run, solver_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,9 +101,11 @@ def refute(
         time_s = None if left_s is None else max(left_s / 2, LEAST_S)
         deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
         solver = solver_of(replace(limits, time_s=time_s, deterministic=deterministic, gap=0.0))
-        status = solver.solve(model)
+        status, ended_by = run(solver, model)
         spent += solver.response_proto.deterministic_time
         if status == cp_model.UNKNOWN:
+            if ended_by is not None:
+                raise ended_by
             step //= 2
             continue
         lower = upper + 1 if status == cp_model.INFEASIBLE else max(lower, int(solver.best_objective_bound))
@@ -111,6 +114,8 @@ def refute(
             check_bound(bound_ns, objective_ns, "relaxed")
             found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
             on_bound(bound_ns, _log(solver, model, ranks, found))
+        if ended_by is not None:
+            raise ended_by
         if status != cp_model.INFEASIBLE:
             return Refuted(lower_bound_ns=bound_ns, cut_short=status != cp_model.OPTIMAL, work=spent)
     return Refuted(lower_bound_ns=bound_ns, cut_short=False, work=spent)
@@ -119,7 +124,8 @@ def refute(
 def _ranks(problem: Problem) -> tuple[int, ...]:
     """Those ranks whose memory limit counts."""
     (frames,) = frames_of(problem, visits_of(problem)).values()
-    bounds_ns = [chunk_window_bound_of_rank(problem, frames, rank) for rank in range(problem.ranks)]
+    way = way_of(problem, frames)
+    bounds_ns = [chunk_window_bound_of_rank(problem, frames, way, rank) for rank in range(problem.ranks)]
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
 
 

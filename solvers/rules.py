@@ -16,7 +16,7 @@ import numpy as np
 from schedc.errors import Unsupported
 from schedc.solvers.in_flight import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.local import facts_of, schedule_of_codes
-from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule
+from schedc.solvers.local_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,11 +66,12 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))
     turns = climb_ops // (CLIMBS * max(1, ops))
     most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
-    for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
-        cap, lag, priority = caps[start].copy(), lags[start].copy(), priorities[start].copy()
-        reached, look = climb(facts, cap, lag, priority, int(looks[start]), most_cap, longest, turns, number, 0.0)
-        if reached < value:
-            value, rule = int(reached), (cap, lag, priority, int(look))
+    with stop_flag() as stop:  # nothing sets it before the end
+        for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
+            cap, lag, priority = caps[start].copy(), lags[start].copy(), priorities[start].copy()
+            reached, look = climb(facts, cap, lag, priority, int(looks[start]), most_cap, longest, turns, number, 0.0, stop)
+            if reached < value:
+                value, rule = int(reached), (cap, lag, priority, int(look))
     run_rule(facts, *rule, order)
     return schedule_of_codes(problem, facts, order)
 

@@ -31,6 +31,7 @@ def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations
     if best is not None:
         incumbent.offer_valid(best.schedule, "local")
         incumbent.cut_short |= best.cut_short
+        _end(best.ended_by)
 
 
 def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
@@ -51,6 +52,7 @@ def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluation
     )
     incumbent.offer_valid(found.schedule, "polish")
     incumbent.cut_short |= found.cut_short
+    _end(found.ended_by)
 
 
 def _split(schedule: Schedule) -> Schedule:
@@ -73,7 +75,8 @@ def periodic(incumbent: Incumbent, limits: Limits) -> None:
 
     timed = limits.deterministic is None
     incumbent.work += limits.deterministic or 0.0  # it does not tell what it spent of it
-    incumbent.offer_valid(repeat(incumbent.problem, limits=limits if timed else replace(limits, time_s=None)), "periodic")
+    given = limits if timed else replace(limits, time_s=None)
+    repeat(incumbent.problem, limits=given, on_schedule=lambda schedule: incumbent.offer_valid(schedule, "periodic"))
     incumbent.cut_short |= timed and incumbent.found_by == "periodic"
 
 
@@ -137,3 +140,10 @@ def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> No
     incumbent.raise_bound(solved.lower_bound_ns, name, solved.log)
     if limits.deterministic is None and (solved.status not in ("OPTIMAL", "INFEASIBLE") or incumbent.found_by == name):
         incumbent.cut_short = True  # threads raced for what was found, or a clock ended them
+    _end(solved.ended_by)
+
+
+def _end(interruption: BaseException | None) -> None:
+    """Let the interruption that ended a search end what comes after it, too, now that what the search found is kept."""
+    if interruption is not None:
+        raise interruption

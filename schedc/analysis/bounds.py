@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds_frame import Frame, frames_of, visits_of
 from schedc.analysis.bounds_one_machine import Job, one_machine_bound
 from schedc.analysis.bounds_residency import minimum_limit_bytes, residency_bound_of_rank
+from schedc.analysis.bounds_status import way_of
 from schedc.analysis.bounds_waves import wave_jobs
 from schedc.analysis.bounds_windows import window_bound_of_rank
 from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
@@ -23,6 +24,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from schedc.analysis.bounds_status import Way
     from schedc.ir.problem import Problem
 
 __all__ = [
@@ -148,17 +150,22 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
 
 
 def _windows(problem: Problem, frames: Frames) -> Bound:
-    candidates = (each for frame in frames.values() for each in chain(_rank_windows(problem, frame), _link_windows(problem, frame)))
+    ways = [(some, way_of(problem, some)) for some in frames.values() if some]
+    candidates = (
+        each for frame, way in ways for each in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
+    )
     return _largest("windows", candidates, otherwise="several paths")
 
 
-def _rank_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[int, str]]:
-    for rank in range(problem.ranks):
-        bounds = (window_bound_of_rank(problem, frame, rank), chunk_window_bound_of_rank(problem, frame, rank))
+def _rank_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
+    """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
+    observer = frame[0].observer
+    for rank in range(problem.ranks) if observer is None else (observer,):
+        bounds = (window_bound_of_rank(problem, frame, way, rank), chunk_window_bound_of_rank(problem, frame, way, rank))
         yield max(bounds), f"rank {rank}"
 
 
-def _link_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[int, str]]:
+def _link_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
     """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
     if len(problem.stages) == problem.ranks:
         return
@@ -167,7 +174,7 @@ def _link_windows(problem: Problem, frame: Sequence[Frame]) -> Iterator[tuple[in
         busy_ns[resource] = busy_ns.get(resource, 0) + job.duration_ns
     for resource in sorted(busy_ns, key=lambda each: -busy_ns[each])[:BUSIEST_LINKS]:
         if busy_ns[resource]:
-            best_ns = max(chunk_window_bound_of_link(problem, frame, resource, rank) for rank in range(problem.ranks))
+            best_ns = max(chunk_window_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
             yield best_ns, resource.text
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
@@ -57,7 +58,7 @@ class Costs:
     fused_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the times of a trip are computed once, when they are first asked for
 class Visit:
     """Microbatches with the same path and durations."""
 
@@ -71,6 +72,19 @@ class Visit:
     """Per position, from it to the next one."""
     backward: tuple[Hop, ...]
     """Per position, to it from the next one."""
+
+    @cached_property
+    def forward_end_ns(self) -> tuple[int, ...]:
+        """Per position, the least time from the start of the path to the end of its forward."""
+        hops = (0, *(hop.total_ns for hop in self.forward))
+        return tuple(accumulate(hop_ns + cost.forward_ns for hop_ns, cost in zip(hops, self.costs, strict=True)))
+
+    @cached_property
+    def gradient_begin_ns(self) -> tuple[int, ...]:
+        """Per position, the least time from the start of the path to the start of its backward, there and back."""
+        behind = (hop.total_ns + cost.gradient_ns for hop, cost in zip(self.backward, self.costs[1:], strict=True))
+        back = accumulate(reversed(tuple(behind)), initial=self.forward_end_ns[-1])
+        return tuple(back)[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ done, and the most value that some microbatches' statuses can have together with
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds_frame import Frame
     from schedc.ir.problem import Problem
 
-__all__ = ["Status", "Step", "most_value", "pareto_front", "statuses_after", "trip_of"]
+__all__ = ["Status", "Step", "Way", "most_value", "pareto_front", "statuses_after", "trip_of", "way_of"]
 
 Status = tuple[int, int]
 """Bytes held and nanoseconds of work done, of one microbatch."""
@@ -51,85 +52,120 @@ class Step:
     released_by_rest_bytes: int = 0
 
 
-def trip_of(problem: Problem, frames: Sequence[Frame], machine: Resource, rank: int) -> list[Step]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The least times along a path there and back, and where on it each machine is used; so that a trip need not walk all of it."""
+
+    forward_begin_ns: tuple[int, ...]
+    """Per position, from the start of the way. Durations are the least of any microbatch."""
+    gradient_begin_ns: tuple[int, ...]
+    positions_on: dict[Resource, list[int]]
+    """Per rank, the positions of its stages."""
+    hops_on: dict[Resource, list[tuple[int, bool]]]
+    """Per link or trunk, the hops that use it: their position, and whether they lead forwards."""
+    stages_on: Counter[int]
+    """Per rank, how many stages it has, on this path or another."""
+
+
+def way_of(problem: Problem, frames: Sequence[Frame]) -> Way:
+    """The way of the microbatches of one path; `frames` are those of one observer, all visits."""
+    visit, positions = frames[0].visit, frames[0].positions()
+    now_ns = 0
+    forward, gradient = [0] * len(visit.path), [0] * len(visit.path)
+    positions_on: dict[Resource, list[int]] = {}
+    hops_on: dict[Resource, list[tuple[int, bool]]] = {}
+    for at in positions:
+        forward[at] = now_ns
+        now_ns += min(frame.visit.costs[at].forward_ns for frame in frames)
+        positions_on.setdefault(Resource.of_rank(problem.stages[visit.path[at]].rank), []).append(at)
+        if at < len(visit.path) - 1:
+            now_ns += visit.forward[at].total_ns
+            for hop, forwards in ((visit.forward[at], True), (visit.backward[at], False)):
+                if hop.resource is not None:
+                    hops_on.setdefault(hop.resource, []).append((at, forwards))
+    for at in reversed(positions):
+        if at < len(visit.path) - 1:
+            now_ns += visit.backward[at].total_ns
+        gradient[at] = now_ns
+        now_ns += min(frame.visit.costs[at].gradient_ns for frame in frames)
+    return Way(
+        forward_begin_ns=tuple(forward),
+        gradient_begin_ns=tuple(gradient),
+        positions_on=positions_on,
+        hops_on=hops_on,
+        stages_on=Counter(stage.rank for stage in problem.stages),
+    )
+
+
+def trip_of(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> list[Step]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
         problem: whose microbatches all take one path.
         frames: of one observer, all visits.
+        way: of these frames.
         machine: a rank, a link or a trunk.
         rank: whose memory counts.
     """
-    visit, positions = frames[0].visit, frames[0].positions()
-    path, last = visit.path, len(visit.path) - 1
-    weights = [frame.visit.count for frame in frames]
-    after_ns = 0
-    if machine.kind == "rank":
-        here = [at for at in positions if Resource.of_rank(problem.stages[path[at]].rank) == machine]
-        after_ns = min((frame.after_weight_ns[at] for frame in frames for at in here), default=0)
-    steps: list[Step] = []
-    now_ns = 0
+    size = len(frames[0].visit.path)
+    after_ns = min((frame.after_weight_ns[at] for frame in frames for at in way.positions_on.get(machine, ())), default=0)
+    blocks = {at for each in (machine, Resource.of_rank(rank)) for at in way.positions_on.get(each, ())}
+    hops = way.hops_on.get(machine, ())
+    # In the order of the way: the forward at 2 × its position, the hop behind it one later, the way back from 4 × the size down.
+    steps = {2 * at: _block_step(problem, frames, way, at, True, machine, rank, after_ns) for at in blocks}
+    steps |= {4 * size - 2 * at: _block_step(problem, frames, way, at, False, machine, rank, after_ns) for at in blocks}
+    steps |= {(2 * at + 1 if forwards else 4 * size - 2 * at - 1): _hop_step(frames, way, at, forwards) for at, forwards in hops}
+    trip = [steps[place] for place in sorted(steps)]
+    return trip if any(step.all_ns for step in trip) else []
 
-    def block(at: int, *, forward: bool) -> None:
-        nonlocal now_ns
-        stage = problem.stages[path[at]]
-        costs = [frame.visit.costs[at] for frame in frames]
-        durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
-        rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
-        begin_ns, now_ns = now_ns, now_ns + min(durations)
-        works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
-        if not works and not holds:
-            return
-        kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
-        totals = [duration_ns + rest_ns for duration_ns, rest_ns in zip(durations, rests, strict=True)]
-        steps.append(
-            Step(
-                begin_ns=begin_ns,
-                end_ns=now_ns,
-                head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
-                tail_ns=min((frame.forward_tail_ns if forward else frame.gradient_tail_ns)[at] for frame in frames),
-                work_ns=max(durations) if works else 0,
-                rest_ns=max(rests) if works else 0,
-                all_ns=sum(weight * total for weight, total in zip(weights, totals, strict=True)) if works else 0,
-                after_ns=after_ns,
-                acquired_bytes=stage.activation_bytes if forward and holds else 0,
-                released_bytes=stage.activation_bytes - kept_bytes if holds and not forward else 0,
-                released_by_rest_bytes=0 if forward else kept_bytes,
-            )
-        )
 
-    def transfer(at: int, *, forward: bool) -> None:
-        nonlocal now_ns
-        hop = visit.forward[at] if forward else visit.backward[at]
-        begin_ns, now_ns = now_ns, now_ns + hop.total_ns
-        if hop.resource != machine:
-            return
-        if forward:
-            head_ns = min(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns for frame in frames)
-            tail_ns = min(frame.visit.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
-        else:
-            head_ns = min(frame.gradient_head_ns[at + 1] + frame.visit.costs[at + 1].gradient_ns for frame in frames)
-            tail_ns = min(frame.visit.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
-        steps.append(
-            Step(
-                begin_ns=begin_ns,
-                end_ns=begin_ns + hop.occupancy_ns,
-                head_ns=head_ns,
-                tail_ns=hop.latency_ns + tail_ns,
-                work_ns=hop.occupancy_ns,
-                all_ns=sum(weights) * hop.occupancy_ns,
-            )
-        )
+def _block_step(
+    problem: Problem, frames: Sequence[Frame], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
+) -> Step:
+    stage = problem.stages[frames[0].visit.path[at]]
+    costs = [frame.visit.costs[at] for frame in frames]
+    durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
+    rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
+    begin_ns = (way.forward_begin_ns if forward else way.gradient_begin_ns)[at]
+    works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
+    kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
+    all_ns = sum(
+        frame.visit.count * (duration_ns + rest_ns) for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
+    )
+    return Step(
+        begin_ns=begin_ns,
+        end_ns=begin_ns + min(durations),
+        head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
+        tail_ns=min((frame.forward_tail_ns if forward else frame.gradient_tail_ns)[at] for frame in frames),
+        work_ns=max(durations) if works else 0,
+        rest_ns=max(rests) if works else 0,
+        all_ns=all_ns if works else 0,
+        after_ns=after_ns,
+        acquired_bytes=stage.activation_bytes if forward and holds else 0,
+        released_bytes=stage.activation_bytes - kept_bytes if holds and not forward else 0,
+        released_by_rest_bytes=0 if forward else kept_bytes,
+    )
 
-    for at in positions:
-        block(at, forward=True)
-        if at < last:
-            transfer(at, forward=True)
-    for at in reversed(positions):
-        if at < last:
-            transfer(at, forward=False)
-        block(at, forward=False)
-    return steps if any(step.all_ns for step in steps) else []
+
+def _hop_step(frames: Sequence[Frame], way: Way, at: int, forward: bool) -> Step:
+    visit = frames[0].visit
+    hop = visit.forward[at] if forward else visit.backward[at]
+    if forward:
+        begin_ns = way.forward_begin_ns[at + 1] - hop.total_ns
+        head_ns = min(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns for frame in frames)
+        tail_ns = min(frame.visit.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
+    else:
+        begin_ns = way.gradient_begin_ns[at] - hop.total_ns
+        head_ns = min(frame.gradient_head_ns[at + 1] + frame.visit.costs[at + 1].gradient_ns for frame in frames)
+        tail_ns = min(frame.visit.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
+    return Step(
+        begin_ns=begin_ns,
+        end_ns=begin_ns + hop.occupancy_ns,
+        head_ns=head_ns,
+        tail_ns=hop.latency_ns + tail_ns,
+        work_ns=hop.occupancy_ns,
+        all_ns=sum(frame.visit.count for frame in frames) * hop.occupancy_ns,
+    )
 
 
 def statuses_after(steps: Sequence[Step]) -> list[list[Status]]:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.ir.resource import Resource
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds_frame import Frame
+    from schedc.analysis.bounds_status import Way
     from schedc.ir.problem import Problem
 
 __all__ = ["window_bound_of_rank"]
@@ -44,7 +47,7 @@ class _Alone:
         return max(1, self.limit_bytes // activation_bytes)
 
 
-def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: int) -> int:
+def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
     Proof. Let window j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
@@ -62,19 +65,17 @@ def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: int) -
     rank's work. Blocks may be cut: what is counted as work is at least what is left of a block. A fused backward counts as its
     gradient part and its rest (`bounds_frame`), which release no later; so does a split one, which then has at least that work.
     """
-    alone = _alone(problem, frames, rank)
-    if alone is None:
+    at = _position(frames, way, rank)
+    if at is None:
         return 0
+    alone = _alone(problem, frames, at)
     best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint windows up to j
     for j in range(1, alone.microbatches + 1):
         here_ns = max(0, alone.away_ns - _most_work_ns(alone, j)) + best_before[max(0, j - alone.slots)]
         best_before[j] = max(best_before[j - 1], here_ns)
-    places = [(frame, frame.visit.path.index(_stage_on(problem, frame, rank))) for frame in frames]
-    work_ns = sum(
-        frame.visit.count * (frame.visit.costs[at].forward_ns + frame.visit.costs[at].backward_ns) for frame, at in places
-    )
-    head_ns = min(frame.forward_head_ns[at] for frame, at in places)
-    after_ns = min(frame.after_weight_ns[at] for frame, at in places)
+    work_ns = sum(frame.visit.count * (frame.visit.costs[at].forward_ns + frame.visit.costs[at].backward_ns) for frame in frames)
+    head_ns = min(frame.forward_head_ns[at] for frame in frames)
+    after_ns = min(frame.after_weight_ns[at] for frame in frames)
     return head_ns + work_ns + best_before[-1] + after_ns
 
 
@@ -93,22 +94,18 @@ def _most_work_ns(alone: _Alone, j: int) -> int:
     return forwards * alone.forward_ns + backwards_ns
 
 
-def _stage_on(problem: Problem, frame: Frame, rank: int) -> int:
-    """The path's first stage on the rank, or -1."""
-    return next((stage for stage in frame.visit.path if problem.stages[stage].rank == rank), -1)
+def _position(frames: Sequence[Frame], way: Way, rank: int) -> int | None:
+    """The position on the path of the rank's one stage; None where the bound does not apply."""
+    path, here = frames[0].visit.path, way.positions_on.get(Resource.of_rank(rank), [])
+    if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.visit.path != path for frame in frames):
+        return None
+    return here[0] if all(frame.counted[here[0]] for frame in frames) else None
 
 
-def _alone(problem: Problem, frames: Sequence[Frame], rank: int) -> _Alone | None:
-    """What the bound needs to know; None where it does not apply."""
-    stages = problem.stages_on(rank)
-    if len(stages) != 1 or any(frame.visit.path != frames[0].visit.path for frame in frames):
-        return None
-    if not frames or stages[0] not in frames[0].visit.path:
-        return None
-    at = frames[0].visit.path.index(stages[0])
-    if at < frames[0].begin or not all(frame.counted[at] for frame in frames):
-        return None
-    stage, limit_bytes = problem.stages[stages[0]], problem.memory_limit_bytes[rank]
+def _alone(problem: Problem, frames: Sequence[Frame], at: int) -> _Alone:
+    """What the bound needs to know of the stage at a position of the path."""
+    stage = problem.stages[frames[0].visit.path[at]]
+    limit_bytes = problem.memory_limit_bytes[stage.rank]
     costs = [frame.visit.costs[at] for frame in frames]
     kept_bytes = stage.activation_after_input_bytes if problem.split_backward else 0
     microbatches = sum(frame.visit.count for frame in frames)
@@ -126,8 +123,4 @@ def _alone(problem: Problem, frames: Sequence[Frame], rank: int) -> _Alone | Non
 
 def _away_ns(frame: Frame, at: int) -> int:
     """The least time from the end of a forward to the start of its backward: to the end of the path and back."""
-    visit = frame.visit
-    beyond = range(at + 1, len(visit.path))
-    blocks_ns = sum(visit.costs[position].forward_ns + visit.costs[position].gradient_ns for position in beyond)
-    hops = range(at, len(visit.path) - 1)
-    return blocks_ns + sum(visit.forward[position].total_ns + visit.backward[position].total_ns for position in hops)
+    return frame.visit.gradient_begin_ns[at] - frame.visit.forward_end_ns[at]

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds_frame import Frame
-    from schedc.analysis.bounds_status import Status
+    from schedc.analysis.bounds_status import Status, Way
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]
 
 
-def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: int) -> int:
+def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
     In the frame of a stage span (`Frame.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
     """
     if not _applies(problem, frames) or frames[0].observer not in (None, rank):
         return 0
-    return _bound(problem, frames, Resource.of_rank(rank), rank)
+    return _bound(problem, frames, way, Resource.of_rank(rank), rank)
 
 
-def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], link: Resource, rank: int) -> int:
+def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], way: Way, link: Resource, rank: int) -> int:
     """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
 
     Proof: `_bound`.
     """
-    return _bound(problem, frames, link, rank) if _applies(problem, frames) else 0
+    return _bound(problem, frames, way, link, rank) if _applies(problem, frames) else 0
 
 
 def _applies(problem: Problem, frames: Sequence[Frame]) -> bool:
@@ -46,7 +46,7 @@ def _applies(problem: Problem, frames: Sequence[Frame]) -> bool:
     return bool(frames) and len(set(problem.path_of)) == 1 and sum(frame.visit.count for frame in frames) == problem.microbatches
 
 
-def _bound(problem: Problem, frames: Sequence[Frame], machine: Resource, rank: int) -> int:
+def _bound(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> int:
     """The machine's work and the most idle time that a chain of disjoint windows proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
@@ -77,7 +77,7 @@ def _bound(problem: Problem, frames: Sequence[Frame], machine: Resource, rank: i
     Work is nominal (`bounds_frame`): of a backward its gradient part and its rest, whether fused or split; what a schedule does
     beyond that counts as idle. No memory is released before the nominal parts are done. Collectives are idle time here, too.
     """
-    steps = trip_of(problem, frames, machine, rank)
+    steps = trip_of(problem, frames, way, machine, rank)
     if not steps:
         return 0
     count, size, whole_ns = problem.microbatches, len(steps), sum(step.work_ns + step.rest_ns for step in steps)

@@ -53,8 +53,9 @@ def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank:
 def _changes(problem: Problem, schedule: Schedule, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per op, the bytes that it takes when it starts and gives back when it ends."""
     kind, stage, _, part = ops.T
-    whole = np.array([entry.activation_bytes for entry in problem.stages], np.int64)[stage]
-    after_input = np.array([entry.activation_after_input_bytes for entry in problem.stages], np.int64)[stage]
+    used, stage_at = np.unique(stage, return_inverse=True)  # a rank has few of all stages
+    whole = np.array([problem.stages[each].activation_bytes for each in used], np.int64)[stage_at]
+    after_input = np.array([problem.stages[each].activation_after_input_bytes for each in used], np.int64)[stage_at]
     last_part = part < 0
     for parts in schedule.parts:
         last_part |= (kind == parts.kind) & (stage == parts.stage) & (part == len(parts.shares) - 1)

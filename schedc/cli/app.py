@@ -92,45 +92,55 @@ def compile_command(
     """Compile a job into a plan."""
     from schedc.cli import render
     from schedc.cli.defect import defects_kept
+    from schedc.cli.progress import live
     from schedc.compile import compile_problem
     from schedc.frontend.job import load_job
     from schedc.solvers.base import Limits
+    from schedc.solvers.interruption import Interruption
     from schedc.solvers.registry import check_method
     from schedc.text.outputs import check_outputs, write_output
     from schedc.text.plan_file import plan_json
 
-    loaded = load_job(job)
-    check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
-    settings = loaded.solver
-    try:
-        check_method(settings.method if method is None else method)
-    except InvalidInput as error:
-        raise InvalidInput(f"{f'{job}: solver.method' if method is None else '--method'}: {error}") from error
-    limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
-    limits = Limits(
-        time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
-        gap=settings.gap if gap is None else gap,
-        seed=settings.seed if seed is None else seed,
-        workers=workers,
-        deterministic=deterministic_limit,
-    )
-    with defects_kept(loaded, output), render.progress(quiet or as_json) as report:
-        compiled = compile_problem(
-            loaded.problem,
-            method=settings.method if method is None else method,
-            limits=limits,
-            job_sha256=loaded.sha256,
-            report=report,
+    interruption = Interruption()
+    with interruption.listening():
+        loaded = load_job(job)
+        check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
+        settings = loaded.solver
+        chosen = settings.method if method is None else method
+        try:
+            check_method(chosen)
+        except InvalidInput as error:
+            raise InvalidInput(f"{f'{job}: solver.method' if method is None else '--method'}: {error}") from error
+        limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
+        limits = Limits(
+            time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
+            gap=settings.gap if gap is None else gap,
+            seed=settings.seed if seed is None else seed,
+            workers=workers,
+            deterministic=deterministic_limit,
         )
-    write_output(output, plan_json(compiled.plan))
-    for failure in compiled.failures:
-        typer.echo(
-            f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
-        )
-    if as_json:
-        render.print_json(render.compiled_json(compiled))
-    elif not quiet:
-        render.print_compiled(compiled, output)
+        with defects_kept(loaded, output), live(loaded.problem, chosen, limits, hidden=quiet or as_json) as shown:
+            compiled = compile_problem(
+                loaded.problem,
+                method=chosen,
+                limits=limits,
+                job_sha256=loaded.sha256,
+                report=shown.improved,
+                on_method=shown.running,
+                interruption=interruption,
+            )
+        write_output(output, plan_json(compiled.plan))
+        for failure in compiled.failures:
+            typer.echo(
+                f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
+            )
+        if as_json:
+            render.print_json(render.compiled_json(compiled))
+        elif not quiet:
+            render.print_compiled(compiled, output, interrupted=interruption.requested)
+    if interruption.requested and (quiet or as_json):
+        sys.stdout.flush()
+        typer.echo(f"schedc: the best plan so far is written to {output}: interrupted", err=True)
 
 
 @app.command()

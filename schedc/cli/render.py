@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +16,7 @@ from schedc.text.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from schedc.analysis.bounds import Bound
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Certificate, Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.incumbent import Improvement
     from schedc.solvers.portfolio import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
@@ -43,7 +40,6 @@ __all__ = [
     "print_templates",
     "print_timeline",
     "print_verdict",
-    "progress",
     "timeline_json",
 ]
 
@@ -64,29 +60,6 @@ def console(*, stderr: bool = False, piped_width: int | None = None) -> Console:
 def print_json(value: object) -> None:
     """One JSON object on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-@contextmanager
-def progress(hidden: bool) -> Iterator[Callable[[Improvement], None]]:
-    """A line with the incumbent and the bound, live on standard error; yields what is told of each improvement."""
-    errors = console(stderr=True)
-    bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=errors, transient=True
-    )
-    task = bar.add_task("compiling", total=None)
-
-    def report(step: Improvement) -> None:
-        bar.update(
-            task,
-            description=f"{step.objective} {format_duration_ns(step.objective_ns)} by {step.found_by},"
-            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {step.gap:.2%}",
-        )
-
-    if hidden or not errors.is_terminal:
-        yield report
-        return
-    with bar:
-        yield report
 
 
 def certificate_lines(certificate: Certificate) -> list[str]:
@@ -130,8 +103,8 @@ def print_candidates(
             out.print(Text(f"not {candidate.method}: {candidate.why_not.removeprefix(candidate.method).strip()}", "dim"))
 
 
-def print_compiled(compiled: Compiled, output: Path) -> None:
-    """The certificate, and how each candidate did; on standard error where the plan is on standard output."""
+def print_compiled(compiled: Compiled, output: Path, *, interrupted: bool = False) -> None:
+    """How each candidate did, the certificate, and why the work ended; on standard error where the plan is on standard output."""
     plan, stderr = compiled.plan, is_standard(output)
     title = f"{plan.name}: {len(compiled.candidates)} candidates"
     print_candidates(compiled.candidates, plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr)
@@ -139,7 +112,8 @@ def print_compiled(compiled: Compiled, output: Path) -> None:
     for line in certificate_lines(plan.certificate):
         out.print(line)
     where = "standard output" if stderr else one_line(str(output))
-    out.print(f"written to {where} in {compiled.seconds:.2f} s")
+    late = ", interrupted" if interrupted and compiled.ended != "interrupted" else ""  # what came when the search was over
+    out.print(f"written to {where} in {compiled.seconds:.2f} s: {compiled.ended}{late}")
 
 
 def compiled_json(compiled: Compiled) -> dict[str, Any]:
@@ -155,6 +129,7 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
         "bound": certificate.bound,
         "method": compiled.plan.made_by.method,
         "seconds": compiled.seconds,
+        "ended": compiled.ended,
         "candidates": [
             {
                 "method": entry.method,

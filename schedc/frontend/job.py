@@ -23,7 +23,7 @@ from schedc.frontend.placement import Placed, place
 from schedc.frontend.profile import build_stages
 from schedc.frontend.semantics import as_executed
 from schedc.frontend.topology import build_links, read_topology
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.problem import MOST_OPS, Link, Problem, Stage
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def read_problem(path: str | PathLike[str]) -> Problem:
 def _problem(job: JobFile, path: Path) -> Problem:
     root, pipeline = Location(str(path)), job.pipeline
     placed = _place(pipeline, root / "pipeline")
+    _check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
     measured = build_stages(pipeline, job.profile, placed, path.parent, root)
     stages = as_executed(measured, pipeline, placed, root / "pipeline" / "semantics")
@@ -126,6 +127,16 @@ def _place(pipeline: PipelineSection, location: Location) -> Placed:
                     show(chunks), f"the {placement.count(rank)} stages that pipeline.placement puts on rank {rank}, or no such key"
                 )
     return placed
+
+
+def _check_ops(pipeline: PipelineSection, placed: Placed, location: Location) -> None:
+    """Refuse at once what is too large to be planned. All paths of a placement are equally long."""
+    per_microbatch = 3 * len(placed.paths[0])
+    if pipeline.microbatches * per_microbatch > MOST_OPS:
+        raise (location / "microbatches").refuse(
+            f"{pipeline.microbatches}, which makes {pipeline.microbatches * per_microbatch} compute ops",
+            f"at most {MOST_OPS // per_microbatch} for {len(placed.paths[0])} stages, as a plan has at most {MOST_OPS} compute ops",
+        )
 
 
 def _name(job: JobFile, path: Path, root: Location) -> str:

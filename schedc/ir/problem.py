@@ -6,6 +6,7 @@ counted from 0. Local field rules are checked on construction (`ValueError`); ru
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from schedc.ir.ops import Kind, Op
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DataParallel", "Link", "Problem", "Stage"]
+__all__ = ["MOST_OPS", "DataParallel", "Link", "Problem", "Stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,10 @@ class DataParallel:
     """None: each rank has its own resource for collectives; else they queue on this trunk with the pipeline's transfers."""
 
 
+MOST_OPS = 1_000_000
+"""The most compute ops of a problem (`Problem.num_ops`): checking and writing a plan of so many takes a good half minute."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A pipeline's training step: stages on ranks, paths of microbatches through them, links, memory."""
@@ -136,6 +141,11 @@ class Problem:
     data_parallel: DataParallel | None = None
     objective: str = "makespan"
     """`makespan` or `stage-span`."""
+
+    @property
+    def num_ops(self) -> int:
+        """The compute ops of a schedule that splits every backward and cuts no block."""
+        return 3 * sum(len(self.paths[path]) * count for path, count in Counter(self.path_of).items())
 
     def path(self, microbatch: int) -> tuple[int, ...]:
         """The stages that the microbatch visits, in forward order."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
+from schedc.ir.problem import MOST_OPS
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "check_path_stages",
     "check_rank_has_stage",
     "check_rank_range",
+    "check_size",
     "check_stage_on_path",
     "verify_problem",
 ]
@@ -212,11 +214,19 @@ def check_data_parallel(problem: Problem) -> Iterator[Violation]:
         yield Violation(rule, "data_parallel.trunk", message)
 
 
+def check_size(problem: Problem) -> Iterator[Violation]:
+    """The problem is no larger than what the project plans."""
+    known = all(0 <= path < len(problem.paths) for path in problem.path_of)  # else another rule is broken
+    if known and problem.num_ops > MOST_OPS:
+        message = f"expected at most {MOST_OPS} compute ops (3 for each stage that a microbatch visits), found {problem.num_ops}"
+        yield Violation("size", "microbatches", message)
+
+
 def check_length(problem: Problem) -> Iterator[Violation]:
     """All work and transfers one after the other stay far below 2^63 ns, where times in 64 bits would wrap around."""
     work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in Kind)
-    sizes = [size for stage in problem.stages for size in (stage.message_bytes, stage.gradient_message_bytes)]
-    transfers_ns = sum(link.latency_ns + link.occupancy_ns(max(sizes, default=0)) for link in problem.links)
+    largest = max((max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages), default=0)
+    transfers_ns = sum(link.latency_ns + link.occupancy_ns(largest) for link in problem.links)
     whole_ns = problem.microbatches * (work_ns + 2 * len(problem.stages) * transfers_ns)
     if whole_ns >= 2**62:
         yield Violation("length", "stages", f"expected a step below 2^62 ns, found up to {whole_ns} ns of work and transfers")
@@ -255,5 +265,6 @@ _CHECKS = (
     check_memory_limits,
     check_data_parallel,
     check_objective,
+    check_size,
     check_length,
 )

@@ -15,7 +15,7 @@ from tiny_problems import random_parts, random_schedule, tiny_problem
 
 from schedc.analysis.bounds import windows_bound
 from schedc.analysis.bounds_frame import frames_of, visits_of
-from schedc.analysis.bounds_status import most_value, statuses_after, trip_of
+from schedc.analysis.bounds_status import most_value, statuses_after, trip_of, way_of
 from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
 from schedc.analysis.simulate import simulate
 from schedc.bench.instances import instances
@@ -30,9 +30,10 @@ def best_bound(problem: Problem) -> int:
     machines = {Resource.of_link(link) for link in problem.links}
     found = [0]
     for frames in frames_of(problem, visits_of(problem)).values():
+        way = way_of(problem, frames)
         for rank in range(problem.ranks):
-            found.append(chunk_window_bound_of_rank(problem, frames, rank))
-            found.extend(chunk_window_bound_of_link(problem, frames, link, rank) for link in machines)
+            found.append(chunk_window_bound_of_rank(problem, frames, way, rank))
+            found.extend(chunk_window_bound_of_link(problem, frames, way, link, rank) for link in machines)
     return max(found)
 
 
@@ -106,7 +107,8 @@ def test_never_above_a_random_schedule_with_cut_blocks(seed: int) -> None:
 def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) -> None:
     problem = next(each.problem for each in instances("m70-wave") if each.name == f"m70-wave-{name}")
     (frames,) = frames_of(problem, visits_of(problem)).values()
-    assert max(chunk_window_bound_of_rank(problem, frames, rank) for rank in range(8)) == known_ms * 1_000_000
+    way = way_of(problem, frames)
+    assert max(chunk_window_bound_of_rank(problem, frames, way, rank) for rank in range(8)) == known_ms * 1_000_000
 
 
 def test_looks_at_every_link_of_four_sites() -> None:
@@ -124,7 +126,7 @@ def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
         costs = (19_000_000, 23_250_000, 10_250_000)
         problem = make_problem(8, microbatches, placement="wave", chunks=2, costs_ns=costs, in_flight=8, links=slow)
         (frames,) = frames_of(problem, visits_of(problem)).values()
-        found.append(chunk_window_bound_of_rank(problem, frames, 7))
+        found.append(chunk_window_bound_of_rank(problem, frames, way_of(problem, frames), 7))
     work_ns = 8 * 2 * (19_000_000 + 23_250_000 + 10_250_000)
     assert found[1] - found[0] > 1.2 * work_ns
     assert found[2] - found[1] > 1.2 * work_ns
@@ -142,7 +144,7 @@ def test_does_not_apply_to_two_paths() -> None:
 def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:
     problem = make_problem(1, 1, placement="wave", chunks=2, costs_ns=[(1, 2, 3), (4, 5, 6)], activation=[(8, 3), (4, 1)])
     (frames,) = frames_of(problem, visits_of(problem)).values()
-    statuses = statuses_after(trip_of(problem, frames, Resource.of_rank(0), 0))
+    statuses = statuses_after(trip_of(problem, frames, way_of(problem, frames), Resource.of_rank(0), 0))
     assert statuses == [
         [(0, 0)],
         [(8, 1)],

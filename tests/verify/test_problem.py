@@ -122,6 +122,12 @@ BROKEN = [
         "no link is on trunk 'west'; the trunks are 'east'",
     ),
     ("objective", "objective", _problem(objective="speed"), "expected makespan or stage-span, found 'speed'"),
+    (
+        "size",
+        "microbatches",
+        _problem(microbatches=166_667, path_of=(0,) * 166_667),
+        "expected at most 1000000 compute ops (3 for each stage that a microbatch visits), found 1000002",
+    ),
 ]
 
 

@@ -1,0 +1,86 @@
+"""What `compile` shows while it works, on standard error: what runs, what is known, and how it ends.
+
+A terminal gets one line that changes. Elsewhere, in a log, each line says what is known then, and there are not many of them.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from schedc.cli.render import console
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.ir.problem import Problem
+    from schedc.solvers.base import Limits
+    from schedc.solvers.incumbent import Improvement
+
+__all__ = ["Live", "live"]
+
+LOG_EVERY_S = 5.0
+"""A log gets a line no more often than this."""
+
+
+class Live:
+    """What is known now: the method at work, the best schedule and the bound."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        """`show` is called with the line whenever it changes."""
+        self._show = show
+        self._method, self._known = "", ""
+
+    def running(self, method: str) -> None:
+        """A method begins."""
+        self._method = method
+        self._show(self._line())
+
+    def improved(self, step: Improvement) -> None:
+        """A better schedule or bound is known."""
+        self._known = (
+            f"{step.objective} {format_duration_ns(step.objective_ns)} by {step.found_by},"
+            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {step.gap:.2%}"
+        )
+        self._show(self._line())
+
+    def _line(self) -> str:
+        return f"{self._known or 'no schedule yet'}; running {self._method}"
+
+
+@contextmanager
+def live(problem: Problem, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
+    """Show the work on a problem until it ends."""
+    if hidden:
+        yield Live(lambda _: None)
+        return
+    errors = console(stderr=True)
+    limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
+    errors.print(
+        f"{problem.name}: {problem.num_ops} compute ops, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+    )
+    if not errors.is_terminal:
+        yield Live(_log(errors.print))
+        return
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("computing lower bounds", total=None)
+        yield Live(lambda line: bar.update(task, description=line))
+
+
+def _log(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Write a line with the seconds since now, unless the last one is too new."""
+    begun = written = time.perf_counter()
+
+    def show(line: str) -> None:
+        nonlocal written
+        now = time.perf_counter()
+        if now - written >= LOG_EVERY_S:
+            written = now
+            write(f"{now - begun:6.1f} s  {line}")
+
+    return show

@@ -1,0 +1,169 @@
+"""Interruptions and the end of the time: nothing that is known is lost, and what runs ends soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from problems import m70
+
+from schedc.bench.instances import instances
+from schedc.compile import compile_problem
+from schedc.errors import InvalidInput
+from schedc.solvers.base import Limits
+from schedc.solvers.interruption import Interruption, OutOfTime, wait_for
+from schedc.solvers.portfolio import Ended
+from schedc.text.plan_file import read_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WAVE = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-2-2-case1")
+
+
+def _signal_soon(after_s: float, number: int = signal.SIGINT) -> threading.Timer:
+    timer = threading.Timer(after_s, os.kill, (os.getpid(), number))
+    timer.start()
+    return timer
+
+
+def test_a_signal_raises_where_it_may_and_leaves_a_mark_elsewhere() -> None:
+    interruption = Interruption()
+    with interruption.listening():
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.requested
+        with pytest.raises(KeyboardInterrupt), interruption.raising():
+            pytest.fail("a region that may end does not begin after an interruption")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_within_a_region_that_may_end_a_signal_raises_at_once(number: int) -> None:
+    interruption = Interruption()
+    with interruption.listening(), pytest.raises(KeyboardInterrupt), interruption.raising():
+        signal.raise_signal(number)
+        time.sleep(10)
+
+
+def test_the_second_signal_raises_wherever_it_comes() -> None:
+    interruption = Interruption()
+    with interruption.listening():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_what_is_deferred_is_done_before_the_interruption() -> None:
+    interruption, done = Interruption(), []
+    with interruption.listening(), pytest.raises(KeyboardInterrupt), interruption.raising():
+        with interruption.deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("deferred")
+        done.append("never")
+    assert done == ["deferred"]
+
+
+def test_an_interruption_raises_once_so_that_clearing_up_is_not_disturbed() -> None:
+    interruption = Interruption()
+    with interruption.listening(), interruption.alarm(0.05):
+        with pytest.raises(OutOfTime), interruption.raising():
+            time.sleep(10)
+        signal.raise_signal(signal.SIGINT)  # outside of a region: a mark
+    assert interruption.requested
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_the_time_is_up_in_a_region_or_where_the_next_begins(listens: bool) -> None:
+    interruption = Interruption()
+    with interruption.alarm(0.02):
+        time.sleep(0.04)
+        with pytest.raises(OutOfTime), interruption.raising():
+            pytest.fail("a region that may end does not begin when the time is up")
+    if listens:
+        with interruption.listening(), interruption.alarm(0.05), pytest.raises(OutOfTime), interruption.raising():
+            time.sleep(10)
+
+
+def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
+    interruption, stop = Interruption(), threading.Event()
+    with interruption.listening(), interruption.raising(), ThreadPoolExecutor(1) as threads:
+        job = threads.submit(stop.wait, 60)
+        timer = _signal_soon(0.1)
+        ended_by = wait_for([job], stop.set)
+        timer.join()
+    assert isinstance(ended_by, KeyboardInterrupt)
+    assert job.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("local{rounds=1000}", signal.SIGINT),
+        ("polish{rounds=1000}", signal.SIGTERM),
+        ("cpsat", signal.SIGINT),
+        ("cpsat", signal.SIGTERM),
+        ("relaxed", signal.SIGINT),
+        ("milp", signal.SIGINT),
+    ],
+)
+def test_a_search_is_ended_and_its_best_is_compiled(method: str, number: int) -> None:
+    problem = WAVE if method != "milp" else replace(WAVE, microbatches=4, path_of=(0,) * 4)
+    interruption, timers = Interruption(), []
+
+    def on_method(name: str) -> None:
+        if name == method:
+            timers.append(_signal_soon(0.5, number))
+
+    with interruption.listening():
+        compiled = compile_problem(problem, method=method, on_method=on_method, interruption=interruption)
+    for timer in timers:
+        timer.join()
+    assert timers
+    assert compiled.ended == Ended.INTERRUPTED
+    assert not compiled.plan.made_by.reproducible
+    assert compiled.plan.certificate.makespan_ns <= min(entry.makespan_ns for entry in compiled.candidates if entry.makespan_ns)
+
+
+def test_an_interruption_before_the_first_schedule_waits_for_it() -> None:
+    interruption = Interruption()
+    with interruption.listening():
+        signal.raise_signal(signal.SIGINT)
+        compiled = compile_problem(m70(2, 2), interruption=interruption)
+    assert compiled.ended == Ended.INTERRUPTED
+    assert [entry.method for entry in compiled.candidates if entry.makespan_ns] == ["1f1b"]
+
+
+def test_why_the_work_ended() -> None:
+    assert compile_problem(m70(0, 0)).ended == Ended.PROVEN
+    assert compile_problem(m70(2, 2), limits=Limits(gap=0.5)).ended == Ended.WITHIN_GAP
+    assert compile_problem(m70(2, 2), method="1f1b").ended == Ended.DONE
+    assert compile_problem(WAVE, method="cpsat", limits=Limits(time_s=1)).ended == Ended.OUT_OF_TIME
+    assert compile_problem(WAVE, method="local{rounds=1}", limits=Limits(deterministic=0.1)).ended == Ended.OUT_OF_WORK
+    assert compile_problem(WAVE, method="local{rounds=1}").ended == Ended.EXHAUSTED
+
+
+def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"found a time limit of 5 s for 240000 compute ops, .* expected at least 26 s"):
+        compile_problem(m70(0, 0, microbatches=10_000, in_flight=8), limits=Limits(time_s=5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [2, 7])
+def test_the_command_writes_the_plan_and_says_interrupted(tmp_path: Path, number: int, after_s: float) -> None:
+    output = tmp_path / "plan.json"
+    command = [sys.executable, "-m", "schedc", "compile", str(EXAMPLES / "m70-wave" / "job.toml"), "-o", str(output)]
+    with subprocess.Popen([*command, "--time-limit", "60s"], stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(after_s)
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert printed.splitlines()[-1].endswith("interrupted")
+    assert read_plan(output).made_by.reproducible is False
