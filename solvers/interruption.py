@@ -25,8 +25,8 @@ __all__ = ["Interruption", "OutOfTime", "wait_for"]
 
 LEAST_S = 1e-6
 """A timer of no time would be none."""
-STOP_AGAIN_S = 0.1
-"""Work that was told to stop before it had begun to listen is told again after this long."""
+NOTICE_S = 0.1
+"""A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
 
 
 class OutOfTime(BaseException):
@@ -134,10 +134,11 @@ def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseExcep
         stop: tells all of it to end soon; called until it has ended.
     """
     try:
-        wait(jobs)
+        while wait(jobs, timeout=NOTICE_S).not_done:
+            pass  # a signal that the system gave to another thread does not wake this one
     except (KeyboardInterrupt, OutOfTime) as interruption:
         stop()
-        while wait(jobs, timeout=STOP_AGAIN_S).not_done:
+        while wait(jobs, timeout=NOTICE_S).not_done:
             stop()
         return interruption
     return None

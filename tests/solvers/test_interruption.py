@@ -156,14 +156,17 @@ def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [2, 7])
+@pytest.mark.parametrize("after_s", [0, 5])
 def test_the_command_writes_the_plan_and_says_interrupted(tmp_path: Path, number: int, after_s: float) -> None:
     output = tmp_path / "plan.json"
     command = [sys.executable, "-m", "schedc", "compile", str(EXAMPLES / "m70-wave" / "job.toml"), "-o", str(output)]
-    with subprocess.Popen([*command, "--time-limit", "60s"], stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--time-limit", "60s"], **pipes, text=True) as process:
+        assert process.stderr is not None
+        assert "Ctrl-C keeps the best plan so far" in process.stderr.readline()
         time.sleep(after_s)
         process.send_signal(number)
-        printed, _ = process.communicate(timeout=40)
+        printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert printed.splitlines()[-1].endswith("interrupted")
     assert read_plan(output).made_by.reproducible is False
