@@ -87,7 +87,7 @@ def compile_problem(
         limits: when a search ends, and its seed.
         job_sha256: of the job file, for the plan.
         report: is called with each better schedule or bound at once.
-        on_method: is called with the name of each method when it begins.
+        on_method: is called with the name of each method when it begins, if there are several.
         interruption: what listens to signals, if something does. An interruption ends the search, not the checks of what it found.
 
     Raises:

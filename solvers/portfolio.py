@@ -105,7 +105,7 @@ def solve(
         bound_ns: the best analytic lower bound on the objective.
         bound_by: its name.
         report: is called with each improvement at once.
-        on_method: is called with the name of each method when it begins.
+        on_method: is called with the name of each method when it begins, if there are several.
         interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
 
     Raises:
@@ -132,7 +132,7 @@ def solve(
     try:
         with interruption.alarm(None if limit_s is None else max(limit_s, CONSTRUCTIVE_S)):
             if is_constructive:
-                try_methods(incumbent, (method,), candidates, on_method)
+                try_methods(incumbent, (method,), candidates)
             else:
                 try_methods(incumbent, candidate_names(problem), candidates, on_method)
                 # Loads compiled code, which takes longer than the others.

@@ -30,13 +30,15 @@ LOG_EVERY_S = 5.0
 class Live:
     """What is known now: the method at work, the best schedule and the bound."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        """`show` is called with the line whenever it changes."""
-        self._show = show
+    def __init__(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
+        """`begin` is called when the first method begins: the job is sound; `show` with the line whenever it changes."""
+        self._begin, self._show = begin, show
         self._method, self._known = "", ""
 
     def running(self, method: str) -> None:
         """A method begins."""
+        if not self._method:
+            self._begin()
         self._method = method
         self._show(self._line())
 
@@ -56,20 +58,22 @@ class Live:
 def live(problem: Problem, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
     """Show the work on a problem until it ends."""
     if hidden:
-        yield Live(lambda _: None)
+        yield Live(lambda: None, lambda _: None)
         return
     errors = console(stderr=True)
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
-    errors.print(
-        f"{problem.name}: {problem.num_ops} compute ops, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
-    )
+    first = f"{problem.name}: {problem.num_ops} compute ops, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+
+    def begin() -> None:
+        errors.print(first, soft_wrap=True)
+
     if not errors.is_terminal:
-        yield Live(_log(errors.print))
+        yield Live(begin, _log(lambda line: errors.print(line, soft_wrap=True)))
         return
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("computing lower bounds", total=None)
-        yield Live(lambda line: bar.update(task, description=line))
+        yield Live(begin, lambda line: bar.update(task, description=line))
 
 
 def _log(write: Callable[[str], None]) -> Callable[[str], None]:

@@ -160,8 +160,8 @@ def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
 def test_the_command_writes_the_plan_and_says_interrupted(tmp_path: Path, number: int, after_s: float) -> None:
     output = tmp_path / "plan.json"
     command = [sys.executable, "-m", "schedc", "compile", str(EXAMPLES / "m70-wave" / "job.toml"), "-o", str(output)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--time-limit", "60s"], **pipes, text=True) as process:
+    command += ["--time-limit", "60s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "Ctrl-C keeps the best plan so far" in process.stderr.readline()
         time.sleep(after_s)
