@@ -121,10 +121,11 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
         job["objective"] = {"minimize": random.choice(["makespan", "stage-span", "stage-span"])}
     if draw.chance(0.1):
         job["solver"] = {"method": "greedy", "gap": 0.01, "seed": 3, "time_limit": "1 s"}
-    if crossed and draw.chance(0.4):
-        own = [f"{a}>{b}" for a, b in _crossed_ranks(placed)]
-        names = [f"site{a}>site{b}" for a, b in crossed]
-        extra["trunks"] = {name: random.choice([*TRUNK_NAMES, *own]) for name in names}
+    if crossed and draw.chance(0.5):
+        names = [*TRUNK_NAMES, *(f"{a}>{b}" for a, b in _crossed_ranks(placed))]
+        if draw.chance(0.5):
+            names = [random.choice(names)]  # one for all
+        extra["trunks"] = {f"site{a}>site{b}": random.choice(names) for a, b in crossed}
     if draw.chance(0.1) and pipeline["semantics"] != "torch":
         extra["vary"] = random.randrange(1000)
     if pipeline["semantics"] == "schedc":
@@ -134,7 +135,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
 
 def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placed]:
     random = draw.random
-    ranks = random.choice([1, 2, 2, 3, 3, 3, 4, 5])
+    ranks = random.choice([1, 2, 2, 3, 3, 3, 4, 4, 5])
     pipeline: dict[str, Any] = {"ranks": ranks, "microbatches": random.choice([1, 2, 2, 3, 3, 4, 6])}
     placement: Any = random.choice(["unidirectional", "unidirectional", "loop", "wave", "bidirectional", "explicit", "explicit"])
     chunks = 1
@@ -245,7 +246,7 @@ def _topology(draw: _Draw, ranks: int, placed: Placed, bandwidth: bool) -> tuple
     random = draw.random
     topology: dict[str, Any] = {}
     sites = [ranks]
-    if ranks > 1 and draw.chance(0.6):
+    if ranks > 1 and draw.chance(0.7):
         cuts = sorted(random.sample(range(1, ranks), random.randint(1, min(2, ranks - 1))))
         sites = [b - a for a, b in zip([0, *cuts], [*cuts, ranks], strict=True)]
         topology |= {"sites": sites, "between": draw.link(bandwidth)}
