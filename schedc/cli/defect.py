@@ -47,6 +47,6 @@ def defects_kept(job: Job, output: Path) -> Iterator[None]:
 
 def _report(job: Job, defect: Defect) -> bytes:
     """The version, the message, the text of the job and of the files that it names, and the plan."""
-    files = {str(path): path.read_text(encoding="utf-8") for path in job.files}
+    files = {str(path): path.read_text(encoding="utf-8") for path in job.files if path.is_file()}  # a pipe has been read
     plan = json.loads(defect.plan_json) if defect.plan_json else None
     return json.dumps({"schedc": __version__, "message": str(defect), "files": files, "plan": plan}, indent=1).encode()

@@ -355,6 +355,8 @@ def _compile_twice(problem: Problem, method: str, limits: Limits, checks: _Check
         for _ in range(2):
             compiled = compile_problem(problem, method=method, limits=limits)
             found.append(plan_json(compiled.plan))
+            for failure in compiled.failures:  # the compiler goes on with what other methods found
+                checks.fail(f"method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
         if found[0] != found[1] and compiled.plan.made_by.reproducible:
             checks.fail(f"compile {method.partition('{')[0]}: not the same bytes twice", found[0][:400])
 
