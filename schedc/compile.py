@@ -23,7 +23,7 @@ from schedc.ir.plan import Certificate, MadeBy, Plan, RankPlan
 from schedc.lower.lower import lower
 from schedc.solvers.base import NO_LIMITS, Limits
 from schedc.solvers.incumbent import Improvement, Incumbent
-from schedc.solvers.portfolio import Candidate, solve, try_methods
+from schedc.solvers.portfolio import Candidate, Ended, solve, try_methods
 from schedc.text.plan_file import plan_json
 from schedc.units import format_bytes
 from schedc.verify.job import check_pipeline
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.failure import Failure
     from schedc.solvers.interruption import Interruption
-    from schedc.solvers.portfolio import Ended
     from schedc.verify.violation import Violation
 
 __all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
 
 
-BOUNDS_S_PER_OP, CHECKS_S_PER_OP = 20e-6, 35e-6
-"""What computing the bounds before the search, and checking and writing the plan after it, take for each compute op on one core."""
+BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 20e-6, 0.4e-3
+"""What the bounds before the search take on one core."""
+CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 35e-6, 0.4e-3
+"""What checking and writing the plan after it takes."""
 LEAST_TIME_S = 3.0
 """A plan that takes no longer is made however short the time limit."""
 
@@ -122,7 +123,8 @@ def compile_problem(
     best = outcome.incumbent
     if best.schedule is None:
         reasons = "; ".join(f"{entry.method}: {entry.why_not}" for entry in outcome.candidates)
-        raise NoPlanFound(f"{problem.name}: no plan found: {reasons}")
+        in_time = " in the time given" if outcome.ended == Ended.OUT_OF_TIME else ""
+        raise NoPlanFound(f"{problem.name}: no plan found{in_time}: {reasons}")
     made_by = MadeBy(
         schedc=__version__, method=best.found_by, seed=limits.seed, job_sha256=job_sha256, reproducible=not best.cut_short
     )
@@ -241,7 +243,7 @@ def replay(plan: Plan, problem: Problem | None = None) -> Timeline:
 
 def _check_time(problem: Problem, limits: Limits) -> None:
     """Refuse at once a limit that bounds and checks alone would break."""
-    needed_s = problem.num_ops * (BOUNDS_S_PER_OP + CHECKS_S_PER_OP)
+    needed_s = problem.num_ops * BOUNDS_S_PER_OP + problem.ranks * BOUNDS_S_PER_RANK + _checks_s(problem)
     if limits.time_s is not None and limits.deterministic is None and needed_s > max(limits.time_s, LEAST_TIME_S):
         raise InvalidInput(
             f"{problem.name}: found a time limit of {limits.time_s:g} s for {problem.num_ops} compute ops, whose bounds and"
@@ -249,11 +251,16 @@ def _check_time(problem: Problem, limits: Limits) -> None:
         )
 
 
+def _checks_s(problem: Problem) -> float:
+    """What checking and writing the plan takes."""
+    return problem.num_ops * CHECKS_S_PER_OP + problem.ranks * CHECKS_S_PER_RANK
+
+
 def _for_the_search(problem: Problem, limits: Limits, spent_s: float) -> Limits:
     """What the limits leave for the search."""
     if limits.time_s is None:
         return limits
-    return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - problem.num_ops * CHECKS_S_PER_OP))
+    return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - _checks_s(problem)))
 
 
 def _check_feasible(problem: Problem) -> None:

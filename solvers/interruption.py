@@ -13,7 +13,7 @@ import time
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +29,10 @@ NOTICE_S = 0.1
 """A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
 
 
+Ends: TypeAlias = Literal["both", "time"]
+"""What ends a region: interruptions and the end of the time, or the latter alone."""
+
+
 class OutOfTime(BaseException):
     """The time is up. Like `KeyboardInterrupt` no `Exception`: nothing that handles errors may take it for one."""
 
@@ -41,7 +45,8 @@ class Interruption:
     """Whether a signal came."""
     _deadline_s: float | None = field(default=None, init=False)
     """By `time.perf_counter`."""
-    _armed: bool = field(default=False, init=False)
+    _armed: Ends | None = field(default=None, init=False)
+    """What may raise now."""
     _has_alarm: bool = field(default=False, init=False)
 
     @contextmanager
@@ -82,17 +87,20 @@ class Interruption:
             signal.setitimer(signal.ITIMER_REAL, left_s)  # somebody else's alarm goes on
 
     @contextmanager
-    def raising(self) -> Iterator[None]:
+    def raising(self, *, at: Ends = "both") -> Iterator[None]:
         """Within, an interruption raises `KeyboardInterrupt`, and the end of the time `OutOfTime`; at once if either has come.
 
         What has raised once does not raise again until the next such region: nothing disturbs those who clear up.
+
+        Args:
+            at: `time`: at the end of the time alone.
         """
-        self._raise_what_came()
-        self._armed = True
+        self._raise_what_came(at)
+        self._armed = at
         try:
             yield
         finally:
-            self._armed = False
+            self._armed = None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -100,29 +108,29 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        armed, self._armed = self._armed, False
+        armed, self._armed = self._armed, None
         try:
             yield
         finally:
             self._armed = armed
-        if armed:
-            self._raise_what_came()
+        self._raise_what_came(armed)
 
-    def _raise_what_came(self) -> None:
-        late = self._deadline_s is not None and time.perf_counter() >= self._deadline_s
-        if self.requested or late:
-            self._armed = False
-            raise KeyboardInterrupt if self.requested else OutOfTime
+    def _raise_what_came(self, at: Ends | None) -> None:
+        interrupted = self.requested and at == "both"
+        late = at is not None and self._deadline_s is not None and time.perf_counter() >= self._deadline_s
+        if interrupted or late:
+            self._armed = None
+            raise KeyboardInterrupt if interrupted else OutOfTime
 
     def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
-        if self._armed or again:
-            self._armed = False
+        if self._armed == "both" or again:
+            self._armed = None
             raise KeyboardInterrupt
 
     def _time_out(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._armed:
-            self._armed = False
+        if self._armed is not None:
+            self._armed = None
             raise OutOfTime
 
 

@@ -191,7 +191,7 @@ def _first_rule(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
     """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
     stages = len(most_cap)
-    depth = np.array([_depth(facts, stage) for stage in range(stages)], np.int64)
+    depth = _depths(facts)
     longest = int(depth.max()) + 1
     cap = np.minimum(most_cap, np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
     priority = np.zeros((3, stages), np.int64)
@@ -202,11 +202,15 @@ def _first_rule(
     return cap, lag, priority + generator.integers(-3, 4, size=priority.shape), 0
 
 
-def _depth(facts: Facts, stage: int) -> int:
-    depth = 0
-    while facts.fed_by[stage] >= 0:
-        stage, depth = int(facts.fed_by[stage]), depth + 1
-    return depth
+def _depths(facts: Facts) -> NDArray[np.int64]:
+    """Per stage, how many stages come before it on its path."""
+    depths = np.zeros(len(facts.feeds), np.int64)
+    for first in np.flatnonzero(facts.fed_by < 0).tolist():
+        stage, depth = first, 0
+        while stage >= 0:
+            depths[stage] = depth
+            stage, depth = int(facts.feeds[stage]), depth + 1
+    return depths
 
 
 def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int32]) -> Schedule:
@@ -215,8 +219,8 @@ def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int32]) 
     visits = visits_of(problem)
     next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
     orders = []
-    for rank in range(problem.ranks):
-        length = int(facts.count[facts.stage_rank == rank].sum()) * (3 if facts.split else 2)
+    lengths = np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(int) * (3 if facts.split else 2)
+    for rank, length in enumerate(lengths.tolist()):
         codes = order[rank, :length].tolist()
         orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
     return Schedule(orders=tuple(orders))

@@ -9,7 +9,6 @@ what is known then.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -96,7 +95,7 @@ def solve(
 ) -> Outcome:
     """Run the method on the problem until the gap, the limit, a proof, or an interruption.
 
-    Nothing but the need for a first schedule outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer.
+    Nothing outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer.
 
     Args:
         problem: a valid problem.
@@ -244,8 +243,13 @@ def try_methods(
     for method in methods:
         construct = constructive(method)
         on_method(method)
-        with nullcontext() if incumbent.schedule is None else incumbent.interruption.raising():
-            candidates.append(_construct(incumbent, method, construct))
+        begun = time.perf_counter()
+        try:
+            with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
+                candidates.append(_construct(incumbent, method, construct))
+        except OutOfTime:
+            candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time"))
+            raise
 
 
 def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candidate:

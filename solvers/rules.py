@@ -38,6 +38,8 @@ WEIGHT_LAGS = (0.0, 1.0)
 TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
+UNINTERRUPTED_OPS = 1_000_000
+"""Between so many placed ops an interruption can end the table."""
 CLIMB_OPS = 30_000
 """About so many ops are placed by the climbs together."""
 CLIMBS = 2
@@ -58,7 +60,13 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
     caps, lags, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     order = room_for_orders(facts)
-    values = _try_all(facts, caps, lags, priorities, looks, order)
+    at_once = max(1, UNINTERRUPTED_OPS // max(1, ops))
+    values = np.concatenate(
+        [
+            _try_all(facts, caps[at:to], lags[at:to], priorities[at:to], looks[at:to], order)
+            for at, to in ((at, at + at_once) for at in range(0, len(looks), at_once))
+        ]
+    )
     if values.min() >= STRANDED:
         raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")
     ranking = np.argsort(values, kind="stable")

@@ -25,11 +25,15 @@ __all__ = ["memory_curve", "peak_bytes"]
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most that is held at any moment."""
-    peaks = []
-    for order in schedule.orders:
-        held_at_start, released_at_end = _changes(problem, schedule, ops_array((order,)))
-        before = np.cumsum(held_at_start) - np.concatenate(([0], np.cumsum(released_at_end)[:-1])) if len(order) else held_at_start
-        peaks.append(int(before.max(initial=0)))
+    held_at_start, released_at_end = _changes(problem, schedule, ops_array(schedule.orders))
+    peaks, begin = [0] * len(schedule.orders), 0
+    before = np.cumsum(held_at_start) - np.cumsum(released_at_end) + released_at_end  # while the op runs, all ranks before included
+    for rank, order in enumerate(schedule.orders):
+        if order:
+            end = begin + len(order)
+            others = before[begin] - held_at_start[begin]
+            peaks[rank] = max(0, int(before[begin:end].max() - others))
+            begin = end
     return tuple(peaks)
 
 

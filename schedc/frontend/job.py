@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "load_job", "read_problem"]
 
-_MOST_STAGES = 2**16
+_MOST_STAGES = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
