@@ -63,7 +63,10 @@ BAD = {
     ),
     "giant ranks": bad("ranks = 8", f"ranks = 1{'0' * 80}", "pipeline.ranks: found a number of more than 60 digits", "from 1 to"),
     "number too long for anything": bad("ranks = 8", f"ranks = 1{'0' * 5000}", "a number of too many digits", "expected TOML"),
-    "too many stages": bad("ranks = 8", "ranks = 70000", "pipeline: found 70000 stages, expected at most 65536"),
+    "too many ops": bad(
+        "microbatches = 16", "microbatches = 1000000", "pipeline.microbatches: found 1000000, which makes 24000000 compute ops"
+    ),
+    "too many stages": bad("ranks = 8", "ranks = 70000", "pipeline: found 70000 stages, expected at most 16384"),
     "number for true": bad("batches = 16", "batches = 16\nsplit_backward = 1", "pipeline.split_backward: found 1", "true or false"),
     "nan": bad("gap = 0.0", "gap = nan", "solver.gap: found nan, expected a number of at least 0 and below 1"),
     "infinity": bad("gap = 0.0", "gap = inf", "solver.gap: found inf, expected a number"),
