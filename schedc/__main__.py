@@ -1,4 +1,4 @@
-"""The command `schedc`, also as `python -m schedc`: what must be there before the rest is loaded."""
+"""The command `schedc`, also as `python -m schedc`: what signals do before the rest is loaded, and when all is done."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import signal
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
-    """Run the command line. Always ends by `SystemExit`; while the commands load, an interruption ends it without a traceback."""
-    signal.signal(signal.SIGINT, _end)
+    """Run the command line. Always ends by `SystemExit`; while the commands load, a signal ends it with a line, not a traceback."""
+    before = {number: signal.signal(number, _end) for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
     from schedc.cli.app import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    try:
+        run()
+    except SystemExit as end:
+        if not end.code:
+            for number in SIGNALS:  # all is done, and the status says so, while the interpreter clears up
+                signal.signal(number, signal.SIG_IGN)
+        raise
 
 
-def _end(*_: object) -> None:
+def _end(number: int, _frame: object) -> None:
     os.write(2, b"schedc: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

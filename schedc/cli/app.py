@@ -19,7 +19,7 @@ from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.profile import profile_command
-from schedc.cli.standard_output import PLAIN, standard_output
+from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 from schedc.frontend.location import one_line
@@ -42,6 +42,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 DEFAULT_TIME_S = 60.0
 """How long `compile` searches unless the job or an option says otherwise."""
+INTERRUPTED = 130
+"""The exit status after an interruption from the keyboard."""
 
 
 class SchemaName(StrEnum):
@@ -90,19 +92,20 @@ def compile_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
 ) -> None:
     """Compile a job into a plan."""
-    from schedc.cli import render
-    from schedc.cli.defect import defects_kept
-    from schedc.cli.progress import live
-    from schedc.compile import compile_problem
-    from schedc.frontend.job import load_job
-    from schedc.solvers.base import Limits
     from schedc.solvers.interruption import Interruption
-    from schedc.solvers.registry import check_method
-    from schedc.text.outputs import check_outputs, write_output
-    from schedc.text.plan_file import plan_json
 
     interruption = Interruption()
-    with interruption.listening():
+    with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
+        from schedc.cli import render
+        from schedc.cli.defect import defects_kept
+        from schedc.cli.progress import live
+        from schedc.compile import compile_problem
+        from schedc.frontend.job import load_job
+        from schedc.solvers.base import Limits
+        from schedc.solvers.registry import check_method
+        from schedc.text.outputs import check_outputs, is_standard, write_output
+        from schedc.text.plan_file import plan_json
+
         loaded = load_job(job)
         check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
         settings = loaded.solver
@@ -140,7 +143,8 @@ def compile_command(
             render.print_compiled(compiled, output, interrupted=interruption.requested)
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()
-        typer.echo(f"schedc: the best plan so far is written to {output}: interrupted", err=True)
+        where = "standard output" if is_standard(output) else one_line(str(output))
+        typer.echo(f"schedc: the best plan so far is written to {where}: interrupted", err=True)
 
 
 @app.command()
@@ -277,7 +281,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=PLAIN)  # a terminal that cannot show a character gets a plain one, not a traceback
     if arguments is None:
-        sys.stdout = standard_output()
+        sys.stdout, sys.stderr = standard_output(), standard_error()
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:
@@ -286,20 +290,14 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be told in one line
     except SchedcError as error:
-        _say(f"schedc: {one_line(str(error))}")
+        print(f"schedc: {one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        _say("schedc: interrupted")
-        sys.exit(130)
-
-
-def _say(line: str) -> None:
-    """The line on standard error. Where that is closed or full, nobody can be told, and the exit status has to do."""
-    if sys.stderr is not None:
-        try:
-            print(line, file=sys.stderr, flush=True)
-        except OSError:
-            sys.stderr = None
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer makes the status of a KeyboardInterrupt, without a word.
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        print("schedc: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Standard output that says in one line that it takes no more (a full disk, say), where Python's own ends in a traceback."""
+"""Standard output and standard error that may be full or closed, where Python's own end in a traceback.
+
+Standard output then says so in one line; standard error is silent.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import codecs
 import os
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from schedc.errors import SchedcError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["PLAIN", "OutputLost", "standard_output"]
+__all__ = ["PLAIN", "OutputLost", "standard_error", "standard_output"]
 
 PLAIN = "schedc-plain"
 """The name of the error handler for characters that a stream's encoding lacks: one plain character stands for each."""
@@ -45,8 +48,18 @@ class _Output(FileIO):
                 return super().write(data)
             except OSError as error:
                 self.lost = True
-                raise OutputLost(f"standard output: cannot be written: {error.strerror}") from error
+                self._fail(error)
         return len(memoryview(data))
+
+    def _fail(self, error: OSError) -> None:
+        raise OutputLost(f"standard output: cannot be written: {error.strerror}") from error
+
+
+class _Errors(_Output):
+    """Where nobody can be told, the exit status has to do: what is told is no reason to lose the work."""
+
+    def _fail(self, error: OSError) -> None:
+        pass
 
 
 def standard_output() -> TextIOWrapper:
@@ -55,10 +68,19 @@ def standard_output() -> TextIOWrapper:
     Raises:
         OutputLost: from every write or flush that fails first.
     """
-    descriptor, encoding = 1, "utf-8"
-    if sys.stdout is not None:
-        descriptor, encoding = sys.stdout.fileno(), sys.stdout.encoding
+    return _stream(_Output, sys.stdout, 1)
+
+
+def standard_error() -> TextIOWrapper:
+    """The same for standard error, in place of `sys.stderr`; where that is closed or full, what is written is thrown away."""
+    return _stream(_Errors, sys.stderr, 2)
+
+
+def _stream(kind: type[_Output], stream: TextIO | None, descriptor: int) -> TextIOWrapper:
+    encoding = "utf-8"
+    if stream is not None:
+        descriptor, encoding = stream.fileno(), stream.encoding
     else:  # closed by the caller: its number is taken, so that no file which is opened later gets what is printed
         os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)
-    raw = _Output(descriptor, "wb", closefd=False)
-    return TextIOWrapper(BufferedWriter(raw), encoding, errors=PLAIN, line_buffering=raw.isatty())
+    raw = kind(descriptor, "wb", closefd=False)
+    return TextIOWrapper(BufferedWriter(raw), encoding, errors=PLAIN, line_buffering=raw.isatty() or kind is _Errors)

@@ -369,6 +369,13 @@ def test_a_process_says_what_is_wrong_in_one_line(here: Path, command: str, said
 @pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
 def test_the_status_holds_where_nobody_can_be_told(here: Path, stderr: str) -> None:
     assert process(here, f"schedc show no.json 2>{stderr}").returncode == 2
+    assert process(here, f"schedc compile job.toml 2>{stderr}").returncode == 2
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
+def test_a_plan_is_written_where_nobody_can_be_told(here: Path, stderr: str) -> None:
+    assert process(here, f"schedc compile job.toml -o new.json --method 1f1b 2>{stderr}").returncode == 0
+    assert (here / "new.json").read_bytes() == (here / "plan.json").read_bytes()
 
 
 def test_python_m_schedc_and_pipes(here: Path) -> None:
