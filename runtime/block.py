@@ -79,7 +79,7 @@ class Block:
         if recompute:
             self._replay = Replay(work, self._inputs, devices, buffers)
             with torch.enable_grad(), saving_nothing():
-                outputs = tensors_of(work(*self._inputs))
+                outputs = tensors_of(work(*self._aliases()))
             self._replay.ran()
         else:
             outputs = self._forward(work)
@@ -125,8 +125,8 @@ class Block:
             given = dict(zip(wanting, found, strict=True))
             saved.release()
         self._result = tuple(_gradient(tensor, given.get(number)) for number, tensor in enumerate(self._inputs))
-        for tensor in self._inputs:
-            tensor.data = tensor.new_empty(0)  # the graph holds the input to the end; what W reads of it is kept apart
+        for number in wanting:  # the graph holds it to the end; what W reads of it is kept apart, or is the stage's alias
+            self._inputs[number].data = self._inputs[number].new_empty(0)
         self._inputs = ()
 
     def backward_weight(self, part: int = 0, shares: Sequence[int] = (1,)) -> None:
@@ -180,9 +180,13 @@ class Block:
         """F with a graph; the outputs."""
         self._saved = SavedTensors() if self._split else None
         with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():
-            outputs = tensors_of(work(*self._inputs))
+            outputs = tensors_of(work(*self._aliases()))
         self._roots = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs)
         return outputs
+
+    def _aliases(self) -> list[torch.Tensor]:
+        """The inputs as the stage gets them: B takes the memory of the graph's own, not of what the stage has kept for W."""
+        return [tensor.view_as(tensor) if self._split and tensor.requires_grad else tensor for tensor in self._inputs]
 
     def _run_again(self) -> None:
         """Where F has kept nothing, run it once more, this time with a graph."""

@@ -6,11 +6,13 @@ instead of the tensor, and after B those are emptied that B read outside the nod
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.utils import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +52,11 @@ class SavedTensors:
         return node.register_prehook(self._enter), node.register_hook(self._leave)
 
     def release(self) -> None:
-        """Let go of all tensors that have been read since the forward, but for those read by the nodes of `keep_for`."""
+        """Let go of all tensors that have been read since the forward.
+
+        But for those read by the nodes of `keep_for`, and for the arguments of checkpointed regions: whichever node of a region
+        runs first reads them, and W needs them again.
+        """
         for saved in self._saved:
             if saved.read and not saved.kept:
                 saved.tensor = None
@@ -64,6 +70,7 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
         saved = Saved(tensor)
+        saved.kept = _of_a_checkpoint()
         self._saved.append(saved)
         return saved
 
@@ -75,6 +82,18 @@ class SavedTensors:
         saved.read = True
         saved.kept = saved.kept or self._in_kept_node
         return saved.tensor
+
+
+def _of_a_checkpoint() -> bool:
+    """Whether it is torch's checkpoint that saves a tensor now: an argument of its region. No node of the graph has that."""
+    frame = sys._getframe(2)
+    for _ in range(2):  # in some versions of torch one of `autograd.Function` lies between
+        if frame.f_globals is checkpoint.__dict__:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def give_own_weights(functions: Iterable[Node]) -> None:

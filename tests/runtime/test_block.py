@@ -171,6 +171,23 @@ class Checkpointed(nn.Module):
         return result
 
 
+class Region(nn.Module):
+    """Checkpoints whose first node in B is no layer, and which read the stage's input beside their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def region(y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return nn.functional.gelu(self.layer(y) * mask * self.scale)
+
+        y = checkpoint(region, torch.tanh(x), mask=x, use_reentrant=False)
+        result: torch.Tensor = checkpoint(lambda z: torch.sin(z * self.scale + x), y, use_reentrant=False)
+        return result
+
+
 class Experts(nn.Module):
     """Each row goes to one of several layers; one of them gets none."""
 
@@ -203,6 +220,7 @@ MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "views": Views,
     "in place, parts": InPlace,
     "checkpointed": Checkpointed,
+    "checkpoints that read the input": Region,
     "experts": Experts,
     "recurrent": lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)),
 }

@@ -152,6 +152,30 @@ class Quantized(Own):
         return nn.functional.linear(x, function.apply(self.weight), self.bias)
 
 
+class Attribute(torch.autograd.Function):
+    """A weight times what is no argument: the stage's input, kept as an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        (ctx.x,) = seen
+        result: torch.Tensor = weight * ctx.x.sum()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+        Counted.runs += 1
+        return given[0] * ctx.x.sum(), None
+
+
+class ByInput(Own):
+    """What runs in W alone reads the stage's input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function: Any = Attribute
+        y = x if x.is_floating_point() else nn.functional.one_hot(x, WIDTH).double()
+        return nn.functional.linear(y, function.apply(self.weight, [x]), self.bias)
+
+
 def tied() -> nn.Module:
     first = Own()
     return nn.Sequential(first, nn.Tanh(), Own(first.weight), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -164,6 +188,8 @@ STAGES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "tied weights": (tied, False),
     "two outputs": (Paired, False),
     "function of a weight alone": (lambda: nn.Sequential(nn.GELU(), Quantized(), nn.Tanh(), Quantized()), False),
+    "reads the input in W": (lambda: nn.Sequential(ByInput(), Residual()), False),
+    "reads the batch in W": (lambda: nn.Sequential(ByInput(), Residual()), True),
     "first": (lambda: nn.Sequential(Table(), Residual(), Own()), True),
 }
 
@@ -280,6 +306,7 @@ def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, inside inductor
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
 def test_compiled_stages(backend: str, way: str) -> None:
     _compiled(backend, way, among_layers=False)
 
@@ -298,6 +325,7 @@ def test_compiled_layers_among_others() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_the_backward_of_a_compiled_stage_runs_once() -> None:
     """B does all of it; what is left for W is to add up."""
     torch.compiler.reset()
