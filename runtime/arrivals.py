@@ -43,6 +43,7 @@ class Arrivals:
         """
         self._before = before
         self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
+        self._versions: dict[torch.Tensor, int] = {}
         for root, seed in zip(roots, seeds, strict=True):
             if place_of(root) in before:
                 self._add(place_of(root), seed)
@@ -55,6 +56,19 @@ class Arrivals:
                 edges.setdefault(node, []).append((number, place))
         return [node.register_hook(self._taker(places)) for node, places in edges.items()]
 
+    def watch(self, node: Node) -> RemovableHandle:
+        """Note how the gradients are that arrive at a node that runs; remove the handle after the backward."""
+        return node.register_prehook(self._note)
+
+    def version(self, gradient: torch.Tensor) -> int:
+        """How often the gradient had been changed in place when it first arrived."""
+        return self._versions.get(gradient, gradient._version)
+
+    def _note(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for gradient in gradients:
+            if gradient is not None:
+                self._versions.setdefault(gradient, gradient._version)
+
     def _taker(self, places: Sequence[tuple[int, Place]]) -> Callable[[Sequence[torch.Tensor | None], object], None]:
         def take(gradients: Sequence[torch.Tensor | None], _: object) -> None:
             for number, place in places:
@@ -63,6 +77,7 @@ class Arrivals:
         return take
 
     def _add(self, place: Place, gradient: torch.Tensor | None) -> None:
+        self._note([gradient])
         before = self.found[place]
         self.found[place] = gradient if before is None else before if gradient is None else before + gradient
 

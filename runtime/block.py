@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -40,8 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Block"]
 
-Work: TypeAlias = "tuple[Joint, list[torch.Tensor | None]]"
-"""A joint, and the gradient that has arrived at each of its edges."""
+
+class Work(NamedTuple):
+    """What is left for W at a joint."""
+
+    joint: Joint
+    arrived: list[torch.Tensor | None]
+    """The gradient at each of its edges."""
+    versions: list[int | None]
+    """How often each had been changed in place when it arrived."""
 
 
 class Block:
@@ -137,7 +144,12 @@ class Block:
             shares: the relative time of each part; the joints are dealt to the parts by the size of their weights.
         """
         with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
-            for joint, arrived in _dealt(self._weight_work, shares)[part]:
+            for joint, arrived, versions in _dealt(self._weight_work, shares)[part]:
+                if [None if one is None else one._version for one in arrived] != versions:
+                    raise RuntimeError(
+                        "a gradient that B has kept for W has been changed in place before W: a function of the user's own gives"
+                        " memory that it uses again; let it give new memory, or compile with split_backward = false"
+                    )
                 edges, values = _given(joint.edges, arrived)
                 if edges:
                     # With `inputs`, a node that runs again computes the gradients of these weights alone.
@@ -160,7 +172,7 @@ class Block:
             return []
         arrivals = Arrivals(cut.before, roots, seeds)
         again = [joint.node for joint in cut.joints if joint.runs_twice]
-        handles = [*arrivals.listen(), *(handle for node in again for handle in saved.keep_for(node))]
+        handles = [*arrivals.listen(), *(handle for node in again for handle in (arrivals.watch(node), *saved.keep_for(node)))]
         try:
             with outside_autocast(), without_hooks(cut.shared):
                 found: list[torch.Tensor | None] = [
@@ -170,7 +182,10 @@ class Block:
             for handle in handles:
                 handle.remove()
         arrived = dict(zip(map(place_of, asked), found, strict=False)) | arrivals.found
-        self._weight_work = [(joint, [arrived[place_of(edge)] for edge in joint.edges]) for joint in cut.joints]
+        for joint in cut.joints:
+            gradients = [arrived[place_of(edge)] for edge in joint.edges]
+            versions = [None if gradient is None else arrivals.version(gradient) for gradient in gradients]
+            self._weight_work.append(Work(joint, gradients, versions))
         edges, values = _given(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
         if edges:
             torch.autograd.backward(edges, values)
@@ -216,11 +231,11 @@ def _given(
 def _dealt(work: list[Work], shares: Sequence[int]) -> list[list[Work]]:
     """The joints of each part, in order: a joint goes to the part in whose share the middle of its weights lies."""
     ends = list(accumulate(shares))
-    total = sum(joint.weights for joint, _ in work)
+    total = sum(one.joint.weights for one in work)
     parts: list[list[Work]] = [[] for _ in shares]
     before = 0
-    for joint, gradients in work:
-        middle = (2 * before + joint.weights) * ends[-1]
-        parts[min(bisect_left([2 * total * end for end in ends], middle), len(ends) - 1)].append((joint, gradients))
-        before += joint.weights
+    for one in work:
+        middle = (2 * before + one.joint.weights) * ends[-1]
+        parts[min(bisect_left([2 * total * end for end in ends], middle), len(ends) - 1)].append(one)
+        before += one.joint.weights
     return parts

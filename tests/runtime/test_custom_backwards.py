@@ -349,3 +349,43 @@ def test_gradients_of_functions_add_up_in_a_wider_type(way: str) -> None:
     sums = [one for one in gradients(stage) if one is not None]
     assert [one.dtype for one in sums] == [torch.float32] * 6
     assert any(bool((one != one.bfloat16()).any()) for one in sums)
+
+
+class Reusing(torch.autograd.Function):
+    """Gives gradients in memory of its own that the next run uses again: the weight's, or the activation's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.memory = memory
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        by_x, by_weight = given[0] * weight, (given[0] * x).sum((0, 1))
+        of_x = ctx.memory.shape == by_x.shape
+        ctx.memory.copy_(by_x if of_x else by_weight)
+        return (ctx.memory, by_weight, None) if of_x else (by_x, ctx.memory, None)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("shape", [(WIDTH,), (2, 5, WIDTH)], ids=["weight", "activation"])
+def test_gradients_that_change_between_b_and_w_are_refused(shape: tuple[int, ...], microbatches: int) -> None:
+    """By another microbatch, or by another use in the same one."""
+    memory, weights = torch.zeros(shape), [nn.Parameter(torch.randn(WIDTH)) for _ in range(2)]
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in weights]
+    function: Any = Reusing
+
+    def stage(x: torch.Tensor) -> Any:
+        for layer, weight in list(zip(layers, weights, strict=True))[: 3 - microbatches]:
+            x = function.apply(layer(x), weight * 1, memory)
+        return x
+
+    blocks = [Block(stage, [torch.randn(2, 5, WIDTH).requires_grad_()], split=True) for _ in range(microbatches)]
+    for block in blocks:
+        block.take()
+        block.backward_input((torch.randn(2, 5, WIDTH),))
+    with pytest.raises(RuntimeError, match="has been changed in place before W"):
+        for block in blocks:
+            block.backward_weight()
