@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["Interruption", "OutOfTime", "wait_for"]
+__all__ = ["Interrupted", "Interruption", "OutOfTime", "wait_for"]
 
 LEAST_S = 1e-6
 """A timer of no time would be none."""
+AGAIN_S = 1.0
+"""How often what came is raised again."""
 NOTICE_S = 0.1
 """A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
 
@@ -35,6 +37,20 @@ Ends: TypeAlias = Literal["both", "time"]
 
 class OutOfTime(BaseException):
     """The time is up. Like `KeyboardInterrupt` no `Exception`: nothing that handles errors may take it for one."""
+
+    def __init__(self, by: Interruption) -> None:
+        """`by`: who raises it."""
+        super().__init__()
+        self.by = by
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came."""
+
+    def __init__(self, by: Interruption) -> None:
+        """`by`: who raises it."""
+        super().__init__()
+        self.by = by
 
 
 @dataclass(slots=True)
@@ -61,36 +77,37 @@ class Interruption:
             return
         signals = {signal.SIGINT: self._interrupt, signal.SIGTERM: self._interrupt}
         if hasattr(signal, "SIGALRM"):
-            signals[signal.SIGALRM] = self._time_out
+            signals[signal.SIGALRM] = self._ring
         before = {number: signal.signal(number, handler) for number, handler in signals.items()}
         self._has_alarm = len(signals) == 3
+        begun_s, others_s = time.perf_counter(), signal.getitimer(signal.ITIMER_REAL)[0] if self._has_alarm else 0.0
         try:
             yield
         finally:
-            self._has_alarm = False
+            self._set_alarm(0.0)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if others_s:
+                self._set_alarm(others_s - (time.perf_counter() - begun_s))  # somebody else's alarm goes on
+            self._has_alarm = False
 
     @contextmanager
     def alarm(self, seconds: float | None) -> Iterator[None]:
         """Within, the time is up after this long; None: never. Unless `listening`, it is noticed only where a `raising` begins."""
-        begun_s = time.perf_counter()
-        self._deadline_s = None if seconds is None else begun_s + seconds
-        if seconds is None or not self._has_alarm:
-            yield
-            return
-        others_s, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST_S))
+        self._deadline_s = None if seconds is None else time.perf_counter() + seconds
+        if seconds is not None:
+            self._set_alarm(seconds)
         try:
             yield
         finally:
-            left_s = max(others_s - (time.perf_counter() - begun_s), LEAST_S) if others_s else 0.0
-            signal.setitimer(signal.ITIMER_REAL, left_s)  # somebody else's alarm goes on
+            self._set_alarm(0.0)
 
     @contextmanager
     def raising(self, *, at: Ends = "both") -> Iterator[None]:
         """Within, an interruption raises `KeyboardInterrupt`, and the end of the time `OutOfTime`; at once if either has come.
 
-        What has raised once does not raise again until the next such region: nothing disturbs those who clear up.
+        It raises again every `AGAIN_S` until the region has ended or somebody is `quiet`: now and then a library swallows what is
+        raised in its callbacks.
 
         Args:
             at: `time`: at the end of the time alone.
@@ -115,23 +132,30 @@ class Interruption:
             self._armed = armed
         self._raise_what_came(armed)
 
+    def quiet(self) -> None:
+        """Raise no more in this region: what was raised is known, and whoever clears up is not disturbed."""
+        self._armed = None
+
+    def _set_alarm(self, seconds: float) -> None:
+        """Ring after this long, and then every `AGAIN_S`; 0: not any more."""
+        if self._has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST_S) if seconds else 0.0, AGAIN_S)
+
     def _raise_what_came(self, at: Ends | None) -> None:
-        interrupted = self.requested and at == "both"
-        late = at is not None and self._deadline_s is not None and time.perf_counter() >= self._deadline_s
-        if interrupted or late:
-            self._armed = None
-            raise KeyboardInterrupt if interrupted else OutOfTime
+        if self.requested and at == "both":
+            raise Interrupted(self)
+        if at is not None and self._deadline_s is not None and time.perf_counter() >= self._deadline_s:
+            raise OutOfTime(self)
 
     def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
-        if self._armed == "both" or again:
-            self._armed = None
+        self._set_alarm(AGAIN_S)
+        if again:
             raise KeyboardInterrupt
+        self._raise_what_came(self._armed)
 
-    def _time_out(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._armed is not None:
-            self._armed = None
-            raise OutOfTime
+    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+        self._raise_what_came(self._armed)
 
 
 def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseException | None:
@@ -145,6 +169,8 @@ def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseExcep
         while wait(jobs, timeout=NOTICE_S).not_done:
             pass  # a signal that the system gave to another thread does not wake this one
     except (KeyboardInterrupt, OutOfTime) as interruption:
+        if isinstance(interruption, (Interrupted, OutOfTime)):
+            interruption.by.quiet()
         stop()
         while wait(jobs, timeout=NOTICE_S).not_done:
             stop()

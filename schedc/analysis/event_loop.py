@@ -7,7 +7,6 @@ by numba over arrays for large ones. Numba takes most of a second to import, whi
 from __future__ import annotations
 
 import heapq
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ _compiled: list[Callable[..., int]] = []
 
 def event_loop_for(num_ops: int) -> tuple[Callable[..., int], bool]:
     """The loop to use for so many ops, and whether it is compiled (wants arrays) or plain (wants lists)."""
-    if num_ops < COMPILE_FROM_OPS and not _compiled and "numba" not in sys.modules:
+    if num_ops < COMPILE_FROM_OPS and not _compiled:  # also where numba is loaded: on a fresh machine it compiles for seconds
         return event_loop, False
     if not _compiled:
         import numba

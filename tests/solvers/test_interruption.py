@@ -69,13 +69,41 @@ def test_what_is_deferred_is_done_before_the_interruption() -> None:
     assert done == ["deferred"]
 
 
-def test_an_interruption_raises_once_so_that_clearing_up_is_not_disturbed() -> None:
+def test_what_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a callback from C, or while an object is deleted; until somebody is quiet."""
+    monkeypatch.setattr("schedc.solvers.interruption.AGAIN_S", 0.05)
+    interruption, swallowed = Interruption(), 0
+    with interruption.listening(), interruption.alarm(0.05), interruption.raising():
+        while swallowed < 3:
+            try:
+                time.sleep(10)
+            except OutOfTime as raised:
+                swallowed += 1
+                last = raised
+        last.by.quiet()
+        time.sleep(0.2)
+
+
+def test_outside_of_a_region_a_signal_is_a_mark_after_the_time_is_up_too() -> None:
     interruption = Interruption()
     with interruption.listening(), interruption.alarm(0.05):
         with pytest.raises(OutOfTime), interruption.raising():
             time.sleep(10)
-        signal.raise_signal(signal.SIGINT)  # outside of a region: a mark
+        signal.raise_signal(signal.SIGINT)
     assert interruption.requested
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_somebody_elses_alarm_goes_on() -> None:
+    before, _ = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 50)
+        interruption = Interruption()
+        with interruption.listening(), interruption.alarm(20):
+            pass
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, before)
 
 
 @pytest.mark.parametrize("listens", [True, False])
