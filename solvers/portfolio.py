@@ -36,6 +36,9 @@ LARGE_OPS = 50_000
 CPSAT_OPS = 12_000
 """Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
 
+SMALL_OPS = 5_000
+"""Up to this many compute ops the methods that make a schedule at once take about a second together, and no clock ends them."""
+
 CONSTRUCTIVE_S = 3.0
 """However short the limit, the methods that make a schedule at once get this many seconds, for a search starts from their best."""
 
@@ -129,13 +132,16 @@ def solve(
     limit_s = limits.time_s if limits.deterministic is None else None
     interrupted = False
     try:
-        with interruption.alarm(None if limit_s is None else max(limit_s, CONSTRUCTIVE_S)):
-            if is_constructive:
+        constructive_s = None if limit_s is None else max(limit_s, CONSTRUCTIVE_S)
+        if is_constructive:
+            with interruption.alarm(constructive_s):
                 try_methods(incumbent, (method,), candidates)
-            else:
+        else:
+            with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method)
-                # Loads compiled code, which takes longer than the others.
-                if incumbent.schedule is None or incumbent.gap > limits.gap:
+            # Loads compiled code, which takes longer than the others.
+            if incumbent.schedule is None or incumbent.gap > limits.gap:
+                with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rules",), candidates, on_method)
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
             _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
