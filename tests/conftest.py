@@ -10,3 +10,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_configure() -> None:
+    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so."""
+    os.environ.pop("COLUMNS", None)
+    os.environ.pop("LINES", None)

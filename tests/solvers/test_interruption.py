@@ -168,6 +168,7 @@ def test_an_interruption_before_the_first_schedule_waits_for_it() -> None:
     assert [entry.method for entry in compiled.candidates if entry.makespan_ns] == ["1f1b"]
 
 
+@pytest.mark.slow
 def test_why_the_work_ended() -> None:
     assert compile_problem(m70(0, 0)).ended == Ended.PROVEN
     assert compile_problem(m70(2, 2), limits=Limits(gap=0.5)).ended == Ended.WITHIN_GAP
