@@ -111,7 +111,7 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
             else:
                 own.append(side)
                 leaves |= found
-        weights = tuple(leaf.variable for leaf in leaves if _elements(leaf))  # type: ignore[attr-defined]
+        weights = tuple(leaf.variable for leaf in leaves if _is_weight(leaf))  # type: ignore[attr-defined]
         if weights:
             ends = len(own) == len(sides) and not any(after in path for after, _ in node.next_functions)
             once = not ends and _in_one_piece(node)
@@ -119,7 +119,7 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
             joints.append(Joint(node, tuple(edges), weights, runs_twice=not ends and not once, ends=ends))
     return Cut(
         tuple(joints),
-        tuple(GradientEdge(leaf, 0) for leaf in shared if _elements(leaf)),
+        tuple(GradientEdge(leaf, 0) for leaf in shared if _is_weight(leaf)),
         _before(joints, [node for node in order if node in path]),
         tuple(node for node in order if isinstance(node, BackwardCFunction)),
     )
@@ -231,7 +231,6 @@ def _behind(node: Node) -> set[Node]:
     return seen
 
 
-def _elements(node: Node) -> int:
-    """How many elements the weight has into which the node accumulates; 0 for other nodes."""
-    variable = getattr(node, "variable", None)
-    return 0 if variable is None else variable.numel()
+def _is_weight(node: Node) -> bool:
+    """Whether the node accumulates into a weight."""
+    return getattr(node, "variable", None) is not None

@@ -188,6 +188,18 @@ class Region(nn.Module):
         return result
 
 
+class Empty(nn.Module):
+    """A weight without elements, as of a table of no entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(0, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + self.weight.sum()
+        return result
+
+
 class Experts(nn.Module):
     """Each row goes to one of several layers; one of them gets none."""
 
@@ -221,6 +233,7 @@ MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "in place, parts": InPlace,
     "checkpointed": Checkpointed,
     "checkpoints that read the input": Region,
+    "empty weight": Empty,
     "experts": Experts,
     "recurrent": lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)),
 }
