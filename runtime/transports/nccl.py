@@ -255,7 +255,7 @@ class NcclTransport:
         self._used.clear()
 
     def close(self, reason: str = "this end of the wire is closed") -> None:
-        """Begin to end the communicator, in any thread; what is under way fails. Nothing is flushed: its kernels may wait for ever.
+        """Begin to end the communicator, in any thread; what is under way fails. Nothing is flushed: kernels may wait indefinitely.
 
         It may end only when others of this device do, whose kernels are in front of its own. So `ended` waits, and not this.
         """
