@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
@@ -23,7 +24,7 @@ def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations
     best = local_search(
         incumbent.problem,
         evaluations=evaluations,
-        rounds=rounds,
+        rounds=_rounds(rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
@@ -45,7 +46,7 @@ def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluation
         incumbent.problem,
         start,
         evaluations=evaluations,
-        rounds=rounds,
+        rounds=_rounds(rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
@@ -53,6 +54,11 @@ def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluation
     incumbent.offer_valid(found.schedule, "polish")
     incumbent.cut_short |= found.cut_short
     _end(found.ended_by)
+
+
+def _rounds(rounds: int, limits: Limits) -> int:
+    """How many rounds of a local search a limit of work admits: one for each unit; a round takes a second or two on one core."""
+    return rounds if limits.deterministic is None else min(rounds, max(1, ceil(limits.deterministic)))
 
 
 def _split(schedule: Schedule) -> Schedule:

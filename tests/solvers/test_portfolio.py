@@ -11,7 +11,7 @@ from problems import m70, make_problem
 from schedc.analysis.bounds import best_bound
 from schedc.cli.render import compiled_json
 from schedc.compile import compile_problem
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.plan import MadeBy
 from schedc.solvers import searches
 from schedc.solvers.base import Limits
@@ -157,6 +157,22 @@ def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.Monke
     limits = Limits(deterministic=0.3, workers=2)
     outcome = solve(SEVERAL_CHUNKS, "auto", limits, bound_ns=bound.value_ns, bound_by=bound.name, report=lambda _: None)
     assert 0 < outcome.incumbent.work < 1.2 * 0.3
+
+
+@pytest.mark.parametrize(("search", "kernel"), [("local", "local.local_search"), ("polish", "polish.polish_schedule")])
+def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def climb(*_: object, rounds: int, **__: object) -> None:
+        given.append(rounds)
+        raise Unsupported("enough is known")
+
+    monkeypatch.setattr(f"schedc.solvers.{kernel}", climb)
+    for deterministic in (None, 0.2, 3.0):
+        limits = Limits(time_s=30) if deterministic is None else Limits(deterministic=deterministic)
+        with pytest.raises(Unsupported):
+            compile_problem(SEVERAL_CHUNKS, method=f"{search}{{rounds=7}}", limits=limits)
+    assert given == [7, 1, 3]
 
 
 def test_a_clock_that_cuts_a_search_short_is_told() -> None:
