@@ -39,7 +39,7 @@ TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
 UNINTERRUPTED_OPS = 1_000_000
-"""Between so many placed ops an interruption can end the table."""
+"""After at most this many placed ops an interruption can end the table."""
 CLIMB_OPS = 30_000
 """About so many ops are placed by the climbs together."""
 CLIMBS = 2

@@ -113,7 +113,7 @@ class DataParallel:
 
 
 MOST_OPS = 1_000_000
-"""The most compute ops of a problem (`Problem.num_ops`): checking and writing a plan of so many takes a good half minute."""
+"""The most compute ops of a problem (`Problem.num_ops`): checking and writing such a plan takes a good half minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,7 @@ class _RankReader:
 
 def _problem(file: PlanFile, num_ops: int) -> Problem:
     pipeline, costs = file.pipeline, file.costs
-    if pipeline.ranks > len(pipeline.stages):  # as below, a wrong digit would have the verifier count for ever
+    if pipeline.ranks > len(pipeline.stages):  # as below, a wrong digit would have the verifier count indefinitely
         found = f"found {pipeline.ranks}, but {len(pipeline.stages)} in $.pipeline.stages"
         raise InvalidInput(f"$.pipeline.ranks: {found}; expected one stage or more for each rank")
     path_of = pipeline.path_of

@@ -98,7 +98,7 @@ def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
         needs: its messages.
 
     Raises:
-        ValueError: the queues wait for each other in a circle.
+        ValueError: the queues wait for each other in a cycle.
     """
     compute = [_compute_queue(plan, rank) for rank in plan.ranks]
     others = [*_transfers(plan, needs, compute), *_collectives(plan, compute)]
@@ -134,7 +134,7 @@ def _run(nodes: list[_Node]) -> None:
         known += _freed_by(node)
         done += 1
     if done < len(nodes):
-        raise ValueError(f"{len(nodes) - done} of {len(nodes)} ops and transfers wait for each other for ever")
+        raise ValueError(f"{len(nodes) - done} of {len(nodes)} ops and transfers wait for each other in a cycle")
 
 
 def _freed_by(node: _Node) -> list[_Node]:
