@@ -142,7 +142,7 @@ def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
     ],
 )
 def test_a_search_is_ended_and_its_best_is_compiled(method: str, number: int) -> None:
-    problem = WAVE if method != "milp" else replace(WAVE, microbatches=4, path_of=(0,) * 4)
+    problem = WAVE if method != "milp" else replace(WAVE, microbatches=8, path_of=(0,) * 8)
     interruption, timers = Interruption(), []
 
     def on_method(name: str) -> None:
