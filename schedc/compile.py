@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
 
 
-BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 20e-6, 0.4e-3
+BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 25e-6, 1e-3
 """What the bounds before the search take on one core."""
-CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 35e-6, 0.4e-3
+CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 70e-6, 1.5e-3
 """What checking and writing the plan after it takes."""
 LEAST_TIME_S = 3.0
 """A plan that takes no longer is made however short the time limit."""

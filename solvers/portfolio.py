@@ -40,7 +40,7 @@ SMALL_OPS = 5_000
 """Up to this many compute ops the methods that make a schedule at once take about a second together, and no clock ends them."""
 
 CONSTRUCTIVE_S = 3.0
-"""However short the limit, the methods that make a schedule at once get this many seconds, for a search starts from their best."""
+"""However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
 
 NEARLY = 0.95
 """A search that ended by itself so close to the limit was ended by it."""
@@ -132,7 +132,8 @@ def solve(
     limit_s = limits.time_s if limits.deterministic is None else None
     interrupted = False
     try:
-        constructive_s = None if limit_s is None else max(limit_s, CONSTRUCTIVE_S)
+        least_s = CONSTRUCTIVE_S if problem.num_ops <= SMALL_OPS else CONSTRUCTIVE_S / 3
+        constructive_s = None if limit_s is None else max(limit_s, least_s)
         if is_constructive:
             with interruption.alarm(constructive_s):
                 try_methods(incumbent, (method,), candidates)
