@@ -88,7 +88,8 @@ class Interruption:
             for number, handler in before.items():
                 signal.signal(number, handler)
             if others_s:
-                self._set_alarm(others_s - (time.perf_counter() - begun_s))  # somebody else's alarm goes on
+                left_s = max(others_s - (time.perf_counter() - begun_s), LEAST_S)
+                signal.setitimer(signal.ITIMER_REAL, left_s)  # somebody else's alarm goes on, and rings once
             self._has_alarm = False
 
     @contextmanager
