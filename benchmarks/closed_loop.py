@@ -20,14 +20,14 @@ from time import perf_counter_ns
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.compare import Comparison, compare
-from schedc.analysis.simulate import simulate
+from schedc.analysis.comparison.compare import Comparison, compare
+from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import compile_problem
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
-from schedc.solvers.base import Limits
+from schedc.solvers.common.base import Limits
 from schedc.text.link_topology import write_link_topology
-from schedc.text.plan_file import read_plan, write_plan
+from schedc.text.plan.plan_file import read_plan, write_plan
 from schedc.text.stage_profile import write_stage_profile
 from schedc.text.trace_file import read_trace
 from schedc.units import format_duration_ns
@@ -118,7 +118,7 @@ def train(rank: int, settings: Settings, plan_path: Path, trace_path: Path, stor
     from torch import nn
 
     import schedc.runtime
-    from schedc.runtime.recording import Recorder, write_trace
+    from schedc.runtime.measure.recording import Recorder, write_trace
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=settings.ranks)
@@ -138,8 +138,8 @@ def train(rank: int, settings: Settings, plan_path: Path, trace_path: Path, stor
 
 def recording_ns() -> float:
     """What a recorder takes for one op, its send and its take."""
-    from schedc.runtime.observe import OpTimes
-    from schedc.runtime.recording import Recorder
+    from schedc.runtime.execution.observer import OpTimes
+    from schedc.runtime.measure.recording import Recorder
 
     op, count, taken_ns = Op(Kind.F, 0, 0), 1000, []
     recorder = Recorder(5, skip=0)

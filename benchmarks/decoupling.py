@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.compare import compare
+from schedc.analysis.comparison.compare import compare
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.compile import certify, compile_problem, replay
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.base import Limits
-from schedc.solvers.registry import constructive
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -26,7 +26,7 @@ from plans import plan_of
 from problems import make_problem
 from rank_processes import DEAD, rank_processes
 
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

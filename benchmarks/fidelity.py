@@ -19,12 +19,12 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.compare import compare
+from schedc.analysis.comparison.compare import compare
 from schedc.bench.instances import instances
 from schedc.compile import compile_problem, replay
 from schedc.ir.ops import token
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.base import Limits
+from schedc.solvers.common.base import Limits
 from schedc.units import parse_duration_ns
 
 METHODS = ("1f1b", "zb-h1", "auto")

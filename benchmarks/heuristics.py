@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
-from schedc.solvers.greedy import greedy
-from schedc.solvers.pipemorph import pipemorph
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.pipemorph import pipemorph
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.bounds import lower_bounds
+from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.gap import relative_gap
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.errors import Unsupported
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.greedy import greedy
-from schedc.solvers.periodic import periodic
-from schedc.solvers.periodic_paced import paced
+from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.search.periodic import periodic
+from schedc.solvers.search.spread import paced
 from schedc.solvers.templates import TEMPLATES
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

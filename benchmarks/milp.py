@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.greedy import greedy
-from schedc.solvers.milp import solve_milp
+from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.solvers.base import Solved
+    from schedc.solvers.common.base import Solved
 
 PROBLEMS = 200
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"

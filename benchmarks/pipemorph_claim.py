@@ -22,24 +22,24 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.bounds import best_bound
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import LinkCost, both_ways, links_of
 from schedc.errors import Unsupported
 from schedc.frontend.placement import place
 from schedc.ir.problem import Problem, Stage
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.local import local_search
-from schedc.solvers.registry import constructive
-from schedc.solvers.rules import rules
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import constructive
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.heuristics.rule_table import rules
+from schedc.solvers.search.local import local_search
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.solvers.base import Construct
+    from schedc.solvers.common.base import Construct
 
 MS = 1_000_000
 REQUIRED_GAP, REQUIRED_MS = 0.01, 10.0

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from schedc.analysis.times import Times
+from schedc.analysis.comparison.times import Times
 from schedc.cli.profile_render import Row, print_profile
 from schedc.runtime.profiling import Model, merged, profile_layer, profile_model, warnings
 from schedc.units import format_bytes, format_duration_ns

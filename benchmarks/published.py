@@ -12,7 +12,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.bench.published import CROSSPIPE_S_PER_MICROBATCH, ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 from schedc.frontend.placement import place

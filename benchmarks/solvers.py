@@ -19,7 +19,7 @@ from rich.table import Table
 
 from schedc.bench.instances import Unit, instances
 from schedc.bench.run import run
-from schedc.solvers.base import Limits
+from schedc.solvers.common.base import Limits
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:

@@ -71,8 +71,8 @@ def timed(call: Callable[[], object], runs: int) -> float:
 
 def simulate_case(ranks: int, microbatches: int) -> dict[str, float]:
     """One ZB-H1 schedule: F, B and W apart, so three ops for each stage and microbatch."""
-    from schedc.analysis.simulate import simulate
-    from schedc.solvers.registry import constructive
+    from schedc.analysis.simulation.simulate import simulate
+    from schedc.solvers.driver.registry import constructive
 
     problem = uniform(ranks, microbatches)
     schedule = constructive("zb-h1")(problem)
@@ -84,7 +84,7 @@ def simulate_case(ranks: int, microbatches: int) -> dict[str, float]:
 
 def greedy_case(ranks: int, microbatches: int) -> dict[str, float]:
     """The greedy method, whole."""
-    from schedc.solvers.registry import constructive
+    from schedc.solvers.driver.registry import constructive
 
     problem = uniform(ranks, microbatches)
     begun = time.perf_counter()
@@ -96,8 +96,8 @@ def plan_case(ranks: int, microbatches: int) -> dict[str, float]:
     """Writing and reading a plan."""
     from schedc.compile import certify
     from schedc.ir.plan import MadeBy
-    from schedc.solvers.registry import constructive
-    from schedc.text.plan_file import read_plan, write_plan
+    from schedc.solvers.driver.registry import constructive
+    from schedc.text.plan.plan_file import read_plan, write_plan
 
     problem = uniform(ranks, microbatches)
     plan = certify(problem, constructive("zb-h1")(problem), MadeBy(schedc="0", method="zb-h1"))

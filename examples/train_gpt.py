@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 import schedc.runtime
 from schedc.errors import SchedcError
-from schedc.text.plan_file import read_plan
+from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
-    from schedc.runtime.pipe import Pipe
+    from schedc.runtime.session.pipe import Pipe
 
 TOKENS = 32
 LENGTH = 32

@@ -11,10 +11,10 @@ A training job loads a plan with its stages and runs steps; everything between i
 
 from __future__ import annotations
 
-from schedc.runtime.failure import NonFiniteLoss, TransferFailed
-from schedc.runtime.loading import load
-from schedc.runtime.observe import Observer, OpTimes
-from schedc.runtime.pipe import Pipe
-from schedc.runtime.swap import Swap
+from schedc.runtime.execution.failure import NonFiniteLoss, TransferFailed
+from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.session.loading import load
+from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.session.swap import Swap
 
 __all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "Swap", "TransferFailed", "load"]

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.failure import TransferFailed
+from schedc.files.outputs import check_outputs
+from schedc.runtime.execution.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
 from schedc.text.links_file import MeasuredLink, write_links
-from schedc.text.outputs import check_outputs
-from schedc.text.plan_file import read_plan
+from schedc.text.plan.plan_file import read_plan
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:

@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.analysis.bounds import best_bound, lower_bounds, minimum_limit_bytes
+from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds, minimum_limit_bytes
 from schedc.analysis.gap import relative_gap
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.index import tables_of
 from schedc.ir.plan import Certificate, MadeBy, Plan, RankPlan
 from schedc.lower.lower import lower
-from schedc.solvers.base import NO_LIMITS, Limits
-from schedc.solvers.incumbent import Improvement, Incumbent
-from schedc.solvers.portfolio import Candidate, Ended, solve, try_methods
-from schedc.text.plan_file import plan_json
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.common.incumbent import Improvement, Incumbent
+from schedc.solvers.driver.portfolio import Candidate, Ended, solve, try_methods
+from schedc.text.plan.plan_file import plan_json
 from schedc.units import format_bytes
 from schedc.verify.job import check_pipeline
-from schedc.verify.plan import verify_plan
+from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.failure import Failure
-    from schedc.solvers.interruption import Interruption
+    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.interruption import Interruption
     from schedc.verify.violation import Violation
 
 __all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]

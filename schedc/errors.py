@@ -2,7 +2,7 @@
 
 Every one of them is a single line: what is wrong, where, what was expected, what to do. The command line prints that line and
 exits with the error's status. A programming mistake is never a `SchedcError`: it keeps its traceback, unless a method makes it and
-another one has found a schedule (`schedc.solvers.failure`).
+another one has found a schedule (`schedc.solvers.common.failure`).
 """
 
 from __future__ import annotations

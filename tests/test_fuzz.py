@@ -64,7 +64,7 @@ def test_all_jobs_are_valid_and_the_same_for_the_same_seed(tmp_path: Path) -> No
 
 def test_a_wrong_simulator_is_found_and_the_job_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier's replay takes a nanosecond more for each transfer of latency 0: the kind says so, and two ranks are left."""
-    import schedc.verify.replay as replay
+    import schedc.verify.plan.replay as replay
 
     monkeypatch.setattr(replay._Node, "arrival", property(lambda node: (node.left[0] + 1, 0)))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1] / "schedc"
 FOR_ALL = {"errors", "units", "spelling"}
 IR, QUESTIONS = {"ir"}, {"analysis", "verify"}
-FRONT = {"frontend", "lower", "text"}
+FRONT = {"files", "frontend", "lower", "text", "interop"}
 COMPILER = IR | QUESTIONS | FRONT | {"models", "solvers"}
 MAY_SEE = {
     "__init__": set(),
@@ -24,17 +24,19 @@ MAY_SEE = {
     "spelling": set(),
     "units": {"errors"},
     "ir": set(),
+    "files": set(),
     "analysis": IR,
     "verify": IR,
-    "frontend": IR | QUESTIONS,
+    "frontend": IR | QUESTIONS | {"files"},
     "lower": IR | QUESTIONS,
-    "text": IR | QUESTIONS | {"frontend"},  # how files are read; the job's schema is made of the front end's types
+    "text": IR | QUESTIONS | {"files", "frontend"},  # the job's schema is made of the front end's types
+    "interop": IR | QUESTIONS | {"files", "text"},
     "models": IR | QUESTIONS | FRONT,
     "solvers": IR | QUESTIONS | FRONT | {"models"},
     "compile": COMPILER,
     "bench": COMPILER | {"compile"},
     "cli": COMPILER | {"compile", "bench", "runtime"},
-    "runtime": IR | QUESTIONS | {"text"},
+    "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {

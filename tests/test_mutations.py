@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import plan_mutations
 from plan_mutations import KINDS, SURVIVED, mutated_plans
 
-from schedc.verify.plan import check_ranks
+from schedc.verify.plan.checks import check_ranks
 from schedc.verify.problem import verify_problem
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

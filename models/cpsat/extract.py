@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ortools.sat.python import cp_model
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.models.cpsat.model import Variables
     from schedc.models.grid import Grid

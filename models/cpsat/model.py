@@ -25,7 +25,7 @@ from schedc.models.cpsat.memory import add_memory_limit
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks
-    from schedc.models.windows import Windows
+    from schedc.models.start_windows import Windows
 
 __all__ = ["Variables", "build"]
 

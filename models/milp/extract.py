@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pulp
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.models.milp.variables import Variables
 

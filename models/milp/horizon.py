@@ -1,6 +1,6 @@
 """The window of every op of the MILP: between which ticks it may start, and from when each rank's clock runs.
 
-Blocks and an upper bound of the objective go in. For the makespan the windows are those of `schedc.models.windows`. For the stage
+Blocks and an upper bound of the objective go in. For the makespan the windows are those of `models.start_windows`. For the stage
 span a rank's clock runs from its first start. Where that is the same in every schedule (one path, and a first message that
 nothing can hold up) the rank ends by it plus the upper bound. Elsewhere the first start is a decision, and all that is known of
 the end is that there is no moment at which nothing happens, since ranks never wait without a reason.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
-from schedc.models.windows import windows_of
+from schedc.models.start_windows import windows_of
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

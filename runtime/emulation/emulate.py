@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.runtime.emulation.rank import Failure, RankResult, Request
-from schedc.runtime.recording import trace_of
+from schedc.runtime.measure.recording import trace_of
 from schedc.units import format_duration_ns
-from schedc.verify.plan import verify_plan
+from schedc.verify.plan.checks import verify_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.ir.ops import Kind
-from schedc.runtime.timer import wait_until
-from schedc.runtime.transports.delays import OwnLink
+from schedc.runtime.emulation.delays import OwnLink
+from schedc.runtime.emulation.timer import wait_until
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.program import Instruction
-    from schedc.runtime.transports.delays import Reservable
-    from schedc.runtime.values import Value
+    from schedc.runtime.emulation.delays import Reservable
+    from schedc.runtime.execution.program import Instruction
+    from schedc.runtime.execution.values import Value
 
 __all__ = ["Waiting"]
 

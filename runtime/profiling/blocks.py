@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from schedc.errors import InvalidInput
-from schedc.runtime.block import Block
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from schedc.analysis.times import Times
+from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.profiling.blocks import LayerBlock, gradient_bytes, gradients_for, moved, num_bytes
 from schedc.runtime.profiling.held import meter_for

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from schedc.analysis.times import LARGE_SPREAD, Times
+from schedc.analysis.comparison.times import LARGE_SPREAD, Times
 from schedc.text.layers_file import Layer
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.runtime.failure import TransferFailed, connection_lost
+from schedc.runtime.execution.failure import TransferFailed, connection_lost
 from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.gloo import finish
 

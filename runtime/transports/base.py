@@ -13,9 +13,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.groups import Groups
-    from schedc.runtime.header import TensorKind
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.session.groups import Groups
 
 __all__ = ["Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport", "found_elsewhere", "is_own"]
 

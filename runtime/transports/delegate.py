@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.header import RECEIPT
+from schedc.runtime.execution.header import RECEIPT
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, found_elsewhere
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.runtime.groups import Groups
-    from schedc.runtime.header import TensorKind
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.session.groups import Groups
     from schedc.runtime.transports.base import Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 

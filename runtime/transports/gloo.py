@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.runtime.groups import Groups
-    from schedc.runtime.header import TensorKind
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.session.groups import Groups
 
 __all__ = ["FOREVER_S", "GlooTransport", "connect_gloo", "finish", "hang_up"]
 

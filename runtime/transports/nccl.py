@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from schedc.errors import Unsupported
-from schedc.runtime.header import TensorKind
+from schedc.runtime.execution.header import TensorKind
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, is_own
 from schedc.runtime.transports.gloo import GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.runtime.groups import Groups
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.session.groups import Groups
     from schedc.runtime.transports.host_watch import HostWatch
     from schedc.runtime.transports.streams import Mark, Side
 

@@ -23,7 +23,7 @@ from schedc.errors import InvalidInput, SchedcError
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.base import Limits
+    from schedc.solvers.common.base import Limits
 
 __all__ = ["Answer", "Request", "answer_to"]
 

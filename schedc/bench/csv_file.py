@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from schedc.text.atomic_write import write_atomically
+from schedc.files.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

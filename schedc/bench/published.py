@@ -100,7 +100,7 @@ M70_LOOP_PEERS_MS = {
 
 They are PyTorch's interleaved 1F1B (the best with 2p wherever something is slow), PyTorch's interleaved zero bubble (the best with
 p), and zero-bubble's grouped interleaved 1F1B with every group size (the best in the cell of 4645.5 ms only), each schedule timed
-by `schedc.analysis.simulate`.
+by `schedc.analysis.simulation.simulate`.
 """
 
 CROSSPIPE_CASE_1_METHODS = ("1F1B", "ZBH1", "ZBV", "UDSub", "UD", "Wave")

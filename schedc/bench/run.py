@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.bench.instances import Instance
-    from schedc.solvers.base import Limits
+    from schedc.solvers.common.base import Limits
 
 __all__ = ["Row", "run", "split_methods"]
 

@@ -22,7 +22,7 @@ from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
-from schedc.frontend.location import one_line
+from schedc.files.location import one_line
 
 __all__ = ["app", "main"]
 
@@ -92,7 +92,7 @@ def compile_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
 ) -> None:
     """Compile a job into a plan."""
-    from schedc.solvers.interruption import Interruption
+    from schedc.solvers.common.interruption import Interruption
 
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
@@ -100,11 +100,11 @@ def compile_command(
         from schedc.cli.defect import defects_kept
         from schedc.cli.progress import live
         from schedc.compile import compile_problem
+        from schedc.files.outputs import check_outputs, is_standard, write_output
         from schedc.frontend.job import load_job
-        from schedc.solvers.base import Limits
-        from schedc.solvers.registry import check_method
-        from schedc.text.outputs import check_outputs, is_standard, write_output
-        from schedc.text.plan_file import plan_json
+        from schedc.solvers.common.base import Limits
+        from schedc.solvers.driver.registry import check_method
+        from schedc.text.plan.plan_file import plan_json
 
         loaded = load_job(job)
         check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
@@ -153,7 +153,7 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
     from schedc.cli import render
     from schedc.compile import check_plan
     from schedc.frontend.job import load_job
-    from schedc.text.plan_file import read_plan
+    from schedc.text.plan.plan_file import read_plan
     from schedc.verify.job import check_costs, check_pipeline
 
     read = read_plan(plan)
@@ -175,7 +175,7 @@ def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption 
     from schedc.cli import render
     from schedc.compile import replay
     from schedc.frontend.job import load_job
-    from schedc.text.plan_file import read_plan
+    from schedc.text.plan.plan_file import read_plan
 
     read = read_plan(plan)
     problem = read.problem if job is None else load_job(job).problem
@@ -197,7 +197,7 @@ def show(
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
     from schedc.cli.show import chosen_ranks, print_plan
     from schedc.compile import replay
-    from schedc.text.plan_file import read_plan
+    from schedc.text.plan.plan_file import read_plan
 
     from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
     read = read_plan(plan)
@@ -211,7 +211,7 @@ def show(
 @app.command()
 def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
     """Print the lower bounds of a job: no schedule is faster than any of them."""
-    from schedc.analysis.bounds import lower_bounds
+    from schedc.analysis.bounds.lower_bounds import lower_bounds
     from schedc.cli import render
     from schedc.frontend.job import load_job
 
@@ -263,7 +263,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
         render.print_json(job_schema())
     else:
-        from schedc.text.plan_file import plan_schema
+        from schedc.text.plan.plan_file import plan_schema
 
         render.print_json(plan_schema())
 

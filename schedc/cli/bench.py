@@ -14,9 +14,9 @@ from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
 from schedc.cli.render import console
 from schedc.errors import InvalidInput
-from schedc.solvers.base import Limits
-from schedc.solvers.registry import check_method
-from schedc.text.outputs import check_outputs
+from schedc.files.outputs import check_outputs
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import check_method
 from schedc.units import format_bytes, parse_duration_ns
 
 if TYPE_CHECKING:

@@ -32,14 +32,14 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
     """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
-    from schedc.analysis.compare import compare
+    from schedc.analysis.comparison.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
     from schedc.cli.render import print_json
     from schedc.compile import replay
+    from schedc.files.outputs import check_outputs
+    from schedc.interop.perfetto.comparison import write_comparison
     from schedc.text.link_topology import write_link_topology
-    from schedc.text.outputs import check_outputs
-    from schedc.text.perfetto_compare import write_comparison
-    from schedc.text.plan_file import read_plan
+    from schedc.text.plan.plan_file import read_plan
     from schedc.text.stage_profile import write_stage_profile
     from schedc.text.trace_file import read_trace
 
@@ -77,7 +77,7 @@ def _step(text: str) -> int | None:
 
 
 def _check_same(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
-    from schedc.text.plan_file import plan_sha256
+    from schedc.text.plan.plan_file import plan_sha256
 
     sha256 = plan_sha256(plan)
     if trace.plan_sha256 != sha256:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from schedc.cli.gantt import Window, legend, rank_row, ruler, spread_ranks
 from schedc.cli.render import console
-from schedc.frontend.location import one_line
+from schedc.files.location import one_line
 from schedc.ir.ops import KIND_NAMES, token
 from schedc.units import format_duration_ns
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from schedc.analysis.account import Account
-    from schedc.analysis.causes import Cause, Delay
-    from schedc.analysis.compare import Comparison
-    from schedc.analysis.measured_costs import LinkCost
-    from schedc.analysis.spread import Spread
+    from schedc.analysis.comparison.account import Account
+    from schedc.analysis.comparison.causes import Cause, Delay
+    from schedc.analysis.comparison.compare import Comparison
+    from schedc.analysis.comparison.measured_costs import LinkCost
+    from schedc.analysis.comparison.spread import Spread
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.trace import Trace

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.errors import Defect, InvalidInput
-from schedc.text.atomic_write import write_atomically
-from schedc.text.outputs import is_standard
+from schedc.files.atomic_write import write_atomically
+from schedc.files.outputs import is_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

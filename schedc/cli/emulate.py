@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from schedc.analysis.compare import Comparison
+    from schedc.analysis.comparison.compare import Comparison
 
 __all__ = ["emulate_command", "idle_lists"]
 
@@ -36,12 +36,12 @@ def emulate_command(
     """Run a plan on this machine: a process for each rank, its links' delays on real channels, compute replaced by waiting."""
     from rich.text import Text
 
-    from schedc.analysis.compare import compare
+    from schedc.analysis.comparison.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
     from schedc.cli.render import console, print_json
     from schedc.compile import replay
-    from schedc.text.outputs import check_outputs
-    from schedc.text.plan_file import read_plan
+    from schedc.files.outputs import check_outputs
+    from schedc.text.plan.plan_file import read_plan
     from schedc.text.trace_file import write_trace_file
 
     if queues not in QUEUES:

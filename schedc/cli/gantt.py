@@ -18,7 +18,7 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
 
 __all__ = [

@@ -17,7 +17,7 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.times import Times
+    from schedc.analysis.comparison.times import Times
     from schedc.text.layers_file import Layer
 
 __all__ = ["profile_command"]
@@ -66,7 +66,7 @@ def profile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
     """Measure what a model's layers cost, F, B, W and memory, and write it as a profile for jobs."""
-    from schedc.text.outputs import check_outputs
+    from schedc.files.outputs import check_outputs
 
     if (model is None) == (not from_trace):
         raise InvalidInput("expected either --model, to measure, or --from-trace, to read what a torch pipeline has recorded")
@@ -93,10 +93,10 @@ def _measure(
 ) -> None:
     from schedc.cli.profile_render import Row, print_profile, telling
     from schedc.cli.render import print_json
+    from schedc.files.outputs import check_outputs, write_output
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.named import described, device_named, dtype_named
     from schedc.text.layers_file import layers_json
-    from schedc.text.outputs import check_outputs, write_output
 
     where = device_named(device)
     loaded = load_model(spec)
@@ -124,10 +124,10 @@ def _measure(
 def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
     from schedc.cli.profile_render import Row, print_profile
     from schedc.cli.render import print_json
+    from schedc.files.outputs import write_output
+    from schedc.interop.torch_profiler.profile import stage_times, stages_profile
+    from schedc.interop.torch_profiler.trace import read_torch_trace
     from schedc.text.layers_file import layers_json
-    from schedc.text.outputs import write_output
-    from schedc.text.torch_profile import stage_times, stages_profile
-    from schedc.text.torch_trace import read_torch_trace
 
     traces = [read_torch_trace(path) for path in paths]
     times = stage_times(traces)

@@ -9,15 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from schedc.cli.render import console
-from schedc.frontend.location import one_line
-from schedc.text.outputs import is_standard
+from schedc.files.location import one_line
+from schedc.files.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from schedc.analysis.times import Times
+    from schedc.analysis.comparison.times import Times
     from schedc.text.layers_file import Layer
 
 __all__ = ["Row", "print_profile", "telling"]

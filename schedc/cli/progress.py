@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.base import Limits
-    from schedc.solvers.incumbent import Improvement
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.incumbent import Improvement
 
 __all__ = ["Live", "live"]
 

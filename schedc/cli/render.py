@@ -11,21 +11,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from schedc.frontend.location import one_line
-from schedc.text.outputs import is_standard
+from schedc.files.location import one_line
+from schedc.files.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.analysis.bounds import Bound
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile import Compiled
     from schedc.ir.plan import Certificate, Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.portfolio import Candidate
+    from schedc.solvers.driver.portfolio import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
 
@@ -180,7 +180,7 @@ def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> No
 
 def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """The object of `simulate --json`."""
-    from schedc.analysis.memory import peak_bytes
+    from schedc.analysis.simulation.memory import peak_bytes
 
     per_rank = {
         "busy_ns": timeline.busy_ns,
@@ -198,7 +198,7 @@ def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> d
 
 def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> None:
     """Makespan and bubble, and per rank what it computes, waits and holds."""
-    from schedc.analysis.memory import peak_bytes
+    from schedc.analysis.simulation.memory import peak_bytes
 
     out = console()
     out.print(

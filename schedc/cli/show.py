@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
-from schedc.analysis.memory import memory_curve, peak_bytes
+from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.cli.gantt import Span, Window, collective_spans, legend, link_spans, memory_row, rank_row, row_of, ruler, spread_ranks
 from schedc.cli.render import certificate_lines, console
 from schedc.errors import InvalidInput
@@ -18,7 +18,7 @@ from schedc.units import format_bytes, format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 

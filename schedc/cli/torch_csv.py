@@ -11,11 +11,11 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds import Bound
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.interop.torch_csv.lint.actions import Finding
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.verify.torch_actions import Finding
 
 __all__ = ["export_app", "export_torch", "lint"]
 
@@ -66,11 +66,11 @@ def export_torch(
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
     from schedc.compile import check_plan
     from schedc.errors import CheckFailed
-    from schedc.frontend.location import one_line
-    from schedc.text.outputs import check_outputs, is_standard, write_output
-    from schedc.text.plan_file import read_plan
-    from schedc.text.torch_csv import stage_map_path, torch_csv, write_torch_csv
-    from schedc.text.torch_stages import notes
+    from schedc.files.location import one_line
+    from schedc.files.outputs import check_outputs, is_standard, write_output
+    from schedc.interop.torch_csv.exporter import stage_map_path, torch_csv, write_torch_csv
+    from schedc.interop.torch_csv.stage_map import notes
+    from schedc.text.plan.plan_file import read_plan
 
     standard = is_standard(output)
     beside = None if standard else stage_map_path(output)
@@ -97,13 +97,13 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
 ) -> None:
     """Name what is wrong with a schedule CSV of torch's, by row and cell; time it under the job's costs if nothing is."""
-    from schedc.analysis.bounds import best_bound
-    from schedc.analysis.simulate import simulate
+    from schedc.analysis.bounds.lower_bounds import best_bound
+    from schedc.analysis.simulation.simulate import simulate
     from schedc.cli import render
-    from schedc.frontend.input_file import read_bytes
+    from schedc.files.input_file import read_bytes
     from schedc.frontend.job import load_job
-    from schedc.verify.torch_actions import layout_of, read_rows
-    from schedc.verify.torch_csv import schedule_of, verify_torch_csv
+    from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
+    from schedc.interop.torch_csv.lint.linter import schedule_of, verify_torch_csv
 
     problem = load_job(job).problem
     rows = read_rows(read_bytes(csv), str(csv))
@@ -124,7 +124,7 @@ def lint(
 
 
 def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None:
-    from schedc.frontend.location import one_line
+    from schedc.files.location import one_line
 
     for finding in findings:
         typer.echo(one_line(f"{csv}: {finding}"))
@@ -145,7 +145,7 @@ def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Boun
 
 def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, bound: Bound) -> None:
     from schedc.analysis.gap import relative_gap
-    from schedc.frontend.location import one_line
+    from schedc.files.location import one_line
     from schedc.units import format_duration_ns
 
     objective_ns = timeline.objective_ns(problem.objective)

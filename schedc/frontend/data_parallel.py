@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.frontend.location import show
+from schedc.files.location import show
 from schedc.frontend.profile import per_stage
 from schedc.frontend.topology import trunk_name
 from schedc.ir.problem import DataParallel
@@ -12,8 +12,8 @@ from schedc.ir.problem import DataParallel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.files.location import Location
     from schedc.frontend.job_file import DataParallelSection
-    from schedc.frontend.location import Location
     from schedc.frontend.placement import Placed
     from schedc.ir.problem import Link
 

@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedc.frontend.conform import conform
+from schedc.files.conform import conform
+from schedc.files.input_file import read_bytes
+from schedc.files.location import Location, one_line, show
+from schedc.files.tables import parse_toml
 from schedc.frontend.data_parallel import build_data_parallel
-from schedc.frontend.files import parse_toml
-from schedc.frontend.input_file import read_bytes
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.location import Location, one_line, show
 from schedc.frontend.memory import memory_limits
 from schedc.frontend.placement import Placed, place
 from schedc.frontend.profile import build_stages

@@ -1,6 +1,6 @@
 """The job file's keys and their types (format document, "The job"), from which its JSON Schema is generated.
 
-`schedc.frontend.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
+`schedc.files.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
 their names carry the unit (`latency_ns` is the key `latency`).
 Whether the keys agree with each other is checked where they are put to use, in the other modules of this package.
 """

@@ -14,8 +14,8 @@ from schedc.units import MAX_QUANTITY, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.files.location import Location
     from schedc.frontend.job_file import MemorySection
-    from schedc.frontend.location import Location
     from schedc.frontend.placement import Placed
     from schedc.ir.problem import Stage
 

@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.frontend.conform import conform
-from schedc.frontend.files import parse_json
-from schedc.frontend.input_file import read_bytes
-from schedc.frontend.location import Location, show
+from schedc.files.conform import conform
+from schedc.files.input_file import read_bytes
+from schedc.files.location import Location, show
+from schedc.files.tables import parse_json
 from schedc.frontend.profile_file import Layer, ProfileFile
 from schedc.ir.problem import Stage
 from schedc.units import format_bytes

@@ -1,6 +1,6 @@
 """The types of the tables and values in job files: text in the file, integers in memory.
 
-Each quantity carries how its text is parsed and how a schema describes it; `schedc.frontend.conform` reads the former and
+Each quantity carries how its text is parsed and how a schema describes it; `schedc.files.conform` reads the former and
 `schedc.text.schema` the latter.
 """
 

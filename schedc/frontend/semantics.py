@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedc.frontend.location import show
+from schedc.files.location import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.files.location import Location
     from schedc.frontend.job_file import PipelineSection
-    from schedc.frontend.location import Location
     from schedc.frontend.placement import Placed
     from schedc.ir.problem import Stage
 

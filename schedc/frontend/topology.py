@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
-from schedc.frontend.conform import conform
-from schedc.frontend.files import parse_toml
-from schedc.frontend.input_file import read_bytes
+from schedc.files.conform import conform
+from schedc.files.input_file import read_bytes
+from schedc.files.location import Location, show
+from schedc.files.tables import parse_toml
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
-from schedc.frontend.location import Location, show
 from schedc.ir.problem import Link
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.plan import Channel
 
 if TYPE_CHECKING:
-    from schedc.analysis.timeline import Timeline, Transfer
+    from schedc.analysis.simulation.timeline import Timeline, Transfer
 
 __all__ = ["channel_role", "channels_of", "post_before"]
 

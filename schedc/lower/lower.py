@@ -13,7 +13,7 @@ from schedc.ir.plan import Collective, Plan, RankPlan
 from schedc.lower.channels import channels_of
 
 if TYPE_CHECKING:
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.ops import Op
     from schedc.ir.plan import Certificate, MadeBy
     from schedc.ir.problem import Problem
@@ -27,7 +27,7 @@ def lower(problem: Problem, schedule: Schedule, timeline: Timeline, *, certifica
 
     Args:
         problem: what the schedule is for.
-        schedule: an order that `schedc.verify.schedule` accepts.
+        schedule: an order that `schedc.verify.schedule.checks` accepts.
         timeline: when the simulator says that it happens.
         certificate: what the schedule is worth; goes into the plan as it is.
         made_by: how the schedule came to be; likewise.

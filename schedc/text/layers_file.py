@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedc.files.pretty_json import pretty_json
 from schedc.frontend.profile_file import Layer
-from schedc.text.pretty_json import pretty_json
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.text.pretty_json import JsonValue
+    from schedc.files.pretty_json import JsonValue
 
 __all__ = ["Layer", "layers_json"]
 

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.text.atomic_write import write_atomically
+from schedc.files.atomic_write import write_atomically
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

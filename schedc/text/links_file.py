@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.text.atomic_write import write_atomically
+from schedc.files.atomic_write import write_atomically
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

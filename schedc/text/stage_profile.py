@@ -9,16 +9,16 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from schedc.files.atomic_write import write_atomically
+from schedc.files.pretty_json import pretty_json
 from schedc.ir.ops import Kind
-from schedc.text.atomic_write import write_atomically
-from schedc.text.pretty_json import pretty_json
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from schedc.files.pretty_json import JsonValue
     from schedc.ir.problem import Problem, Stage
-    from schedc.text.pretty_json import JsonValue
 
 __all__ = ["stage_profile_json", "write_stage_profile"]
 

@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from schedc.errors import InvalidInput
-from schedc.frontend.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.files.atomic_write import write_atomically
+from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
-from schedc.text.atomic_write import write_atomically
-from schedc.text.perfetto import perfetto_json, trace_events
-from schedc.text.plan_errors import shown, without_regex
-from schedc.text.plan_structs import Text
-from schedc.text.tokens import OpWriter, TokenReader, parse_plan_op
+from schedc.text.plan.plan_errors import shown, without_regex
+from schedc.text.plan.plan_structs import Text
+from schedc.text.plan.tokens import OpWriter, TokenReader, parse_plan_op
+from schedc.text.trace_events import perfetto_json, trace_events
 
 if TYPE_CHECKING:
     from pathlib import Path

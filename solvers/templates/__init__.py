@@ -18,7 +18,7 @@ from schedc.solvers.templates.zb_h import zb_h1, zb_h2
 from schedc.solvers.templates.zb_v import zb_v
 
 if TYPE_CHECKING:
-    from schedc.solvers.base import Construct
+    from schedc.solvers.common.base import Construct
 
 __all__ = [
     "TEMPLATES",

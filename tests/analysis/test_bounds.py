@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
-from schedc.analysis.bounds import (
+from schedc.analysis.bounds.lower_bounds import (
     best_bound,
     link_bound,
     lower_bounds,
@@ -24,9 +24,9 @@ from schedc.analysis.bounds import (
     windows_bound,
     work_bound,
 )
-from schedc.analysis.bounds_one_machine import Job, one_machine_bound
-from schedc.analysis.bounds_residency import load_of_slots
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.one_machine import Job, one_machine_bound
+from schedc.analysis.bounds.residency import load_of_slots
+from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import DataParallel, Problem
 
 BY_NAME = {

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import M70_NS, m70, make_problem, problems
 
-from schedc.analysis.bounds import windows_bound
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import windows_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts
 from schedc.solvers.templates import TEMPLATES

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from problems import M70_NS, m70, make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
-from schedc.analysis.bounds import windows_bound
-from schedc.analysis.bounds_frame import frames_of, visits_of
-from schedc.analysis.bounds_status import most_value, statuses_after, trip_of, way_of
-from schedc.analysis.bounds_windows_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.heads_and_tails import frames_of, visits_of
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.analysis.bounds.lower_bounds import windows_bound
+from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 
 if TYPE_CHECKING:

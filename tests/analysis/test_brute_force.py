@@ -11,11 +11,11 @@ from brute_force import best_schedule, optimum, timing
 from problems import make_problem
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -12,18 +12,18 @@ from plans import plan_of, plans, small_plan
 from problems import make_problem
 from traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
-from schedc.analysis.causes import Chains
-from schedc.analysis.compare import compare
-from schedc.analysis.simulate import simulate
-from schedc.analysis.step_times import lanes_of, measured_times
+from schedc.analysis.comparison.causes import Chains
+from schedc.analysis.comparison.compare import compare
+from schedc.analysis.comparison.step_times import lanes_of, measured_times
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 
 if TYPE_CHECKING:
-    from schedc.analysis.causes import Delay
-    from schedc.analysis.compare import Comparison
+    from schedc.analysis.comparison.causes import Delay
+    from schedc.analysis.comparison.compare import Comparison
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from random_schedules import random_schedules
 
-from schedc.analysis import event_loop
-from schedc.analysis.memory import memory_curve, peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation import event_loop
+from schedc.analysis.simulation.memory import memory_curve, peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Collective
@@ -23,7 +23,7 @@ from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
 
 F, B, W, BW = Kind.F, Kind.B, Kind.W, Kind.BW
 
@@ -277,7 +277,7 @@ def test_the_compiled_loop_gives_the_same(case: tuple[Problem, Schedule]) -> Non
     problem, schedule = case
     plain = event_loop.event_loop
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("schedc.analysis.simulate.event_loop_for", lambda _: (plain, False))
+        patch.setattr("schedc.analysis.simulation.simulate.event_loop_for", lambda _: (plain, False))
         interpreted = simulate(problem, schedule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_loop, "COMPILE_FROM_OPS", 0)

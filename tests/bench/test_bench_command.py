@@ -22,7 +22,7 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.solvers.base import Limits
+    from schedc.solvers.common.base import Limits
 
 MS = 1_000_000
 CsvOption = Annotated[Path | None, typer.Option("--csv")]

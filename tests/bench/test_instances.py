@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from schedc.analysis.bounds import minimum_limit_bytes
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import SETS, Instance, instances
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job

@@ -6,8 +6,8 @@ import pytest
 from pytorch_orders import bare, by_rank
 from torch.distributed.pipelining import schedules
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import Instance, instances
 from schedc.ir.schedule import Schedule
 

@@ -20,7 +20,7 @@ from schedc.bench.instances import Instance, Unit
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.bench.run import Row, run, split_methods
 from schedc.errors import InvalidInput
-from schedc.solvers.base import Limits
+from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from traces import trace_of_timelines
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.solvers.registry import METHODS, RANGES, SEARCHES, TEMPLATE_NAMES
-from schedc.text.plan_file import read_plan
+from schedc.solvers.driver.registry import METHODS, RANGES, SEARCHES, TEMPLATE_NAMES
+from schedc.text.plan.plan_file import read_plan
 from schedc.text.trace_file import write_trace_file
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from problems import make_problem
 from traces import slower_link, slower_stage, trace_of_timelines
 from typer.testing import CliRunner
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.compare import compare_command
 from schedc.compile import certify
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import write_plan
 from schedc.text.stage_profile import stage_profile_json
 from schedc.text.trace_file import read_trace, write_trace_file
 from schedc.units import parse_bytes

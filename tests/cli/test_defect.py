@@ -10,7 +10,7 @@ from jobs import write_job
 
 from schedc.cli.app import main
 from schedc.errors import CheckFailed
-from schedc.text.plan_file import parse_plan
+from schedc.text.plan.plan_file import parse_plan
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pytest
 from plans import plan_of, small_plan
 from problems import make_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
 from schedc.cli.show import chosen_ranks
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from schedc.text.plan_file import read_plan
+from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,9 @@ def test_while_the_compiler_is_loaded_the_first_plan_is_waited_for(tmp_path: Pat
 
 
 def test_other_commands_say_that_they_were_interrupted(tmp_path: Path) -> None:
-    done = schedc(tmp_path, AT_IMPORT.format(module="schedc.analysis.bounds", number=int(SIGINT)), "bounds", "job.toml")
+    done = schedc(
+        tmp_path, AT_IMPORT.format(module="schedc.analysis.bounds.lower_bounds", number=int(SIGINT)), "bounds", "job.toml"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "schedc: interrupted\n")
 
 

@@ -10,8 +10,8 @@ from jobs import M70, write_job
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job, read_problem
-from schedc.solvers.base import Limits
-from schedc.text.plan_file import parse_plan, plan_json
+from schedc.solvers.common.base import Limits
+from schedc.text.plan.plan_file import parse_plan, plan_json
 from schedc.units import parse_duration_ns
 from schedc.verify.job import check_costs, check_pipeline
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from plans import one_f_one_b, plan_of, plans, small_plan
 from problems import make_problem
 
-from schedc.analysis.simulate import simulate
-from schedc.analysis.timeline import Transfer
+from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.timeline import Transfer
 from schedc.ir.ops import Kind, Op, token
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule

@@ -17,7 +17,7 @@ from schedc.ir.problem import DataParallel, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.model import Variables, build
 from schedc.models.grid import Grid
-from schedc.models.windows import Windows, windows_of
+from schedc.models.start_windows import Windows, windows_of
 
 END = 1000
 NANOSECONDS = Grid(1, True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from small_problems import small_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
@@ -23,7 +23,7 @@ from schedc.models.milp.extract import order_values, schedule_of
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.model import build
-from schedc.solvers.greedy import greedy
+from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

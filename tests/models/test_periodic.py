@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from problems import make_problem, problems
 
-from schedc.analysis.bounds import windows_bound
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import windows_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.models.grid import grid_of
 from schedc.models.periodic import build_cycle
-from schedc.solvers.base import NO_LIMITS
-from schedc.solvers.periodic import solve_wave, unroll
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.common.base import NO_LIMITS
+from schedc.solvers.search.periodic import solve_wave, unroll
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -9,16 +9,16 @@ import pytest
 from brute_force import optimum
 from problems import make_problem
 
-from schedc.analysis.bounds import lower_bounds
+from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.index import tables_of
 from schedc.ir.problem import DataParallel, Link
 from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import Grid
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.greedy import greedy
-from schedc.solvers.milp import solve_milp
+from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -12,8 +12,8 @@ from problems import make_problem
 from torch import nn
 
 from schedc.errors import Unsupported
-from schedc.runtime.apart import check_stages
-from schedc.solvers.registry import constructive
+from schedc.runtime.stage.apart import check_stages
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

@@ -10,7 +10,7 @@ from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradien
 from torch import nn
 from torch.nn.utils import prune
 
-from schedc.runtime.block import Block
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

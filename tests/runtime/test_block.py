@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from schedc.errors import InvalidInput
-from schedc.runtime.block import Block
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import torch
 from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradients, run_all
 from torch import nn
 
-from schedc.runtime.block import Block
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

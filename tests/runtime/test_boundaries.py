@@ -13,9 +13,9 @@ from plans import plan_of
 from problems import make_problem
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.batches import cut, inputs_of
-from schedc.runtime.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
-from schedc.solvers.registry import constructive
+from schedc.runtime.execution.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
+from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

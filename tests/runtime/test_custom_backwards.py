@@ -9,8 +9,8 @@ import torch
 from stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
-from schedc.runtime.block import Block
-from schedc.runtime.gradients import set_gradient_type
+from schedc.runtime.replicas.gradients import set_gradient_type
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from problems import make_problem
 
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
-from schedc.runtime.collectives import check_same_collectives, queue_of
-from schedc.solvers.registry import constructive
+from schedc.runtime.replicas.collectives import check_same_collectives, queue_of
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

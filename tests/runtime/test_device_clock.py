@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.device_clock import CudaEvents, DeviceClock
-from schedc.runtime.observe import Observer, OpTimes
+from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.measure.device_clock import CudaEvents, DeviceClock
 
 if TYPE_CHECKING:
-    from schedc.runtime.device_clock import Events
+    from schedc.runtime.measure.device_clock import Events
 
 FIRST, SECOND = Op(Kind.F, 0, 0), Op(Kind.F, 0, 1)
 

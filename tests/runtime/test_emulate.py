@@ -20,8 +20,8 @@ from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

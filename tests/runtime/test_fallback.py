@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 
-from schedc.runtime.header import TensorKind
+from schedc.runtime.execution.header import TensorKind
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
 from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.words import Says, Word, Words
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,13 +15,13 @@ from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import rank_processes
 
-from schedc.runtime.channels import TAGS
-from schedc.runtime.header import TensorKind
-from schedc.runtime.timer import wait_until
+from schedc.runtime.emulation.delays import OwnLink, WireDelay, delay_of
+from schedc.runtime.emulation.injected import InjectedTransport, OneQueue
+from schedc.runtime.emulation.timer import wait_until
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.header import TensorKind
 from schedc.runtime.transports.base import Ends
-from schedc.runtime.transports.delays import OwnLink, WireDelay, delay_of
-from schedc.runtime.transports.injected import InjectedTransport, OneQueue
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +68,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("schedc.runtime.transports.injected.perf_counter_ns", lambda: clock.now_ns)
-    monkeypatch.setattr("schedc.runtime.transports.injected.wait_until", clock.wait_until)
+    monkeypatch.setattr("schedc.runtime.emulation.injected.perf_counter_ns", lambda: clock.now_ns)
+    monkeypatch.setattr("schedc.runtime.emulation.injected.wait_until", clock.wait_until)
     return clock
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from schedc.runtime.channels import TAGS
-from schedc.runtime.header import TensorKind
+from schedc.runtime.emulation.delays import OwnLink, WireDelay
+from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, cycles_per_ns, spin
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.header import TensorKind
 from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
-from schedc.runtime.transports.delays import OwnLink, WireDelay
-from schedc.runtime.transports.injected_cuda import DeviceStampedTransport, SpunTransport, cycles_per_ns, spin
 
 MS = 1_000_000
 KIND = TensorKind(torch.float32, (1,))

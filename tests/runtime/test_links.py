@@ -21,9 +21,9 @@ from schedc.frontend.job import read_problem
 from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 from schedc.text.links_file import MeasuredLink, links_toml, write_links
-from schedc.text.plan_file import write_plan
+from schedc.text.plan.plan_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

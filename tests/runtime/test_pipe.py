@@ -16,7 +16,7 @@ from random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 
 from schedc.ir.ops import WHOLE, Kind
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from pathlib import Path

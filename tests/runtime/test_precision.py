@@ -12,9 +12,9 @@ from problems import make_problem
 from stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
-from schedc.runtime.block import Block
-from schedc.runtime.gradients import set_gradient_type
-from schedc.solvers.registry import constructive
+from schedc.runtime.replicas.gradients import set_gradient_type
+from schedc.runtime.stage.block import Block
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from schedc.analysis.times import Times
+from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
 from schedc.runtime.profiling.held import meter_for

@@ -13,9 +13,9 @@ from problems import make_problem
 from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
-from schedc.runtime.block import Block
-from schedc.runtime.buffers import Buffers
-from schedc.solvers.registry import constructive
+from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.buffers import Buffers
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

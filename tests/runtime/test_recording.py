@@ -10,15 +10,15 @@ import recording_runs
 from plans import one_f_one_b, plan_of, small_plan
 from problems import make_problem
 
-from schedc.analysis.compare import compare
-from schedc.analysis.simulate import simulate
+from schedc.analysis.comparison.compare import compare
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.clocks import ClockOffset, best_offset
-from schedc.runtime.observe import OpTimes
-from schedc.runtime.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import plan_sha256
+from schedc.runtime.execution.observer import OpTimes
+from schedc.runtime.measure.clocks import ClockOffset, best_offset
+from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import plan_sha256
 from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:

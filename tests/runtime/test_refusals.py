@@ -12,8 +12,8 @@ from plans import one_f_one_b, plan_of
 from problems import make_problem
 
 from schedc.ir.problem import DataParallel
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import plan_json, write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import plan_json, write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,7 +141,8 @@ def test_a_shape_that_changes(two: Ranks) -> None:
         "schedc.errors.InvalidInput: microbatch 2: stage 0's output is float64[1, 2], expected float64[3, 2] as before;"
         " give all microbatches the same shape\nin F0.2 on rank 0"
     )
-    assert last.startswith("schedc.runtime.failure.TransferFailed: rank 1")  # F1.2 at the latest, earlier if rank 1 is behind
+    # F1.2 at the latest, earlier if rank 1 is behind
+    assert last.startswith("schedc.runtime.execution.failure.TransferFailed: rank 1")
 
 
 def test_batches(two: Ranks) -> None:

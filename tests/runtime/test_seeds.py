@@ -12,9 +12,9 @@ from problems import make_problem
 from torch import nn
 
 from schedc.errors import Unsupported
-from schedc.runtime.program import program_of
-from schedc.runtime.training import Training
-from schedc.solvers.registry import constructive
+from schedc.runtime.execution.program import program_of
+from schedc.runtime.stage.training import Training
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

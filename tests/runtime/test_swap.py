@@ -14,8 +14,8 @@ from plans import plan_of
 from problems import make_problem
 
 from schedc.ir.ops import token
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import plan_sha256, write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import plan_sha256, write_plan
 from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_a_recorder_begins_again(four: Ranks, tmp_path: Path) -> None:
     plans = [made("1f1b"), made("zb-h1")]
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
     nothing = "InvalidInput: rank 0 has recorded no step; run more steps than the recorder skips before writing the trace"
-    no_recorder = "InvalidInput: there is nothing recorded to write; give load observe=schedc.runtime.recording.Recorder()"
+    no_recorder = "InvalidInput: there is nothing recorded to write; give load observe=schedc.runtime.measure.recording.Recorder()"
     assert four.run(swap_runs.record_and_swap, plans, paths) == [[None, nothing, None, no_recorder]] * 4
     for plan, path, steps in ((plans[0], paths[0], ([0],)), (plans[1], paths[1], ([2, 3], [3, 4]))):
         trace = read_trace(path)

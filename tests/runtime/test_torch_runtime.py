@@ -16,10 +16,10 @@ from torch_stock import dump
 
 from schedc.compile import compile_problem
 from schedc.frontend.job import load_job
-from schedc.solvers.base import Limits
-from schedc.text.torch_csv import CsvFormat, torch_csv
-from schedc.verify.torch_actions import layout_of, read_rows
-from schedc.verify.torch_csv import verify_torch_csv
+from schedc.interop.torch_csv.exporter import CsvFormat, torch_csv
+from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
+from schedc.interop.torch_csv.lint.linter import verify_torch_csv
+from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pytest
 from plans import plan_of
 
 from schedc.frontend.job import read_problem
-from schedc.solvers.registry import constructive
-from schedc.text.plan_file import write_plan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -17,7 +17,7 @@ from random_schedules import random_schedules
 from rank_processes import DEAD, Ranks, rank_processes
 
 from schedc.runtime.transports.delegate import queues_needed
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 WAYS = ["gloo", "delegate", "fallback"]
 PLANS: dict[str, dict[str, Any]] = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}}

@@ -8,12 +8,12 @@ import pytest
 from plans import plan_of
 from problems import make_problem
 
+from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.transports.base import ConnectionLost, Ends
-from schedc.runtime.wiring import Wiring
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.program import Wire
 
 
 class Middle:

@@ -8,15 +8,15 @@ import pytest
 from brute_force import SearchTooLarge, optimum
 from small_problems import small_problem
 
-from schedc.solvers.base import NO_LIMITS, Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.greedy import greedy
-from schedc.solvers.milp import solve_milp
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.base import Solved
+    from schedc.solvers.common.base import Solved
 
 MOST_STATES = 3_000
 """Brute force gives up on larger searches."""

@@ -11,15 +11,15 @@ from brute_force import SearchTooLarge, optimum
 from problems import m70, make_problem
 from tiny_problems import random_schedule, tiny_problem
 
-from schedc.analysis.bounds import lower_bounds
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.simulation.simulate import simulate
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import grid_of
-from schedc.models.windows import certain_first_ops
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.registry import constructive
-from schedc.verify.schedule import verify_schedule
+from schedc.models.start_windows import certain_first_ops
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import constructive
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -10,9 +10,9 @@ import pytest
 from problems import m70, make_problem
 from small_problems import small_problem
 
-from schedc.analysis.bounds import best_bound
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.gap import relative_gap
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import compile_problem, time_methods
 from schedc.errors import Defect, InvalidInput, Unsupported
 from schedc.ir.index import tables_of
@@ -21,19 +21,20 @@ from schedc.ir.schedule import Parts, Schedule
 from schedc.models.cpsat import model as cpsat_model
 from schedc.models.milp import model as milp_model
 from schedc.models.milp import variables as milp
-from schedc.solvers import pipemorph, searches
-from schedc.solvers.base import NO_LIMITS, Limits, Solved
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.greedy import greedy
-from schedc.solvers.incumbent import Incumbent
-from schedc.solvers.milp import solve_milp
-from schedc.solvers.relaxed import refute
+from schedc.solvers.common.base import NO_LIMITS, Limits, Solved
+from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.driver import searches
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.exact.refute import refute
+from schedc.solvers.heuristics import pipemorph
+from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.incumbent import Improvement
+    from schedc.solvers.common.incumbent import Improvement
 
 PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
 """No analytic bound meets its optimum, so that `auto` comes to CP-SAT."""
@@ -75,7 +76,7 @@ def test_a_search_that_fails_does_not_lose_the_schedule(method: str, monkeypatch
     compiled = compile_problem(PROBLEM, method=method, limits=LIMITS)
     (failure,) = compiled.failures
     assert (failure.method, failure.error, failure.message) == ("cpsat", "ZeroDivisionError", "out of\nluck")
-    assert failure.place.startswith("schedc.solvers.portfolio:")
+    assert failure.place.startswith("schedc.solvers.driver.portfolio:")
     assert str(failure) == f"method cpsat failed with ZeroDivisionError at {failure.place}: out of luck"
     assert compiled.plan.certificate.bound != "cpsat"
     assert not compiled.plan.made_by.reproducible

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import M70_NS, MS, m70, make_problem, problems
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.frontend.placement import place
 from schedc.ir.ops import WHOLE, Kind
-from schedc.solvers.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
-from schedc.solvers.in_flight import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.list_scheduler import list_schedule
-from schedc.solvers.registry import constructive
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.driver.registry import constructive
+from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
+from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
+from schedc.solvers.kernel.list_scheduler import list_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import WHOLE, Kind, token
 from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.schedule import Parts
-from schedc.solvers.list_scheduler import Rule, list_schedule
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

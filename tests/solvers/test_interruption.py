@@ -18,10 +18,10 @@ from problems import m70
 from schedc.bench.instances import instances
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
-from schedc.solvers.base import Limits
-from schedc.solvers.interruption import Interruption, OutOfTime, wait_for
-from schedc.solvers.portfolio import Ended
-from schedc.text.plan_file import read_plan
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
+from schedc.solvers.driver.portfolio import Ended
+from schedc.text.plan.plan_file import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAVE = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-2-2-case1")
@@ -71,7 +71,7 @@ def test_what_is_deferred_is_done_before_the_interruption() -> None:
 
 def test_what_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a callback from C, or while an object is deleted; until somebody is quiet."""
-    monkeypatch.setattr("schedc.solvers.interruption.AGAIN_S", 0.05)
+    monkeypatch.setattr("schedc.solvers.common.interruption.AGAIN_S", 0.05)
     interruption, swallowed = Interruption(), 0
     with interruption.listening(), interruption.alarm(0.05), interruption.raising():
         while swallowed < 3:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from problems import M70_NS, m70, make_problem, problems
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
-from schedc.solvers.local import local_search
-from schedc.solvers.polish import polish_schedule
-from schedc.verify.schedule import verify_schedule
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.solvers.search.local import local_search
+from schedc.solvers.search.polish import polish_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -12,14 +12,14 @@ from brute_force import optimum
 from problems import make_problem
 from small_problems import small_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.base import NO_LIMITS, Limits
-from schedc.solvers.greedy import greedy
-from schedc.solvers.milp import MOST_TICKS, solve_milp
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.verify.schedule.checks import verify_schedule
 
 SLOW_MIDDLE = {(1, 2): (7, 5), (2, 1): (7, 5)}
 
@@ -169,7 +169,7 @@ def test_ortools_and_highs_load_in_one_process(imports: str) -> None:
 
 
 def test_the_module_needs_no_solver_library() -> None:
-    code = "import sys; import schedc.solvers.milp; assert not {'pulp', 'highspy', 'ortools'} & set(sys.modules)"
+    code = "import sys; import schedc.solvers.exact.milp; assert not {'pulp', 'highspy', 'ortools'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import M70_NS, make_problem, problems
 
-from schedc.analysis.bounds import best_bound
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.solvers.base import NO_LIMITS, Limits
-from schedc.solvers.greedy import greedy
-from schedc.solvers.periodic import periodic, solve_wave, unroll, wave_of_greedy
-from schedc.solvers.periodic_paced import paced, paced_problem
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.search.periodic import periodic, solve_wave, unroll, wave_of_greedy
+from schedc.solvers.search.spread import paced, paced_problem
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.periodic import Wave
+    from schedc.solvers.search.periodic import Wave
 
 
 def slow_middle(microbatches: int, in_flight: int) -> Problem:
@@ -44,7 +44,7 @@ def test_the_sizes_share_a_deterministic_limit(monkeypatch: pytest.MonkeyPatch) 
     def no_wave(_problem: Problem, _size: int, limits: Limits, _hint: Wave | None) -> None:
         given.append(limits.deterministic)
 
-    monkeypatch.setattr("schedc.solvers.periodic.solve_wave", no_wave)
+    monkeypatch.setattr("schedc.solvers.search.periodic.solve_wave", no_wave)
     with pytest.raises(Unsupported):
         periodic(slow_middle(40, 8), limits=Limits(deterministic=6.0))
     assert given == [1.5] * 4

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import MS, make_problem, problems
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.pipemorph import POLICIES, adapted_warm_up, initial_warm_up, pipemorph, planned_warm_up
-from schedc.solvers.registry import constructive
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.driver.registry import constructive
+from schedc.solvers.heuristics.pipemorph import POLICIES, adapted_warm_up, initial_warm_up, pipemorph, planned_warm_up
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.solvers.polish import polish_schedule
-from schedc.solvers.registry import constructive
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.driver.registry import constructive
+from schedc.solvers.search.polish import polish_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

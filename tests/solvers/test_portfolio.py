@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from problems import m70, make_problem
 
-from schedc.analysis.bounds import best_bound
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.cli.render import compiled_json
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.plan import MadeBy
-from schedc.solvers import searches
-from schedc.solvers.base import Limits
-from schedc.solvers.portfolio import solve
-from schedc.text.plan_file import plan_json
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver import searches
+from schedc.solvers.driver.portfolio import solve
+from schedc.text.plan.plan_file import plan_json
 
 if TYPE_CHECKING:
-    from schedc.solvers.incumbent import Improvement, Incumbent
+    from schedc.solvers.common.incumbent import Improvement, Incumbent
 
 MS = 1_000_000
 
@@ -97,7 +97,7 @@ def test_an_interruption_before_any_schedule_is_one(monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schedc.solvers.portfolio.try_methods", interrupted)
+    monkeypatch.setattr("schedc.solvers.driver.portfolio.try_methods", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compile_problem(m70(2, 2))
 
@@ -167,7 +167,7 @@ def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str,
         given.append(rounds)
         raise Unsupported("enough is known")
 
-    monkeypatch.setattr(f"schedc.solvers.{kernel}", climb)
+    monkeypatch.setattr(f"schedc.solvers.search.{kernel}", climb)
     for deterministic in (None, 0.2, 3.0):
         limits = Limits(time_s=30) if deterministic is None else Limits(deterministic=deterministic)
         with pytest.raises(Unsupported):

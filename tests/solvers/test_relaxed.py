@@ -11,12 +11,12 @@ from brute_force import SearchTooLarge, optimum
 from problems import make_problem
 from tiny_problems import tiny_problem
 
-from schedc.analysis.bounds import best_bound
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.solvers.base import Limits
-from schedc.solvers.greedy import greedy
-from schedc.solvers.relaxed import Refuted, refute
+from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.refute import Refuted, refute
+from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from problems import m70, make_problem, problems
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.greedy import greedy
-from schedc.solvers.rules import rules
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.rule_table import rules
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.frontend.placement import PLACEMENTS
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.solvers.registry import TEMPLATE_NAMES
+from schedc.solvers.driver.registry import TEMPLATE_NAMES
 from schedc.solvers.templates import TEMPLATES
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from problems import MS, m70, make_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.published import ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 from schedc.solvers.templates import TEMPLATES
 

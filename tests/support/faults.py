@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.runtime.groups import Groups
-    from schedc.runtime.header import TensorKind
-    from schedc.runtime.program import Wire
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.session.groups import Groups
     from schedc.runtime.transports.base import Incoming, Outgoing
 
 __all__ = ["Faults", "faulty"]

@@ -21,9 +21,9 @@ from brute_force import SearchTooLarge, optimum, timing
 from fuzz_jobs import job_text, read_extra
 from tiny_problems import random_schedule
 
-from schedc.analysis.bounds import lower_bounds, minimum_limit_bytes
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import lower_bounds, minimum_limit_bytes
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
 from schedc.compile import compile_problem
 from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
@@ -34,23 +34,23 @@ from schedc.ir.plan import Certificate, MadeBy
 from schedc.ir.schedule import Parts
 from schedc.lower.lower import lower
 from schedc.models.grid import grid_of
-from schedc.solvers.base import Limits
-from schedc.solvers.cpsat import solve_cpsat
-from schedc.solvers.milp import MOST_TICKS, solve_milp
-from schedc.solvers.registry import TEMPLATE_NAMES, constructive
-from schedc.text.plan_file import parse_plan, plan_json, write_plan
-from schedc.verify.plan import verify_plan
-from schedc.verify.plan_needs import needs_of
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
+from schedc.text.plan.plan_file import parse_plan, plan_json, write_plan
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.replay import replay
 from schedc.verify.problem import verify_problem
-from schedc.verify.replay import replay
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
     from pathlib import Path
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule

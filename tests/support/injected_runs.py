@@ -13,12 +13,12 @@ from pipeline_runs import loss_fn, make_batch, make_stages
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.channels import TAGS
-from schedc.runtime.groups import Groups
-from schedc.runtime.header import TensorKind
-from schedc.runtime.program import Message, Wire
+from schedc.runtime.emulation.injected import Injection
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.header import TensorKind
+from schedc.runtime.execution.program import Message, Wire
+from schedc.runtime.session.groups import Groups
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.runtime.transports.injected import Injection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def exchange(
     """
     groups = Groups(60)
     try:
-        with patch("schedc.runtime.transports.injected.host_name", lambda: f"host {rank}" if hosts else "host"):
+        with patch("schedc.runtime.emulation.injected.host_name", lambda: f"host {rank}" if hosts else "host"):
             injection = Injection(problem, groups)
         ends = {}
         for source, destination in pairs:

@@ -13,8 +13,8 @@ from torch import nn
 
 import schedc.runtime
 from schedc.errors import SchedcError
-from schedc.runtime.block import Block
-from schedc.runtime.observe import Observer, OpTimes
+from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

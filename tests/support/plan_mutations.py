@@ -18,19 +18,19 @@ from fuzz_checks import load
 from fuzz_jobs import job_text, random_job
 from tiny_problems import random_schedule
 
-from schedc.analysis.bounds import best_bound
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import certify, check_plan
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
-from schedc.solvers.greedy import greedy
-from schedc.text.plan_file import parse_plan, plan_json
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.text.plan.plan_file import parse_plan, plan_json
 from schedc.verify.job import check_costs, check_pipeline
-from schedc.verify.plan import check_ranks
+from schedc.verify.plan.checks import check_ranks
 from schedc.verify.problem import verify_problem
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from random_schedules import random_schedules
 
-from schedc.analysis.memory import peak_bytes
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, MadeBy
 from schedc.ir.problem import DataParallel

@@ -10,14 +10,14 @@ from pipeline_runs import loss_fn, make_batch, make_stages
 
 import schedc.runtime
 from schedc.errors import SchedcError
-from schedc.runtime.clocks import clock_offsets
-from schedc.runtime.recording import Recorder, write_trace
+from schedc.runtime.measure.clocks import clock_offsets
+from schedc.runtime.measure.recording import Recorder, write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.clocks import ClockOffset
+    from schedc.runtime.measure.clocks import ClockOffset
 
 
 def train_and_write(rank: int, plan: Plan, steps: int, path: Path, keep: int, skip: int) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.multiprocessing import reductions
 
 if TYPE_CHECKING:
-    from schedc.runtime.block import Block
-    from schedc.runtime.values import Value
+    from schedc.runtime.execution.values import Value
+    from schedc.runtime.stage.block import Block
 
 WIDTH = 6
 WAYS = ("BW", "B W", "B W/0 W/1 W/2")

@@ -13,15 +13,15 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.ir.ops import token
-from schedc.runtime.observe import Observer, OpTimes
-from schedc.runtime.recording import Recorder
+from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.measure.recording import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.swap import Swap
+    from schedc.runtime.session.swap import Swap
 
 
 class Orders(Observer):

@@ -11,7 +11,7 @@ from random_schedules import random_schedules
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.registry import constructive
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from typing import Any

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
-from schedc.text.plan_file import plan_sha256
-from schedc.verify.plan_needs import needs_of
+from schedc.text.plan.plan_file import plan_sha256
+from schedc.verify.plan.needs import needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schedc.errors import InvalidInput
-from schedc.text.atomic_write import write_atomically
+from schedc.files.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

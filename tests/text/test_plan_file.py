@@ -15,7 +15,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link
 from schedc.ir.schedule import Parts
-from schedc.text.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
+from schedc.text.plan.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

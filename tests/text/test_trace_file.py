@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from plans import plans, small_plan
 from traces import slower_block, trace_of_timelines
 
-from schedc.analysis.compare import compare
-from schedc.analysis.simulate import simulate
+from schedc.analysis.comparison.compare import compare
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
+from schedc.interop.perfetto.comparison import comparison_json
 from schedc.ir.ops import Kind, Op, token
-from schedc.text.perfetto_compare import comparison_json
-from schedc.text.plan_file import plan_json
+from schedc.text.plan.plan_file import plan_json
 from schedc.text.trace_file import parse_trace, read_trace, trace_json, write_trace_file
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import Grid
-from schedc.solvers.registry import constructive
-from schedc.verify.schedule import verify_schedule
+from schedc.solvers.driver.registry import constructive
+from schedc.verify.schedule.checks import verify_schedule
 
 LINKS = {(0, 1): (25, 10), (1, 0): (25, 10)}
 CUT = make_problem(4, 8, costs_ns=(10, 12, 9), links=LINKS, in_flight=6)

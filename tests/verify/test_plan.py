@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from plans import one_f_one_b, plan_of, plans, small_plan
 from problems import M70_NS, m70, make_problem
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Collective
 from schedc.ir.problem import DataParallel
-from schedc.text.plan_file import parse_plan, plan_json
-from schedc.verify.plan import verify_plan
-from schedc.verify.plan_needs import needs_of
-from schedc.verify.replay import replay
+from schedc.text.plan.plan_file import parse_plan, plan_json
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.replay import replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

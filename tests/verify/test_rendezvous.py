@@ -13,15 +13,15 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.verify import rendezvous
-from schedc.verify.plan_needs import needs_of
-from schedc.verify.rendezvous import check_rendezvous
+from schedc.verify.plan import rendezvous
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.rendezvous import check_rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from schedc.ir.plan import Plan
-    from schedc.verify.plan_needs import Need
+    from schedc.verify.plan.needs import Need
 
 
 def with_channel(plan: Plan, rank: int, name: str, **changes: Any) -> Plan:

@@ -12,14 +12,14 @@ from plans import plan_of
 from problems import make_problem
 from tiny_problems import random_schedule
 
-from schedc.analysis.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate
 from schedc.frontend.job import read_problem
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.verify.plan import verify_plan
-from schedc.verify.plan_needs import needs_of
-from schedc.verify.replay import replay
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.replay import replay
 
 if TYPE_CHECKING:
     from pathlib import Path

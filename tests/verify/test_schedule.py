@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from tiny_problems import random_parts, random_schedule
 
-import schedc.verify.schedule as rules
-from schedc.analysis.simulate import simulate
+import schedc.verify.schedule.checks as rules
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op, parse_op
 from schedc.ir.schedule import Parts, Schedule
-from schedc.verify.schedule import verify_schedule
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -1,0 +1,214 @@
+"""Latency and occupancy added to channels between GPUs (CrossPipe 6.4 and appendix F.1).
+
+`SpunTransport` is the paper's method, for channels whose receives are device work: the receiver holds a stream that stands for the
+link with a spin kernel for each message's occupancy, from when it is through, in order; who takes a message measures with events
+how much of the latency has passed by the compute's stream, and lets that stream spin for the rest. It needs no clock but the
+device's, so ranks may be on any hosts; a trunk it cannot know.
+
+`DeviceStampedTransport` is for channels through the host, and for trunks: as on the CPU the sender stamps each message, from when
+the device has computed it, on the clock of the host that both ranks share; who takes it launches nothing more before its time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from schedc.runtime.emulation.delays import NO_TAG, same_transfer
+from schedc.runtime.emulation.errands import Errands
+from schedc.runtime.emulation.injected import InjectedTransport, message_tag
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.transports.base import NoAnswer, found_elsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.runtime.emulation.delays import Reservable, WireDelay
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.transports.base import Ends, Outgoing
+    from schedc.runtime.transports.streams import Mark
+
+__all__ = ["DeviceStampedTransport", "MarkedIncoming", "MarkedTransport", "SpunTransport", "compute_mark", "cycles_per_ns", "spin"]
+
+CALIBRATION_CYCLES = (1_000_000, 11_000_000)
+"""Two lengths, so that what a launch takes drops out; some milliseconds on any GPU."""
+CALIBRATIONS = 5
+
+
+class MarkedIncoming(Protocol):
+    """A tensor expected, that is device work."""
+
+    mark: Mark
+    """A CUDA event: when the device has received it."""
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        """As `Incoming.wait`."""
+
+
+class MarkedTransport(Protocol):
+    """A transport whose receives are."""
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        """As `Transport.send`."""
+
+    def receive(self, kind: TensorKind, tag: int) -> MarkedIncoming:
+        """As `Transport.receive`."""
+
+
+def spin(stream: torch.cuda.Stream, duration_ns: float, rate: float) -> None:
+    """Hold a stream with one thread of a kernel.
+
+    Args:
+        stream: which.
+        duration_ns: for how long.
+        rate: `cycles_per_ns` of its GPU.
+    """
+    if duration_ns > 0:
+        with torch.cuda.stream(stream):
+            sleep: Any = torch.cuda._sleep  # PyTorch has no types for it
+            sleep(round(duration_ns * rate))
+
+
+def cycles_per_ns(device: torch.device) -> float:
+    """The rate at which spin kernels count, measured: nominal clock rates are a little off (CrossPipe, F.2)."""
+    stream = _stream(device)
+    rates: list[float] = []
+    spin(stream, CALIBRATION_CYCLES[0], 1)  # the first launch loads the kernel
+    for _ in range(CALIBRATIONS):
+        times_ns: list[float] = []
+        for cycles in CALIBRATION_CYCLES:
+            begin = _event_of(stream)
+            spin(stream, cycles, 1)
+            end = _event_of(stream)
+            end.synchronize()
+            times_ns.append(begin.elapsed_time(end) * 1e6)
+        rates.append((CALIBRATION_CYCLES[1] - CALIBRATION_CYCLES[0]) / (times_ns[1] - times_ns[0]))
+    return sorted(rates)[CALIBRATIONS // 2]
+
+
+class _Spun:
+    """A message that has left the link, or will."""
+
+    def __init__(self, inner: MarkedIncoming, left: torch.cuda.Event, latency_ns: int, device: torch.device, rate: float) -> None:
+        self._inner = inner
+        self._left = left
+        self._latency_ns = latency_ns
+        self._device = device
+        self._rate = rate
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        value = self._inner.wait(timeout_s)
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_event(self._left)
+        now = _event_of(compute)
+        now.synchronize()
+        spin(compute, self._latency_ns - self._left.elapsed_time(now) * 1e6, self._rate)
+        return value
+
+
+class SpunTransport:
+    """The end of a wire for its tensors, with tags as channels give them."""
+
+    def __init__(self, inner: MarkedTransport, delay: WireDelay, device: torch.device, rate: float) -> None:
+        """Wrap an end.
+
+        Args:
+            inner: what carries the messages.
+            delay: what they meet; a trunk is not for this.
+            device: the GPU of this rank's stages.
+            rate: `cycles_per_ns` of it.
+        """
+        self._inner = inner
+        self._delay = delay
+        self._device = device
+        self._rate = rate
+        self._link = _stream(device)
+        self._last_tag = NO_TAG
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        """As `Transport.send`."""
+        return self._inner.send(tensor, tag)
+
+    def receive(self, kind: TensorKind, tag: int) -> _Spun:
+        """As `Transport.receive`."""
+        incoming = self._inner.receive(kind, tag)
+        assert isinstance(incoming.mark, torch.cuda.Event)
+        self._link.wait_event(incoming.mark)
+        if not same_transfer(self._last_tag, tag):
+            spin(self._link, self._delay.occupancy_ns[tag // TAGS], self._rate)
+        self._last_tag = tag
+        return _Spun(incoming, _event_of(self._link), self._delay.latency_ns, self._device, self._rate)
+
+
+class _Outgoing:
+    """A message on its way, and its stamp, which is made when the device has come so far."""
+
+    def __init__(self, message: Outgoing) -> None:
+        self._message = message
+        self.stamp: Outgoing | None = None
+        self.error: Exception | None = None
+        self.stamped = threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        if not self.stamped.wait(timeout_s):
+            raise NoAnswer(f"the device has not computed it in {timeout_s:g} s")
+        if self.error is not None:
+            raise found_elsewhere(self.error)
+        if self.stamp is not None:
+            self.stamp.wait(timeout_s)
+        self._message.wait(timeout_s)
+
+
+class DeviceStampedTransport(InjectedTransport):
+    """The end of a wire for its tensors, with tags as channels give them. What is taken holds back the host."""
+
+    def __init__(self, ends: Ends, delay: WireDelay, link: Reservable, record: Callable[[], Mark]) -> None:
+        """Wrap an end.
+
+        Args:
+            ends: what carries messages, and their stamps.
+            delay: what they meet.
+            link: what they occupy; used by the sender alone.
+            record: gives a mark in the compute's stream, after all that has been launched.
+        """
+        super().__init__(ends, delay, link)
+        self._record = record
+        self._errands = Errands()
+
+    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
+        """As `Transport.send`."""
+        mark = self._record()
+        outgoing = _Outgoing(self._data.send(tensor, message_tag(tag)))
+        self._errands.add(lambda: self._stamp(mark, tag, outgoing))
+        return outgoing
+
+    def _stamp(self, mark: Mark, tag: int, outgoing: _Outgoing) -> None:
+        """Send a message's stamp once the device has computed it."""
+        try:
+            mark.synchronize()
+            outgoing.stamp = self.send_stamp(tag)
+        except Exception as error:  # for who waits for the message
+            outgoing.error = error
+        outgoing.stamped.set()
+
+
+def compute_mark(device: torch.device) -> Mark:
+    """A mark in the current stream of a GPU, after all that has been launched."""
+    mark: Mark = torch.cuda.current_stream(device).record_event()
+    return mark
+
+
+def _event_of(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """The time at which a stream has done what it has got so far."""
+    make: Any = torch.cuda.Event  # PyTorch has no types for it
+    event: torch.cuda.Event = make(enable_timing=True)
+    event.record(stream)
+    return event
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    make: Any = torch.cuda.Stream
+    stream: torch.cuda.Stream = make(device)
+    return stream

@@ -1,0 +1,89 @@
+"""Delays between hosts, whose clocks differ: the receiver counts occupancy and latency from when it sees a message come.
+
+Someone has to watch for that: a thread of the receiving rank, which waits for one expected message after the other and ends when
+none is left. The link is free again an occupancy after the message before it, as on the sender's side. A message whose receive is
+posted late is seen late.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from schedc.runtime.emulation.delays import NO_TAG, same_transfer
+from schedc.runtime.emulation.errands import Errands
+from schedc.runtime.emulation.timer import wait_until
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.transports.base import NoAnswer
+
+if TYPE_CHECKING:
+    import torch
+
+    from schedc.runtime.emulation.delays import Reservable, WireDelay
+    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
+
+__all__ = ["ObservedTransport"]
+
+WATCH_S = 86_400.0
+"""How long the thread waits for a message; who takes it gives up earlier, and closes the connection."""
+
+
+class _Incoming:
+    """A message that is watched for."""
+
+    def __init__(self, inner: Incoming) -> None:
+        self.inner = inner
+        self.seen = threading.Event()
+        self.arrival_ns = 0
+        self.value: torch.Tensor | None = None
+        self.error: Exception | None = None
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        if not self.seen.wait(timeout_s):
+            raise NoAnswer(f"nothing came in {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+        assert self.value is not None
+        wait_until(self.arrival_ns)
+        return self.value
+
+
+class ObservedTransport:
+    """The end of a wire for its tensors, with tags as channels give them."""
+
+    def __init__(self, inner: Transport, delay: WireDelay, link: Reservable) -> None:
+        """Wrap an end.
+
+        Args:
+            inner: what carries the messages.
+            delay: what they meet.
+            link: what they occupy; used by the receiver alone.
+        """
+        self._inner = inner
+        self._delay = delay
+        self._link = link
+        self._last_tag = NO_TAG
+        self._errands = Errands()
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        """As `Transport.send`."""
+        return self._inner.send(tensor, tag)
+
+    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+        """As `Transport.receive`."""
+        occupancy_ns = 0 if same_transfer(self._last_tag, tag) else self._delay.occupancy_ns[tag // TAGS]
+        self._last_tag = tag
+        incoming = _Incoming(self._inner.receive(kind, tag))
+        self._errands.add(lambda: self._watch(incoming, occupancy_ns))
+        return incoming
+
+    def _watch(self, incoming: _Incoming, occupancy_ns: int) -> None:
+        """Take note of an expected message when it comes."""
+        try:
+            incoming.value = incoming.inner.wait(WATCH_S)
+            incoming.arrival_ns = self._link.reserve(perf_counter_ns(), occupancy_ns) + self._delay.latency_ns
+        except Exception as error:  # for who takes it
+            incoming.error = error
+        incoming.seen.set()

@@ -1,0 +1,1 @@
+"""Recording steps: what an observer hears, on one clock for all ranks."""

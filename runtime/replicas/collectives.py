@@ -1,0 +1,217 @@
+"""The data-parallel collectives of one rank: its queue of the plan, run beside compute.
+
+The all-gathers of a step (ZeRO 1) start when it begins, and the first F of a stage waits for its own. The sum of a stage's
+gradients starts when its last W or BW has ended and all collectives before it in the queue have started; the step ends when all
+have ended. They run on connections of their own: no transfer of the pipeline waits behind one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput, Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.plan import Collective
+from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
+from schedc.runtime.replicas.pipelines import await_replicas, start_with_replicas
+from schedc.runtime.replicas.shards import ShardedBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch.distributed as dist
+    from torch import nn
+
+    from schedc.ir.plan import Plan
+    from schedc.runtime.replicas.shards import Shard
+
+__all__ = ["Collectives", "check_same_collectives", "check_weights", "queue_of"]
+
+
+def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
+    """The collectives of a rank in the order in which they start.
+
+    Those of the plan; where it has none, or no all-gathers though it is for ZeRO 1, those that it leaves out, in the order in which
+    the lowering would have put them: by first F, then by last W or BW.
+    """
+    own = plan.ranks[rank]
+    parallel = plan.problem.data_parallel
+    queue = own.collectives
+    if not queue:
+        last = {op.stage: index for index, op in enumerate(own.compute) if op.kind in (Kind.W, Kind.BW)}
+        queue = tuple(Collective("RS", stage) for stage in sorted(last, key=last.__getitem__))
+    if parallel is not None and parallel.zero_stage and not any(collective.kind == "AG" for collective in queue):
+        first = dict.fromkeys(op.stage for op in own.compute if op.kind is Kind.F)
+        queue = (*(Collective("AG", stage) for stage in first), *queue)
+    return queue
+
+
+def check_same_collectives(old: Plan, new: Plan) -> None:
+    """Refuse to go from one plan to another while other replicas of the pipeline may still run the old one.
+
+    Raises:
+        InvalidInput: the replicas would then start different collectives, or weigh their microbatches differently.
+    """
+    if old.problem.microbatches != new.problem.microbatches:
+        raise InvalidInput(
+            f"plan {new.name!r} has {new.problem.microbatches} microbatches, the one that runs {old.problem.microbatches};"
+            " replicas of a pipeline move at different steps, so their number must stay"
+        )
+    for rank in range(old.problem.ranks):
+        before, after = (" ".join(one.token for one in queue_of(plan, rank)) for plan in (old, new))
+        if before != after:
+            raise InvalidInput(
+                f"plan {new.name!r} has the collectives {after} on rank {rank}, the one that runs {before};"
+                " replicas of a pipeline move at different steps, so their order must stay"
+            )
+
+
+def check_weights(stages: Mapping[int, nn.Module]) -> None:
+    """Refuse weights that replicas cannot sum.
+
+    Raises:
+        Unsupported: one is not of a floating type.
+    """
+    for stage, module in stages.items():
+        for name, weight in module.named_parameters():
+            if weight.requires_grad and not weight.is_floating_point():
+                raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")
+
+
+class Collectives:
+    """The collectives of one rank's stages with their replicas in other pipelines."""
+
+    def __init__(
+        self, plan: Plan, rank: int, stages: Mapping[int, nn.Module], group: dist.ProcessGroup, timeout_s: float | None
+    ) -> None:
+        """Take the stages; for ZeRO 1, lay their weights out and take this replica's share.
+
+        Args:
+            plan: whose queue it is.
+            rank: this one.
+            stages: its stages.
+            group: this rank of every pipeline; on the stages' device.
+            timeout_s: how long to wait for the other replicas; None: the device waits, not this thread.
+        """
+        parallel = plan.problem.data_parallel
+        self._sharded = parallel is not None and parallel.zero_stage > 0
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._queue = queue_of(plan, rank)
+        self._buckets: dict[int, list[Bucket | ShardedBucket]] = {}
+        self._shards: dict[int, list[ShardedBucket]] = {}
+        owner = self._owners(stages)
+        self._needed = {stage: sorted({owner[weight] for weight in _weights(module)}) for stage, module in stages.items()}
+        for stage, module in stages.items():
+            names = {weight: name for name, weight in module.named_parameters() if owner.get(weight) == stage}
+            buckets = self._buckets.setdefault(stage, [])
+            for weights in by_gradient_type(names):
+                if self._sharded:
+                    bucket = ShardedBucket(stage, [names[weight] for weight in weights], weights, group)
+                    self._shards.setdefault(stage, []).append(bucket)
+                    buckets.append(bucket)
+                else:
+                    buckets.append(Bucket(weights, group))
+        self._next = 0
+        self._complete: set[int] = set()
+        self._gathers: dict[int, list[dist.Work]] = {}
+        self._sums: dict[int, list[dist.Work]] = {}
+
+    def shards(self) -> list[Shard]:
+        """What this replica owns of the weights, by stage.
+
+        Raises:
+            InvalidInput: nothing is sharded.
+        """
+        if not self._sharded:
+            raise InvalidInput("there are no shards: the plan is not for ZeRO 1; give the modules' parameters to the optimizer")
+        return [shard for _, buckets in sorted(self._shards.items()) for bucket in buckets for shard in bucket.shards]
+
+    def begin(self) -> None:
+        """Before a step: start the all-gathers.
+
+        Raises:
+            TransferFailed: a replica is lost.
+        """
+        self._next = 0
+        self._complete.clear()
+        for buckets in self._buckets.values():
+            for bucket in buckets:
+                bucket.begin()
+        self._advance()
+
+    def await_weights(self, stage: int) -> None:
+        """Before a stage's first F: wait until its weights are whole.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        for owner in self._needed[stage]:
+            for work in self._gathers.pop(owner, ()):
+                await_replicas(work, f"rank {self._rank} gathers the weights of stage {owner}", self._timeout_s)
+
+    def complete(self, stage: int) -> None:
+        """After a stage's last W or BW: its gradients are what they are.
+
+        Raises:
+            TransferFailed: a replica is lost.
+        """
+        self._complete.add(stage)
+        self._advance()
+
+    def finish(self) -> None:
+        """After the step's last op: wait for the sums.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        for stage, works in self._sums.items():
+            for work, bucket in zip(works, self._buckets[stage], strict=True):
+                await_replicas(work, f"rank {self._rank} sums the gradients of stage {stage}", self._timeout_s)
+                bucket.finish()
+        self._sums.clear()
+
+    def gather(self) -> None:
+        """Bring the shares of all weights together, so that the modules' parameters are whole.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        for stage in sorted(self._shards):
+            self._gather(stage)
+        for stage in self._needed:
+            self.await_weights(stage)
+
+    def _advance(self) -> None:
+        """Start what the queue has next, as far as it can start."""
+        while self._next < len(self._queue):
+            collective = self._queue[self._next]
+            stage = collective.stage
+            if collective.kind == "AG":
+                self._gather(stage)
+            elif stage in self._complete:
+                doing = f"rank {self._rank} sums the gradients of stage {stage}"
+                self._sums[stage] = [start_with_replicas(bucket.start, doing) for bucket in self._buckets[stage]]
+            else:
+                return
+            self._next += 1
+
+    def _gather(self, stage: int) -> None:
+        """Start to bring the weights of a stage together."""
+        doing = f"rank {self._rank} gathers the weights of stage {stage}"
+        self._gathers[stage] = [start_with_replicas(bucket.gather, doing) for bucket in self._shards.get(stage, ())]
+
+    def _owners(self, stages: Mapping[int, nn.Module]) -> dict[nn.Parameter, int]:
+        """Of each weight that has gradients, the stage whose collectives it belongs to.
+
+        One that several stages use has all of its gradient when the last of their sums may start.
+        """
+        owner: dict[nn.Parameter, int] = {}
+        for collective in self._queue:
+            if collective.kind == "RS":
+                owner.update(dict.fromkeys(_weights(stages[collective.stage]), collective.stage))
+        return owner
+
+
+def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    return (weight for weight in module.parameters() if weight.requires_grad)

@@ -1,0 +1,126 @@
+"""The pipelines of a data-parallel job as one process sees them: its *replicas*, the processes of the same rank in each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.session.groups import Groups
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer, is_own
+from schedc.runtime.transports.gloo import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch.distributed as dist
+    from torch import nn
+
+__all__ = ["Pipelines", "await_replicas", "start_with_replicas"]
+
+T = TypeVar("T")
+
+LOST = "the connection is lost; a replica has ended or failed, and its own message says why"
+
+
+def start_with_replicas(start: Callable[[], T], doing: str) -> T:
+    """Start something with the other replicas.
+
+    Raises:
+        TransferFailed: one of them is lost.
+    """
+    try:
+        return start()
+    except RuntimeError as error:
+        if is_own(error):
+            raise
+        raise TransferFailed(f"{doing}: {LOST}") from error
+
+
+def await_replicas(work: dist.Work, doing: str, timeout_s: float | None) -> None:
+    """Wait for what was started with them.
+
+    Args:
+        work: what was started.
+        doing: for messages.
+        timeout_s: how long; None: let only what the device computes next wait, under the limit of the job's own group.
+
+    Raises:
+        TransferFailed: one of them is lost, or too late.
+    """
+    try:
+        if timeout_s is None:
+            start_with_replicas(work.wait, doing)
+        else:
+            finish(work, timeout_s)
+    except ConnectionLost as error:
+        raise TransferFailed(f"{doing}: {LOST}") from error
+    except NoAnswer as error:
+        late = f"no answer in {timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
+        raise TransferFailed(f"{doing}: {late}") from error
+
+
+class Pipelines:
+    """Connections to the replicas, apart from those that the job has made."""
+
+    def __init__(self, timeout_s: float, group: dist.ProcessGroup) -> None:
+        """Connect; all members of the group do this together.
+
+        Args:
+            timeout_s: how long to wait for them.
+            group: the replicas of this process, in the order of their pipelines.
+
+        Raises:
+            InvalidInput: this process is not in the group.
+            TransferFailed: another one does not come.
+        """
+        self._groups = Groups(timeout_s, group, "data_parallel_group")
+        self._given = group
+        self._timeout_s = timeout_s
+        self._losses: torch.Tensor | None = None
+        self._work: dist.Work | None = None
+        self.number = self._groups.rank
+        """Which pipeline this process is in."""
+        self.size = self._groups.size
+
+    def exchange(self, value: T) -> list[T]:
+        """What every replica gives, by pipeline.
+
+        Raises:
+            TransferFailed: another one does not give anything.
+        """
+        return self._groups.exchange(value)
+
+    def over(self, modules: Iterable[nn.Module]) -> tuple[dist.ProcessGroup, float | None]:
+        """What sums the gradients of these modules, and how long to wait for it on this thread.
+
+        Over gloo on the CPU; elsewhere the group given, which is for their device, and waits there.
+        """
+        elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
+        return (self._given, None) if elsewhere else (self._groups.all, self._timeout_s)
+
+    def share(self, loss: torch.Tensor) -> None:
+        """Tell the other pipelines a step's loss.
+
+        Raises:
+            TransferFailed: a replica is lost.
+        """
+        self._losses = losses = torch.zeros(self.size, dtype=torch.float64)
+        own = loss.reshape(1)
+        doing = f"pipeline {self.number} tells its loss to the others"
+        self._work = start_with_replicas(lambda: self._groups.all._allgather_base(losses, own), doing)
+
+    def mean(self) -> torch.Tensor:
+        """The mean of what all have shared; the same everywhere.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        assert self._work is not None and self._losses is not None
+        await_replicas(self._work, f"pipeline {self.number} waits for the losses of the others", self._timeout_s)
+        return self._losses.mean()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._groups.close()

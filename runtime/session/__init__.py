@@ -1,0 +1,1 @@
+"""From a plan's file to steps: load, accept, step, move to another plan."""

@@ -1,0 +1,103 @@
+"""Whether one rank of a job accepts a plan: that it is sound, and made for this job's ranks, stages and replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.plan import Plan
+from schedc.runtime.replicas.collectives import check_weights
+from schedc.runtime.replicas.shared_weights import replicas_of
+from schedc.runtime.stage.apart import check_stages
+from schedc.text.plan.plan_file import read_plan
+from schedc.verify.plan.checks import verify_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from schedc.runtime.session.groups import Groups
+
+__all__ = ["accept", "recomputed_stages"]
+
+
+def recomputed_stages(recompute: bool | Collection[int], plan: Plan) -> frozenset[int]:
+    """The stages that are recomputed.
+
+    Raises:
+        InvalidInput: the plan does not have one of them.
+    """
+    every = range(len(plan.problem.stages))
+    if isinstance(recompute, bool):
+        return frozenset(every if recompute else ())
+    unknown = sorted(set(recompute) - set(every))
+    if unknown:
+        raise InvalidInput(f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(every) - 1}")
+    return frozenset(recompute)
+
+
+def accept(
+    plan: Path | str | Plan,
+    stages: Mapping[int, nn.Module],
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+    groups: Groups,
+    replicas: int | None,
+    recompute: bool | Collection[int],
+) -> Plan:
+    """The plan, unless it is unsound, or not for this rank of this job.
+
+    Raises:
+        SchedcError: says why.
+    """
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    violations = verify_plan(plan)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    problem, rank = plan.problem, groups.rank
+    if problem.ranks != groups.size:
+        raise InvalidInput(
+            f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
+        )
+    recomputed_stages(recompute, plan)
+    _check_replicas(plan, stages, replicas)
+    expected = problem.stages_on(rank)
+    if sorted(stages) != list(expected):
+        raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
+    last = sorted({path[-1] for path in problem.paths} & stages.keys())
+    if last and loss_fn is None:
+        raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
+    split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
+    check_stages(stages, split=split, summed=replicas is not None or bool(replicas_of(problem)))
+    return plan
+
+
+def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None) -> None:
+    """Refuse a plan for another number of pipelines than the job has; `replicas` is None where there is one.
+
+    Raises:
+        SchedcError: says why.
+    """
+    parallel = plan.problem.data_parallel
+    if replicas is None:
+        if parallel is not None:
+            raise InvalidInput(
+                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
+                " processes, or compile the job without [data_parallel]"
+            )
+        return
+    if parallel is not None and parallel.size != replicas:
+        raise InvalidInput(
+            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
+            " start as many pipelines, or compile for as many"
+        )
+    if replicas_of(plan.problem):
+        raise Unsupported(
+            f"plan {plan.name!r} has stages that are replicas of each other, and a data_parallel_group was given;"
+            " the runtime sums gradients inside a pipeline or between pipelines, not both"
+        )
+    check_weights(stages)

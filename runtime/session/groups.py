@@ -1,0 +1,152 @@
+"""The process groups of a pipe: one of two ranks for each wire, one for each set of replicas' ranks, one of all ranks.
+
+A rank here is the plan's: its place in the pipeline's group, which is the default group unless the job gives another. The groups
+are gloo's own, not registered with `torch.distributed`: only their members make them, however many pipelines a job has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from schedc.errors import InvalidInput
+from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.transports.base import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["Groups", "share"]
+
+T = TypeVar("T")
+
+_LOADS: Counter[str] = Counter()
+"""How often this process has opened groups with the same processes, so that every time has its own keys in the store."""
+
+
+def share(group: dist.ProcessGroup, value: T) -> list[T]:
+    """What every rank of a group over gloo gives, by rank.
+
+    Raises:
+        RuntimeError: another rank has ended or does not give anything.
+    """
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    group.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+    longest = max(int(size) for size in sizes)
+    given = [torch.zeros(longest, dtype=torch.uint8) for _ in range(group.size())]
+    group.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
+    return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
+
+
+class Groups:
+    """Process groups over gloo, closed together."""
+
+    def __init__(self, timeout_s: float, pipeline: dist.ProcessGroup | None = None, name: str = "pipeline_group") -> None:
+        """Join the pipeline's group; make the default group from the environment (torchrun) where it is not there yet.
+
+        Args:
+            timeout_s: how long to wait for another rank.
+            pipeline: the ranks of the plan, in order; None: all processes of the job are.
+            name: what the caller of `load` knows the group as.
+
+        Raises:
+            InvalidInput: there is no default group, and the environment does not say how to make one; or this process is not in
+                the pipeline's.
+            TransferFailed: another rank does not come.
+        """
+        self._timeout = timedelta(seconds=timeout_s)
+        self._made: list[dist.ProcessGroup] = []
+        self._owns_default = not dist.is_initialized()
+        if self._owns_default:
+            try:
+                dist.init_process_group("gloo", timeout=self._timeout)
+            except ValueError as error:
+                raise InvalidInput(
+                    f"no process group: {error}; start with torchrun, or call torch.distributed.init_process_group before load"
+                ) from error
+            except RuntimeError as error:
+                raise TransferFailed(f"a rank meets the others: {self._absent()}") from error
+        self.rank = dist.get_rank(pipeline)
+        self.size = dist.get_world_size(pipeline)
+        if self.rank < 0:
+            raise InvalidInput(f"process {dist.get_rank()} is not in the {name} given to load; call load on its members only")
+        processes = range(self.size) if pipeline is None else dist.get_process_group_ranks(pipeline)
+        members = hashlib.sha256(repr(list(processes)).encode()).hexdigest()
+        _LOADS[members] += 1
+        self.key = f"schedc/{members}/{_LOADS[members]}"
+        """The name of what is theirs in the job's store."""
+        self.store = PrefixStore(self.key, _get_default_store())
+        """Where the ranks of this pipeline, and they alone, can leave words for each other."""
+        self._names: Counter[tuple[int, ...]] = Counter()
+        try:
+            self.all = self.make(range(self.size))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def timeout_s(self) -> float:
+        """How long it waits for another rank."""
+        return self._timeout.total_seconds()
+
+    def make(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """A group of these ranks, this one among them; all of them make it, in the same order among the groups they share.
+
+        Raises:
+            TransferFailed: another rank does not come.
+        """
+        members = tuple(sorted(ranks))
+        store = self.store_of(members)
+        try:
+            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), self._timeout)
+        except RuntimeError as error:
+            shown = ", ".join(map(str, members))
+            raise TransferFailed(f"rank {self.rank} connects the ranks {shown}: {self._absent()}") from error
+        group = cast("dist.ProcessGroup", made)  # a backend has a group's methods, which torch's stubs do not know
+        self._made.append(group)
+        return group
+
+    def store_of(self, ranks: Sequence[int]) -> Store:
+        """A part of the store for the next group of these ranks; all of them ask for it, in the order of `make`."""
+        members = tuple(sorted(ranks))
+        self._names[members] += 1
+        return PrefixStore(f"{'-'.join(map(str, members))}/{self._names[members]}", self.store)
+
+    def exchange(self, value: T) -> list[T]:
+        """What every rank gives, by rank.
+
+        Raises:
+            TransferFailed: another rank does not give anything.
+        """
+        try:
+            return share(self.all, value)
+        except RuntimeError as error:
+            if is_own(error):
+                raise
+            raise TransferFailed(f"rank {self.rank} hears what the others have loaded: {self._absent()}") from error
+
+    def _absent(self) -> str:
+        """Why a rank may not have come."""
+        limit_s = self._timeout.total_seconds()
+        return (
+            f"another rank has ended or failed, and its own message says why, or it came more than {limit_s:g} s later, the"
+            " timeout_s given to load"
+        )
+
+    def close(self) -> None:
+        """Close all connections that were made here, at once: peers that wait on them see it. Closing again does nothing."""
+        made, self._made = self._made, []
+        while made:
+            made.pop().shutdown()
+        if self._owns_default and dist.is_initialized():
+            dist.destroy_process_group()

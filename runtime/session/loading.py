@@ -1,0 +1,236 @@
+"""Loading a plan into a training job: read, check, agree with the other ranks, open the channels."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.distributed_c10d import _world
+
+from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.ir.plan import Plan
+from schedc.runtime.emulation.injected import Injection
+from schedc.runtime.execution.program import wires_of
+from schedc.runtime.execution.wiring import bare
+from schedc.runtime.replicas.gradients import set_gradient_type
+from schedc.runtime.replicas.pipelines import Pipelines
+from schedc.runtime.replicas.shared_weights import check_equal_weights, replicas_of, weights_digest
+from schedc.runtime.session.acceptance import accept, recomputed_stages
+from schedc.runtime.session.groups import Groups
+from schedc.runtime.session.lockstep import Lockstep
+from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.session.swap import Offer, disagreement
+from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
+from schedc.runtime.transports.delegate import QUEUES
+from schedc.runtime.transports.settings import missing_settings
+from schedc.text.plan.plan_file import plan_sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from torch import nn
+
+    from schedc.runtime.execution.observer import Observer
+    from schedc.runtime.transports.base import Connect
+    from schedc.runtime.transports.choice import Channels
+
+__all__ = ["load"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What a rank tells the others before a pipe is opened."""
+
+    rank: int
+    offer: Offer
+    weights: dict[int, str]
+    """A digest of the weights of each stage that has replicas."""
+    wish: Wish | None = None
+    inject_links: bool = False
+
+
+def load(
+    plan: Path | str | Plan,
+    *,
+    stages: Mapping[int, nn.Module],
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    timeout_s: float = 60.0,
+    pipeline_group: dist.ProcessGroup | None = None,
+    observe: Observer | None = None,
+    check_loss: bool = True,
+    recompute: bool | Collection[int] = False,
+    grad_dtype: torch.dtype | None = None,
+    data_parallel_group: dist.ProcessGroup | None = None,
+    swap_group: dist.ProcessGroup | None = None,
+    channels: Channels = "auto",
+    queues: int = QUEUES,
+    inject_links: bool = False,
+) -> Pipe:
+    """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
+
+    Args:
+        plan: the plan file, or the plan.
+        stages: this rank's stages by index, on the CPU or on one GPU. Each takes tensors as positional arguments and gives a
+            tensor or a tuple of tensors, of the same number, shapes and types for all microbatches; the next stage takes them. A
+            first stage gets the microbatch's inputs.
+        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed on ranks with a last
+            stage.
+        timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
+        pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
+        observe: hears what happens in the steps.
+        check_loss: whether a step raises `NonFiniteLoss` where a microbatch's loss is infinite or NaN.
+        recompute: the stages that keep only their inputs from F, and run it again before their backward; True: all.
+        grad_dtype: the type in which the gradients of floating-point weights add up, and which `.grad` has afterwards; None: the
+            weight's own.
+        data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the
+            plan's `size`. None: there is one pipeline.
+        swap_group: this process's peers in other pipelines that must move to another plan with the same step, since their stages
+            have collectives with this one's (tensor or expert parallelism): the same rank of each of these pipelines. None: this
+            pipeline moves by itself.
+        channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
+            host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs with the delegate to fall back
+            to, and the delegate between ranks that share a GPU.
+        queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`).
+        inject_links: whether every transfer arrives when the plan's links say, and not before, whatever really carries it
+            (`transports.injected`): a job on one fast machine then meets the links of the plan's.
+
+    Raises:
+        InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
+        CheckFailed: the plan breaks a rule, or another rank has refused or has another plan or other weights of a replica.
+        Unsupported: the plan asks for what this runtime does not do.
+        TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
+    """
+    groups = Groups(timeout_s, pipeline_group)
+    pipelines: Pipelines | None = None
+    lockstep: Lockstep | None = None
+    try:
+        if data_parallel_group is not None:
+            pipelines = Pipelines(timeout_s, data_parallel_group)
+        if swap_group is not None:
+            lockstep = Lockstep(timeout_s, swap_group)
+        accepts = partial(
+            accept,
+            stages=stages,
+            loss_fn=loss_fn,
+            groups=groups,
+            replicas=None if pipelines is None else pipelines.size,
+            recompute=recompute,
+        )
+        checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, inject_links)
+        if grad_dtype is not None:
+            set_gradient_type(stages.values(), grad_dtype)
+        pipe = Pipe(
+            checked,
+            stages,
+            groups,
+            loss_fn=loss_fn,
+            timeout_s=timeout_s,
+            observe=observe,
+            accept=accepts,
+            check_loss=check_loss,
+            recompute=recomputed_stages(recompute, checked),
+            pipelines=pipelines,
+            lockstep=lockstep,
+            connect=connect,
+            wrap=Injection(checked.problem, groups, device=stage_device(stages)).wrap if inject_links else bare,
+        )
+    except BaseException:
+        for others in (pipelines, lockstep):
+            if others is not None:
+                others.close()
+        groups.close()
+        raise
+    try:  # a rank that is ready before the others must not close what they are still connecting
+        for others in (pipelines, lockstep):
+            if others is not None:
+                others.exchange(None)
+        groups.exchange(None)
+    except BaseException:
+        pipe.close()
+        raise
+    return pipe
+
+
+def _agree(
+    plan: Path | str | Plan,
+    stages: Mapping[int, nn.Module],
+    accepts: Callable[[Path | str | Plan], Plan],
+    groups: Groups,
+    pipelines: Pipelines | None,
+    lockstep: Lockstep | None,
+    channels: Channels,
+    queues: int,
+    inject_links: bool,
+) -> tuple[Plan, Connect]:
+    """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
+    refusal: SchedcError | None = None
+    device = torch.device("cpu")
+    try:
+        plan = accepts(plan)
+        device = stage_device(stages)
+        wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
+        replicated = {stage for members in replicas_of(plan.problem) for stage in members}
+        weights = {
+            stage: weights_digest(module) for stage, module in stages.items() if pipelines is not None or stage in replicated
+        }
+        offer = Offer(refusal=None, plan_sha256=plan_sha256(plan))
+        report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, inject_links=inject_links)
+    except SchedcError as error:
+        refusal = error
+        report = _Report(rank=groups.rank, offer=Offer(refusal=str(error), plan_sha256=""), weights={})
+    for others in (pipelines, lockstep):
+        if others is not None:
+            reason = _apart(others.exchange(report), replicas=others is pipelines)
+            if reason is not None and refusal is None:
+                refusal = CheckFailed(reason)
+                report = replace(report, offer=Offer(refusal=reason, plan_sha256=""))
+    reports = groups.exchange(report)
+    if refusal is not None:
+        raise refusal
+    reason = disagreement([other.offer for other in reports], groups.size)
+    if reason is not None:
+        raise CheckFailed(reason)
+    assert isinstance(plan, Plan)
+    everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
+    check_equal_weights(replicas_of(plan.problem), everywhere)
+    wishes = [other.wish for other in reports if other.wish is not None]
+    unlike = next((other.rank for other in reports if other.inject_links != reports[0].inject_links), None)
+    if unlike is not None:
+        raise InvalidInput(f"ranks 0 and {unlike} load with and without inject_links; give all ranks the same")
+    pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
+    check_wishes(wishes, pairs)
+    job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())
+    missing = missing_settings(os.environ, wires_over_nccl(wishes, groups.rank, pairs), job_has_nccl=job_has_nccl)
+    if missing is not None:
+        warnings.warn(missing, RuntimeWarning, stacklevel=3)
+    return plan, connection(wishes, groups.rank, device)
+
+
+def _apart(reports: Sequence[_Report], *, replicas: bool) -> str | None:
+    """What keeps peers, by pipeline, from training together; None: nothing. Only replicas have the same weights."""
+    group = "data_parallel_group" if replicas else "swap_group"
+    first = reports[0]
+    for pipeline, other in enumerate(reports):
+        if other.offer.refusal is not None:
+            return f"rank {other.rank} of pipeline {pipeline} has refused the plan: {other.offer.refusal}"
+    for pipeline, other in enumerate(reports):
+        if other.rank != first.rank:
+            return (
+                f"the {group} has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
+                " give it the processes of the same rank"
+            )
+        if other.offer.plan_sha256 != first.offer.plan_sha256:
+            return f"pipelines 0 and {pipeline} have different plans; give all the same file"
+        for stage, digest in first.weights.items() if replicas else ():
+            if other.weights[stage] != digest:
+                return (
+                    f"pipelines 0 and {pipeline} have different weights of stage {stage};"
+                    " build both from the same seed or checkpoint"
+                )
+    return None

@@ -1,0 +1,83 @@
+"""Pipelines that move to another plan with the same step, as one process sees them.
+
+Stages may have collectives of their own with the same stages of other pipelines: with tensor parallelism each pipeline holds a
+slice of every layer, with expert parallelism some of the experts. Two such pipelines may not run different plans at once, whose
+orders differ. So their handshake is one: all their processes offer. Those that look in each pipeline tell each other what they see,
+at the beginning of every step, and only what all of them see is said with the step's losses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.session.groups import Groups
+from schedc.runtime.session.swap import Handshake
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.gloo import finish
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+__all__ = ["Lockstep"]
+
+T = TypeVar("T")
+
+
+class Lockstep:
+    """Connections to this process's peers: the processes of the same rank in the other pipelines."""
+
+    def __init__(self, timeout_s: float, group: dist.ProcessGroup) -> None:
+        """Connect; all members of the group do this together.
+
+        Args:
+            timeout_s: how long to wait for them.
+            group: this rank of each pipeline, in the order of the pipelines.
+
+        Raises:
+            InvalidInput: this process is not in the group.
+            TransferFailed: another one does not come.
+        """
+        self._groups = Groups(timeout_s, group, "swap_group")
+
+    def exchange(self, value: T) -> list[T]:
+        """What every peer gives, by pipeline.
+
+        Raises:
+            TransferFailed: another one does not give anything.
+        """
+        return self._groups.exchange(value)
+
+    def handshake(self, pipeline: Groups) -> Handshake:
+        """One rank's side of the handshakes of all pipelines together; all peers make it together.
+
+        Raises:
+            TransferFailed: a peer is lost.
+        """
+        first = self.exchange(pipeline.key)[0]  # the same for all ranks of the first pipeline, and so for all
+        store = PrefixStore(f"{first}/lockstep", _get_default_store())
+        return Handshake(store, self._groups.rank * pipeline.size + pipeline.rank, self._groups.size * pipeline.size)
+
+    def all_see(self, seen: bool) -> bool:
+        """Whether all peers see what this one sees; all call it together.
+
+        Raises:
+            TransferFailed: a peer is lost, or too late.
+        """
+        count = torch.tensor([int(seen)])
+        doing = f"pipeline {self._groups.rank} asks the others of its swap_group whether all ranks have called swap"
+        try:
+            finish(self._groups.all.allreduce([count]), self._groups.timeout_s)
+        except ConnectionLost as error:
+            raise TransferFailed(f"{doing}: the connection is lost; one of them has ended, and its own message says why") from error
+        except NoAnswer as error:
+            late = f"no answer in {self._groups.timeout_s:g} s; one is stuck or slower than the timeout_s given to load"
+            raise TransferFailed(f"{doing}: {late}") from error
+        return int(count) == self._groups.size
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._groups.close()

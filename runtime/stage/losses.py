@@ -1,0 +1,147 @@
+"""The losses of a step's microbatches, brought from the ranks that have a last stage to all ranks.
+
+They are sent when the last one is known, long before the other ranks have ended their backwards, so that nobody waits for them.
+With them goes a *word*: a number that their rank tells all others with this step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from schedc.runtime.execution.failure import NonFiniteLoss, TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.transports.gloo import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch.distributed as dist
+
+__all__ = ["Losses", "check_finite", "copy_to_host"]
+
+
+class Losses:
+    """The losses of one step."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, rank: int, expected: Mapping[int, Sequence[int]], timeout_s: float, word: int = 0
+    ) -> None:
+        """Post the receives.
+
+        Args:
+            group: of all ranks.
+            rank: this one.
+            expected: of each rank that computes losses, the microbatches, ascending.
+            timeout_s: how long to wait.
+            word: what this rank tells the others, if it computes losses.
+
+        Raises:
+            TransferFailed: a connection is lost.
+        """
+        self._group = group
+        self._rank = rank
+        self._expected = expected
+        self._timeout_s = timeout_s
+        self._own: dict[int, torch.Tensor] = {}
+        self._word = word
+        self._parts = {root: torch.zeros(len(expected[root]) + 1, dtype=torch.float64) for root in sorted(expected)}
+        self._work: list[tuple[dist.Work, str, int]] = []
+        self._copy: tuple[torch.Tensor, torch.Event] | None = None
+        for root, part in self._parts.items():
+            if root != rank:
+                self._start(group.recv, part, root, f"rank {rank} waits for the loss from rank {root}")
+
+    def add(self, microbatch: int, loss: torch.Tensor) -> None:
+        """Take the loss of one microbatch; after the last of this rank's, bring them to all ranks."""
+        self._own[microbatch] = loss.detach()
+        if len(self._own) < len(self._expected[self._rank]):
+            return
+        found = torch.stack([self._own[number] for number in self._expected[self._rank]])
+        self._own.clear()
+        if found.device.type == "cpu":
+            self._send(found)
+        else:  # sent by `gather`: here the thread would wait until the device has computed them
+            self._copy = copy_to_host(found)
+
+    def gather(self) -> torch.Tensor:
+        """The losses of all microbatches in their order, float64, the same on all ranks.
+
+        Raises:
+            TransferFailed: some of them do not come.
+        """
+        if self._copy is not None:
+            copy, event = self._copy
+            event.synchronize()
+            self._copy = None
+            self._send(copy)
+        while self._work:
+            work, doing, peer = self._work.pop(0)
+            try:
+                finish(work, self._timeout_s)
+            except (ConnectionLost, NoAnswer) as error:
+                raise waiting_failed(doing, error, self._timeout_s, peer) from error
+        losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64)
+        for root, part in self._parts.items():
+            losses[list(self._expected[root])] = part[:-1]
+        return losses
+
+    def word(self, root: int) -> int:
+        """What the rank `root`, which computes losses, has told all ranks; known once `gather` has returned."""
+        return int(self._parts[root][-1])
+
+    def _send(self, found: torch.Tensor) -> None:
+        own = self._parts[self._rank]
+        own[:-1] = found
+        own[-1] = self._word
+        for peer in range(self._group.size()):
+            if peer != self._rank:
+                self._start(self._group.send, own, peer, f"rank {self._rank} sends the loss to rank {peer}")
+
+    def _start(
+        self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int, doing: str
+    ) -> None:
+        try:
+            work = transfer([tensor], peer, 0)
+        except RuntimeError as error:
+            raise TransferFailed(f"{doing}: {connection_lost(peer)}") from error
+        self._work.append((work, doing, peer))
+
+
+def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
+    """A copy of a device's tensor, and the event after which it is there.
+
+    Both go to what is now the current stream of the tensor's device, which need not be the current device.
+    """
+    copy = tensor.to("cpu", non_blocking=True)
+    event = torch.Event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return copy, event
+
+
+def check_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, Sequence[int]], step: int) -> None:
+    """Refuse losses that are infinite or NaN.
+
+    Args:
+        losses: of all microbatches of this pipeline.
+        total: their mean, or that of all pipelines.
+        ending: of each rank that computes losses, the microbatches.
+        step: the number of the step.
+
+    Raises:
+        NonFiniteLoss: names the first.
+    """
+    if math.isfinite(total.item()):  # what is not finite makes the mean so
+        return
+    remedy = "zero the gradients, which hold this step's, before going on, or give load check_loss=False"
+    finite = torch.isfinite(losses)
+    if bool(finite.all()):
+        raise NonFiniteLoss(f"step {step}: the loss of another pipeline makes the mean over all pipelines {total.item()}; {remedy}")
+    wrong = [microbatch for microbatch, good in enumerate(finite.tolist()) if not good]
+    (root,) = (rank for rank, microbatches in ending.items() if wrong[0] in microbatches)
+    more = f" (and of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    raise NonFiniteLoss(
+        f"step {step}: the loss of microbatch {wrong[0]}{more}, computed on rank {root}, is {losses[wrong[0]].item()}; {remedy}"
+    )

@@ -1,0 +1,165 @@
+"""What the ops of a training step compute: stages forward and backward on PyTorch's autograd, the loss after a last stage.
+
+Takes the rank's stages, the loss function and a step's microbatches; gives what crosses the boundaries, and adds to `.grad`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from schedc.ir.ops import WHOLE, Kind
+from schedc.runtime.replicas.shared_weights import replicas_of
+from schedc.runtime.stage.apart import check_stages
+from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.precision import forget_cast_weights
+from schedc.runtime.stage.seeds import Seeds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
+    from schedc.runtime.execution.program import Instruction, Program
+    from schedc.runtime.execution.values import Value
+    from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.losses import Losses
+
+__all__ = ["Training"]
+
+
+class Training:
+    """The work of one rank's ops."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        stages: Mapping[int, nn.Module],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        *,
+        recompute: Collection[int] = (),
+        replicas: int = 1,
+    ) -> None:
+        """Take what does not change from step to step.
+
+        Args:
+            plan: whose parts and paths these are.
+            program: of this rank.
+            stages: this rank's.
+            loss_fn: takes a last stage's output and the microbatch's targets.
+            recompute: the stages whose F runs again before their backward.
+            replicas: of how many pipelines the gradients are going to be summed; each gives its share of their mean.
+        """
+        problem = plan.problem
+        self._program = program
+        self._stages = stages
+        self._loss_fn = loss_fn
+        self._recompute = recompute
+        self._buffers = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
+        self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
+        self._split_stages = {stage for stage, _ in program.split}
+        self._summed = replicas > 1 or bool(replicas_of(problem))
+        self._microbatches = problem.microbatches
+        self._shares_of_loss = Seeds(problem.microbatches * replicas)
+        self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
+        self._first = {path[0] for path in problem.paths}
+        self._last = {path[-1] for path in problem.paths}
+        self._blocks: dict[tuple[int, int], Block] = {}
+        self._seeds: dict[tuple[int, int], Value] = {}
+        self._starts: dict[tuple[int, int], float] = {}
+        self._inputs: Sequence[Microbatch] = ()
+        self._targets: Sequence[Microbatch] = ()
+        self._losses: Losses | None = None
+
+    def begin(self, inputs: Batch | None, targets: Batch | None, losses: Losses) -> None:
+        """Before a step.
+
+        Args:
+            inputs: the batch or its microbatches; looked at on ranks with a first stage only.
+            targets: the same for the loss function; looked at on ranks with a last stage only.
+            losses: what takes the microbatches' losses.
+
+        Raises:
+            InvalidInput: the batch does not fit the plan.
+            Unsupported: a stage has got something since `load` with which its gradients would be wrong.
+        """
+        check_stages(self._stages, split=self._split_stages, summed=self._summed)
+        count, rank, own = self._microbatches, self._program.rank, self._stages.keys()
+        self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
+        self._targets = cut(targets, count, "targets", rank) if self._last & own else ()
+        self._losses = losses
+        forget_cast_weights()
+
+    def finish(self) -> None:
+        """After a step: let go of its batch."""
+        self._inputs = self._targets = ()
+        self._losses = None
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.finish()
+        self._blocks.clear()
+        self._seeds.clear()
+
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """The op itself; what it gives to a neighbouring stage.
+
+        Only W can be cut: of F, B and BW in parts, the first does the work of all, and the last hands the result on.
+        """
+        op = instruction.op
+        key = op.stage, op.microbatch
+        if op.kind is Kind.W:
+            self._blocks[key].backward_weight(*((0, (1,)) if op.part == WHOLE else (op.part, self._shares[Kind.W, op.stage])))
+        elif instruction.first:
+            if op.kind is Kind.F:
+                self._forward(op, value)
+            elif op.kind is Kind.B:
+                self._blocks[key].backward_input(self._seeds.pop(key, value))
+            else:
+                self._blocks[key].backward(self._seeds.pop(key, value))
+        if not instruction.last:
+            return ()
+        given = self._blocks[key].take()
+        if op.kind in (Kind.W, Kind.BW):
+            del self._blocks[key]
+        return given
+
+    def _forward(self, op: Op, value: Value) -> None:
+        """F, with the loss after a last stage."""
+        key = op.stage, op.microbatch
+        last = op.stage in self._last
+        work = partial(self._loss, op) if last else self._stages[op.stage]
+        source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
+        self._blocks[key] = block = Block(
+            work,
+            [tensor for tensor in source if tensor is not None],
+            split=key in self._program.split,
+            recompute=op.stage in self._recompute,
+            devices=self._accelerators[op.stage],
+            buffers=self._buffers.get(op.stage),
+        )
+        if last:
+            (loss,) = block.take()
+            assert loss is not None and self._losses is not None
+            self._seeds[key] = (self._shares_of_loss.seed(loss, self._starts.pop(key)),)
+            self._losses.add(op.microbatch, loss)
+
+    def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
+        """A last stage, and the loss of its microbatch."""
+        assert self._loss_fn is not None
+        output = self._stages[op.stage](*value)
+        loss, start = self._shares_of_loss.loss(self._loss_fn, output, self._targets[op.microbatch])
+        self._starts[op.stage, op.microbatch] = start
+        return loss
+
+
+def _accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
+    """The devices, other than the CPU, that a stage has weights on."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    return tuple(device for device in devices if device.type != "cpu")

@@ -1,0 +1,126 @@
+"""What a rank must idle in every round trip: windows between a forward and its gradient that memory leaves partly empty.
+
+Takes the frames of a problem; gives the least time of a rank's work plus the idle time of disjoint windows of it. It grows with the
+microbatches as a steady state does, and for a few microbatches it counts the warm-up and the cool-down together: for equal stages
+with the memory of 1F1B and free links it is n (F + B + W) + (p − 1)(F + B − W), the makespan of ZB-H1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.ir.resource import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.memory_states import Way
+    from schedc.ir.problem import Problem
+
+__all__ = ["window_bound_of_rank"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """One stage, alone on its rank, and what the rest of the pipeline leaves it. Durations are the longest of any microbatch."""
+
+    microbatches: int
+    forward_ns: int
+    gradient_ns: int
+    rest_ns: int
+    away_ns: int
+    """From the end of F to the start of the backward, at least."""
+    by_gradient_bytes: int
+    """What the end of the gradient part may release at most."""
+    by_rest_bytes: int
+    """What is held until all of the backward has ended."""
+    limit_bytes: int
+
+    @property
+    def slots(self) -> int:
+        """How many activations fit at once."""
+        activation_bytes = self.by_gradient_bytes + self.by_rest_bytes
+        if activation_bytes * self.microbatches <= self.limit_bytes:
+            return self.microbatches
+        return max(1, self.limit_bytes // activation_bytes)
+
+
+def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
+    """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
+
+    Proof. Let window j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
+    these are. Each microbatch's backward starts at least `away` after its forward ended, so the window is at least so long. Let x
+    be j less the backwards whose gradient part has ended when the window opens, and y be j less those that have ended entirely;
+    1 ≤ x ≤ y ≤ j. At least j activations were acquired, so x × by_gradient + y × by_rest ≤ limit. In the window run at most:
+
+    - the forwards begun by its end, other than the j that have ended: as fewer than j backwards have ended, no more than
+      j − 1 + slots have begun, slots = limit // activation;
+    - the gradient parts of the first j − 1 backwards, less those that have ended: x − 1;
+    - the rests of these: y − 1, since a rest follows its gradient part.
+
+    The window idles for the rest of its length, for any x and y that memory admits. Window j' ≥ j + slots opens after window j has
+    closed, since no more than j − 1 + slots forwards have begun by then. So the idle times of such windows add up, and add to the
+    rank's work. Blocks may be cut: what is counted as work is at least what is left of a block. A fused backward counts as its
+    gradient part and its rest (`bounds_frame`), which release no later; so does a split one, which then has at least that work.
+    """
+    at = _position(frames, way, rank)
+    if at is None:
+        return 0
+    alone = _alone(problem, frames, at)
+    best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint windows up to j
+    for j in range(1, alone.microbatches + 1):
+        here_ns = max(0, alone.away_ns - _most_work_ns(alone, j)) + best_before[max(0, j - alone.slots)]
+        best_before[j] = max(best_before[j - 1], here_ns)
+    work_ns = sum(frame.visit.count * (frame.visit.costs[at].forward_ns + frame.visit.costs[at].backward_ns) for frame in frames)
+    head_ns = min(frame.forward_head_ns[at] for frame in frames)
+    after_ns = min(frame.after_weight_ns[at] for frame in frames)
+    return head_ns + work_ns + best_before[-1] + after_ns
+
+
+def _most_work_ns(alone: _Alone, j: int) -> int:
+    """The most work that can run in window j."""
+    forwards = min(alone.microbatches - j, alone.slots - 1)
+    if alone.slots == alone.microbatches:
+        return forwards * alone.forward_ns + (j - 1) * (alone.gradient_ns + alone.rest_ns)
+    backwards_ns = 0
+    for x in range(1, j + 1):
+        room_bytes = alone.limit_bytes - x * alone.by_gradient_bytes
+        y = min(j, room_bytes // alone.by_rest_bytes) if alone.by_rest_bytes else j
+        if y < x or room_bytes < 0:
+            break
+        backwards_ns = max(backwards_ns, (x - 1) * alone.gradient_ns + (y - 1) * alone.rest_ns)
+    return forwards * alone.forward_ns + backwards_ns
+
+
+def _position(frames: Sequence[Frame], way: Way, rank: int) -> int | None:
+    """The position on the path of the rank's one stage; None where the bound does not apply."""
+    path, here = frames[0].visit.path, way.positions_on.get(Resource.of_rank(rank), [])
+    if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.visit.path != path for frame in frames):
+        return None
+    return here[0] if all(frame.counted[here[0]] for frame in frames) else None
+
+
+def _alone(problem: Problem, frames: Sequence[Frame], at: int) -> _Alone:
+    """What the bound needs to know of the stage at a position of the path."""
+    stage = problem.stages[frames[0].visit.path[at]]
+    limit_bytes = problem.memory_limit_bytes[stage.rank]
+    costs = [frame.visit.costs[at] for frame in frames]
+    kept_bytes = stage.activation_after_input_bytes if problem.split_backward else 0
+    microbatches = sum(frame.visit.count for frame in frames)
+    return _Alone(
+        microbatches=microbatches,
+        forward_ns=max(cost.forward_ns for cost in costs),
+        gradient_ns=max(cost.gradient_ns for cost in costs),
+        rest_ns=max(cost.backward_ns - cost.gradient_ns for cost in costs),
+        away_ns=min(_away_ns(frame, at) for frame in frames),
+        by_gradient_bytes=stage.activation_bytes - kept_bytes,
+        by_rest_bytes=kept_bytes,
+        limit_bytes=microbatches * stage.activation_bytes if limit_bytes is None else limit_bytes,
+    )
+
+
+def _away_ns(frame: Frame, at: int) -> int:
+    """The least time from the end of a forward to the start of its backward: to the end of the path and back."""
+    return frame.visit.gradient_begin_ns[at] - frame.visit.forward_end_ns[at]

@@ -1,0 +1,133 @@
+"""What one machine must idle while microbatches are away from it and memory keeps others out; any number of stages per rank.
+
+Takes the frames of a problem; gives the least span of a frame by the idle time of one machine (a rank, a link or a trunk) under the
+memory limit of one rank. It generalizes `bounds_windows` from one stage to all stages of a rank, and from ranks to links. What one
+microbatch can have done, and what it then holds, is in `bounds_status`.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.memory_states import most_value, pareto_front, statuses_after, trip_of
+from schedc.ir.resource import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.memory_states import Status, Way
+    from schedc.ir.problem import Problem
+
+__all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]
+
+
+def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
+    """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
+
+    In the frame of a stage span (`Frame.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
+    """
+    if not _applies(problem, frames) or frames[0].observer not in (None, rank):
+        return 0
+    return _bound(problem, frames, way, Resource.of_rank(rank), rank)
+
+
+def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], way: Way, link: Resource, rank: int) -> int:
+    """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
+
+    Proof: `_bound`.
+    """
+    return _bound(problem, frames, way, link, rank) if _applies(problem, frames) else 0
+
+
+def _applies(problem: Problem, frames: Sequence[Frame]) -> bool:
+    """Whether all microbatches take one path and are in the frames."""
+    return bool(frames) and len(set(problem.path_of)) == 1 and sum(frame.visit.count for frame in frames) == problem.microbatches
+
+
+def _bound(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> int:
+    """The machine's work and the most idle time that a chain of disjoint windows proves.
+
+    The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
+    there and back. A forward acquires bytes when it begins; a gradient part releases some when it ends, and its rest, some time
+    later, the others. A microbatch's *status* is how many steps are behind it, and which of the rests; it holds so many bytes, and
+    so much of its work is done (durations are the longest of any microbatch, so that counting a step's work counts no less).
+
+    Windows. For steps p before q, window (p, q, j) reaches from the j-th end of p to the j-th start of q, whichever microbatches
+    these are. Each microbatch starts q at least `away` after it ended p, so the window is at least so long. Where p is the frame's
+    start, or q its end, head and tail take the place of `away`. Its work is no more than what is begun when it closes less what has
+    ended when it opens:
+
+    - When it closes, fewer than j microbatches have begun q: those have done all of their work at most, and each other one what a
+      status before q has. If a step has begun but not ended, count it as ended: no less work, no more bytes. The bytes of all
+      statuses are within the limit: `closed[q][j]` is the most work.
+    - When it opens, j microbatches at least have ended p. What has begun and not ended counts as not begun: no more work, no more
+      bytes. Again the bytes must fit: `opened[p][j]` is the least work. As the window closes later, fewer than j have begun q by
+      then, so one at least of the j waits: `waiting[p, q][j]` is the least work with that.
+
+    The window idles for the rest of its length. Blocks may be cut, and interrupted between p and q, without change.
+
+    Disjoint. If p' ≥ q, the j-th end of p' comes after the j-th start of q. Else, just before the j-th start of q, fewer than j
+    microbatches have begun q, and the others between p' and q hold at least some bytes each, so that only `between` of them fit:
+    the (j + between)-th end of p' is not before that start. Hence idle[q][j], the most idle time before the j-th start of q, is
+    the largest over windows that close there of their own idle time and that of the windows that have closed when they open.
+    The idle times add up to the end of the frame, and add to the machine's work.
+
+    Work is nominal (`bounds_frame`): of a backward its gradient part and its rest, whether fused or split; what a schedule does
+    beyond that counts as idle. No memory is released before the nominal parts are done. Collectives are idle time here, too.
+    """
+    steps = trip_of(problem, frames, way, machine, rank)
+    if not steps:
+        return 0
+    count, size, whole_ns = problem.microbatches, len(steps), sum(step.work_ns + step.rest_ns for step in steps)
+    limit_bytes = problem.memory_limit_bytes[rank]
+    statuses = statuses_after(steps)
+    closed, opened = [], []
+    for at in range(size):
+        before = [status for some in statuses[: at + 1] for status in some]
+        others = most_value(before, limit_bytes, count)
+        closed.append([j * whole_ns + others[count - j] for j in range(count)])
+        undone = most_value(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count)
+        opened.append([(j + 1) * whole_ns - undone[j + 1] for j in range(count)])
+    waiting = {(p, q): _work_at_opening(statuses, p, q, limit_bytes, count) for q in range(size) for p in range(q)}
+    between = {(p, q): _between(statuses, p, q, limit_bytes, count) for p, q in product(range(size), repeat=2)}
+    idle = [[0] * count for _ in steps]
+    best_ns = 0
+    for j in range(count):
+        ended: list[int] = []  # the most idle time before the j-th end of each step
+        for q, step in enumerate(steps):
+            least_ns = max(idle[q][j - 1] if j else 0, step.head_ns - closed[q][j])
+            for p in range(q):
+                work_ns = max(0, closed[q][j] - waiting[p, q][j])
+                least_ns = max(least_ns, ended[p] + max(0, step.begin_ns - steps[p].end_ns - work_ns))
+            idle[q][j] = least_ns
+            earlier = [idle[other][j - between[q, other]] for other in range(size) if j >= between[q, other]]
+            ended.append(max(earlier))
+            best_ns = max(best_ns, ended[q] + max(step.after_ns, step.tail_ns - count * whole_ns + opened[q][j]))
+    return sum(step.all_ns for step in steps) + best_ns
+
+
+def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]:
+    """Statuses as bytes held and work not done."""
+    return [(held_bytes, whole_ns - done_ns) for some in statuses for held_bytes, done_ns in some]
+
+
+def _work_at_opening(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> list[int]:
+    """Per j, the least work of j + 1 microbatches that have ended p, of which one has not begun q."""
+    whole_ns = max(done_ns for _, done_ns in statuses[-1])
+    others = _undone(statuses[p + 1 :], whole_ns)
+    most = [0] * count
+    for held_bytes, undone_ns in pareto_front(_undone(statuses[p + 1 : q + 1], whole_ns)):
+        room_bytes = None if limit_bytes is None else max(0, limit_bytes - held_bytes)
+        with_one = [undone_ns + more_ns for more_ns in most_value(others, room_bytes, count - 1)]
+        most = list(map(max, most, with_one))
+    return [(j + 1) * whole_ns - undone_ns for j, undone_ns in enumerate(most)]
+
+
+def _between(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> int:
+    """How many microbatches, at most, have step p behind them and step q not: 0 if p does not precede q."""
+    if p >= q:
+        return 0
+    least_bytes = min(held_bytes for some in statuses[p + 1 : q + 1] for held_bytes, _ in some)
+    return count if limit_bytes is None or least_bytes == 0 else limit_bytes // least_bytes

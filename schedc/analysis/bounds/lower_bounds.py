@@ -1,0 +1,266 @@
+"""Analytic lower bounds: no schedule of a problem ends earlier, whatever its order, fusing, cutting into parts or waiting.
+
+Takes a problem; gives one bound per argument (cost model, "Lower bounds"), in nanoseconds of the problem's objective. All are exact
+integers and hold for any placement, paths, costs, links, trunks and limits. They share no code with the simulator, the verifiers
+or the solvers. Heads and tails are in `bounds_frame`; for `stage-span` every rank's own span is bounded, and the largest counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.heads_and_tails import Frame, frames_of, visits_of
+from schedc.analysis.bounds.idle_gaps import window_bound_of_rank
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.analysis.bounds.memory_states import way_of
+from schedc.analysis.bounds.one_machine import Job, one_machine_bound
+from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
+from schedc.analysis.bounds.warm_up import wave_jobs
+from schedc.ir.resource import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from schedc.analysis.bounds.memory_states import Way
+    from schedc.ir.problem import Problem
+
+__all__ = [
+    "Bound",
+    "best_bound",
+    "link_bound",
+    "lower_bounds",
+    "minimum_limit_bytes",
+    "path_bound",
+    "residency_bound",
+    "warm_up_bound",
+    "windows_bound",
+    "work_bound",
+]
+
+Frames = dict[int | None, list[Frame]]
+BUSIEST_LINKS = 8
+"""For so many links and trunks the window bound is computed where ranks hold several chunks."""
+WAVE_BLOCKS = 400_000
+"""So many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One lower bound."""
+
+    name: str
+    """`work`, `link`, `residency`, `path` or `warm-up`."""
+    value_ns: int
+    """No schedule has a smaller objective."""
+    detail: str
+    """Where it binds: a rank, a link, a trunk, a microbatch."""
+
+
+@lru_cache(maxsize=16)
+def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
+    """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
+    frames = frames_of(problem, visits_of(problem))
+    simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
+    return (*simple, _warm_up(problem, frames), _windows(problem, frames))
+
+
+def best_bound(problem: Problem) -> Bound:
+    """The largest of `lower_bounds`; of equal ones, the first."""
+    return max(lower_bounds(problem), key=lambda bound: bound.value_ns)
+
+
+def windows_bound(problem: Problem) -> Bound:
+    """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
+
+    Links count where ranks hold several chunks.
+
+    Proof: at `window_bound_of_rank` and in `bounds_windows_chunks`.
+    """
+    return _windows(problem, frames_of(problem, visits_of(problem)))
+
+
+def work_bound(problem: Problem) -> Bound:
+    """For each rank and set of its blocks: least head + total work + least tail.
+
+    Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two jobs, its gradient part, which the
+    path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
+    is done by those times.
+    """
+    return _work(problem, _frames(problem))
+
+
+def link_bound(problem: Problem) -> Bound:
+    """For each link, trunk and rank's collectives, and each set of its transfers: least ready + total occupancy + least tail.
+
+    Proof: a link serves one transfer at a time; see `one_machine_bound`. A transfer is ready no earlier than the head and duration
+    of its producer; its latency and its consumer with what follows that come after it.
+    """
+    return _link(problem, _frames(problem))
+
+
+def residency_bound(problem: Problem) -> Bound:
+    """For each rank with a memory limit: activations stay for a round trip, and only so many fit (Little's law).
+
+    Proof: `residency_bound_of_rank`. 0 where no rank has a limit.
+    """
+    return _residency(problem, _frames(problem))
+
+
+def path_bound(problem: Problem) -> Bound:
+    """The path of one microbatch there and back, with its collectives.
+
+    Proof: each block and transfer on it needs the one before it to have ended.
+    """
+    return _path(_frames(problem))
+
+
+def warm_up_bound(problem: Problem) -> Bound:
+    """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
+
+    Proof: `bounds_waves`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
+    has come back; and likewise for each wave of c microbatches, and in the cool-down.
+    """
+    return _warm_up(problem, _frames(problem))
+
+
+def _frames(problem: Problem) -> Frames:
+    return frames_of(problem, visits_of(problem))
+
+
+def _work(problem: Problem, frames: Frames) -> Bound:
+    return _largest("work", (each for frame in frames.values() for each in _by_resource(_rank_jobs(problem, frame))))
+
+
+def _link(problem: Problem, frames: Frames) -> Bound:
+    jobs = (chain(_link_jobs(frame), _collective_jobs(problem, frame)) for frame in frames.values())
+    return _largest("link", (each for some in jobs for each in _by_resource(some)), otherwise="no transfers")
+
+
+def _residency(problem: Problem, frames: Frames) -> Bound:
+    candidates = (
+        (residency_bound_of_rank(problem, frame, rank), f"rank {rank}")
+        for frame in frames.values()
+        for rank in range(problem.ranks)
+        if problem.memory_limit_bytes[rank] is not None
+    )
+    return _largest("residency", candidates, otherwise="no memory limits")
+
+
+def _windows(problem: Problem, frames: Frames) -> Bound:
+    ways = [(some, way_of(problem, some)) for some in frames.values() if some]
+    candidates = (
+        each for frame, way in ways for each in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
+    )
+    return _largest("windows", candidates, otherwise="several paths")
+
+
+def _rank_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
+    """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
+    observer = frame[0].observer
+    for rank in range(problem.ranks) if observer is None else (observer,):
+        bounds = (window_bound_of_rank(problem, frame, way, rank), chunk_window_bound_of_rank(problem, frame, way, rank))
+        yield max(bounds), f"rank {rank}"
+
+
+def _link_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
+    """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
+    if len(problem.stages) == problem.ranks:
+        return
+    busy_ns: dict[Resource, int] = {}
+    for resource, job in _link_jobs(frame):
+        busy_ns[resource] = busy_ns.get(resource, 0) + job.duration_ns
+    for resource in sorted(busy_ns, key=lambda each: -busy_ns[each])[:BUSIEST_LINKS]:
+        if busy_ns[resource]:
+            best_ns = max(chunk_window_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
+            yield best_ns, resource.text
+
+
+def _path(frames: Frames) -> Bound:
+    return _largest(
+        "path", ((_longest_path(frame), f"microbatch {frame.visit.microbatch}") for some in frames.values() for frame in some)
+    )
+
+
+def _warm_up(problem: Problem, frames: Frames) -> Bound:
+    blocks = sum(visit.count * len(visit.path) for visit in visits_of(problem))
+    if len(frames) * blocks > WAVE_BLOCKS:
+        binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
+        frames = {binding: frames[binding]}
+    return _largest("warm-up", (each for frame in frames.values() for each in _by_resource(_wave_jobs(problem, frame))))
+
+
+def _largest(name: str, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
+    value_ns, detail = max(candidates, key=lambda candidate: candidate[0], default=(0, otherwise))
+    return Bound(name=name, value_ns=value_ns, detail=detail)
+
+
+def _by_resource(jobs: Iterable[tuple[Resource, Job]]) -> Iterator[tuple[int, str]]:
+    grouped: dict[Resource, list[Job]] = {}
+    for resource, job in jobs:
+        grouped.setdefault(resource, []).append(job)
+    for resource, some in grouped.items():
+        yield one_machine_bound(some), resource.text
+
+
+def _longest_path(frame: Frame) -> int:
+    return max(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for at in frame.positions())
+
+
+def _rank_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+    for frame in frames:
+        count = frame.visit.count
+        for at in frame.positions():
+            rank, costs = Resource.of_rank(problem.stages[frame.visit.path[at]].rank), frame.visit.costs[at]
+            yield rank, Job(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
+            yield rank, Job(frame.gradient_head_ns[at], count * costs.gradient_ns, frame.gradient_tail_ns[at])
+            rest_ns = costs.backward_ns - costs.gradient_ns
+            if frame.counted[at] and rest_ns:
+                head_ns = frame.gradient_head_ns[at] + costs.gradient_ns
+                yield rank, Job(head_ns, count * rest_ns, frame.after_weight_ns[at])
+
+
+def _link_jobs(frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+    for frame in frames:
+        visit, costs = frame.visit, frame.visit.costs
+        for at in frame.positions()[:-1]:
+            there, back = visit.forward[at], visit.backward[at]
+            if there.resource is not None:
+                head_ns = frame.forward_head_ns[at] + costs[at].forward_ns
+                tail_ns = there.latency_ns + costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1]
+                yield there.resource, Job(head_ns, visit.count * there.occupancy_ns, tail_ns)
+            if back.resource is not None:
+                head_ns = frame.gradient_head_ns[at + 1] + costs[at + 1].gradient_ns
+                tail_ns = back.latency_ns + costs[at].gradient_ns + frame.gradient_tail_ns[at]
+                yield back.resource, Job(head_ns, visit.count * back.occupancy_ns, tail_ns)
+
+
+def _collective_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+    """All-gathers precede all forwards of their stage, reduce-scatters follow all its backwards. Only the makespan has them."""
+    parallel = problem.data_parallel
+    if parallel is None or problem.objective != "makespan":
+        return
+    visitors: dict[int, list[tuple[Frame, int]]] = {}
+    for frame in frames:
+        for at in frame.positions():
+            visitors.setdefault(frame.visit.path[at], []).append((frame, at))
+    for stage, places in visitors.items():
+        resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
+        costs = [(frame.visit.count, frame.visit.costs[at]) for frame, at in places]
+        if parallel.all_gather_ns:
+            tail_ns = max(frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for frame, at in places)
+            yield resource, Job(0, parallel.all_gather_ns[stage], tail_ns)
+        work_ns = min(frame.forward_head_ns[at] for frame, at in places)
+        work_ns += sum(count * (cost.forward_ns + cost.backward_ns) for count, cost in costs)
+        alone_ns = max(frame.gradient_head_ns[at] + frame.visit.costs[at].backward_ns for frame, at in places)
+        yield resource, Job(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
+
+
+def _wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+    by_path: Mapping[tuple[int, ...], list[Frame]] = {frame.visit.path: [] for frame in frames}
+    for frame in frames:
+        by_path[frame.visit.path].append(frame)
+    for some in by_path.values():
+        yield from wave_jobs(problem, some)

@@ -1,0 +1,222 @@
+"""What one microbatch has done for a machine, and what it holds of a rank's memory, at each step of its way there and back.
+
+Takes the frames of one path; gives the steps of the way that matter, the statuses between them as pairs of bytes held and work
+done, and the most value that some microbatches' statuses can have together within a memory limit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING
+
+from schedc.ir.resource import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.ir.problem import Problem
+
+__all__ = ["Status", "Step", "Way", "most_value", "pareto_front", "statuses_after", "trip_of", "way_of"]
+
+Status = tuple[int, int]
+"""Bytes held and nanoseconds of work done, of one microbatch."""
+MOST_UNITS = 400
+"""Memory limits are counted in no more units than this; bytes are rounded down to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A block or transfer on a microbatch's way. Times are the least of any microbatch, work is the longest."""
+
+    begin_ns: int
+    """Least time from the start of the way."""
+    end_ns: int
+    """The same for its end, if all that lies between is as short as it can be."""
+    head_ns: int
+    """Least time from the frame's start to its start."""
+    tail_ns: int
+    """Least time from its end to the frame's end."""
+    work_ns: int = 0
+    """On the machine."""
+    rest_ns: int = 0
+    """Work on the machine that may follow at any later time: the rest of a backward."""
+    all_ns: int = 0
+    """`work_ns` and `rest_ns` of all microbatches, each its own."""
+    after_ns: int = 0
+    """What must follow after the machine's last work, whatever it is: nothing, or a least collective."""
+    acquired_bytes: int = 0
+    released_bytes: int = 0
+    released_by_rest_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The least times along a path there and back, and where on it each machine is used; so that a trip need not walk all of it."""
+
+    forward_begin_ns: tuple[int, ...]
+    """Per position, from the start of the way. Durations are the least of any microbatch."""
+    gradient_begin_ns: tuple[int, ...]
+    positions_on: dict[Resource, list[int]]
+    """Per rank, the positions of its stages."""
+    hops_on: dict[Resource, list[tuple[int, bool]]]
+    """Per link or trunk, the hops that use it: their position, and whether they lead forwards."""
+    stages_on: Counter[int]
+    """Per rank, how many stages it has, on this path or another."""
+
+
+def way_of(problem: Problem, frames: Sequence[Frame]) -> Way:
+    """The way of the microbatches of one path; `frames` are those of one observer, all visits."""
+    visit, positions = frames[0].visit, frames[0].positions()
+    now_ns = 0
+    forward, gradient = [0] * len(visit.path), [0] * len(visit.path)
+    positions_on: dict[Resource, list[int]] = {}
+    hops_on: dict[Resource, list[tuple[int, bool]]] = {}
+    for at in positions:
+        forward[at] = now_ns
+        now_ns += min(frame.visit.costs[at].forward_ns for frame in frames)
+        positions_on.setdefault(Resource.of_rank(problem.stages[visit.path[at]].rank), []).append(at)
+        if at < len(visit.path) - 1:
+            now_ns += visit.forward[at].total_ns
+            for hop, forwards in ((visit.forward[at], True), (visit.backward[at], False)):
+                if hop.resource is not None:
+                    hops_on.setdefault(hop.resource, []).append((at, forwards))
+    for at in reversed(positions):
+        if at < len(visit.path) - 1:
+            now_ns += visit.backward[at].total_ns
+        gradient[at] = now_ns
+        now_ns += min(frame.visit.costs[at].gradient_ns for frame in frames)
+    return Way(
+        forward_begin_ns=tuple(forward),
+        gradient_begin_ns=tuple(gradient),
+        positions_on=positions_on,
+        hops_on=hops_on,
+        stages_on=Counter(stage.rank for stage in problem.stages),
+    )
+
+
+def trip_of(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> list[Step]:
+    """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
+
+    Args:
+        problem: whose microbatches all take one path.
+        frames: of one observer, all visits.
+        way: of these frames.
+        machine: a rank, a link or a trunk.
+        rank: whose memory counts.
+    """
+    size = len(frames[0].visit.path)
+    after_ns = min((frame.after_weight_ns[at] for frame in frames for at in way.positions_on.get(machine, ())), default=0)
+    blocks = {at for each in (machine, Resource.of_rank(rank)) for at in way.positions_on.get(each, ())}
+    hops = way.hops_on.get(machine, ())
+    # In the order of the way: the forward at 2 × its position, the hop behind it one later, the way back from 4 × the size down.
+    steps = {2 * at: _block_step(problem, frames, way, at, True, machine, rank, after_ns) for at in blocks}
+    steps |= {4 * size - 2 * at: _block_step(problem, frames, way, at, False, machine, rank, after_ns) for at in blocks}
+    steps |= {(2 * at + 1 if forwards else 4 * size - 2 * at - 1): _hop_step(frames, way, at, forwards) for at, forwards in hops}
+    trip = [steps[place] for place in sorted(steps)]
+    return trip if any(step.all_ns for step in trip) else []
+
+
+def _block_step(
+    problem: Problem, frames: Sequence[Frame], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
+) -> Step:
+    stage = problem.stages[frames[0].visit.path[at]]
+    costs = [frame.visit.costs[at] for frame in frames]
+    durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
+    rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
+    begin_ns = (way.forward_begin_ns if forward else way.gradient_begin_ns)[at]
+    works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
+    kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
+    all_ns = sum(
+        frame.visit.count * (duration_ns + rest_ns) for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
+    )
+    return Step(
+        begin_ns=begin_ns,
+        end_ns=begin_ns + min(durations),
+        head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
+        tail_ns=min((frame.forward_tail_ns if forward else frame.gradient_tail_ns)[at] for frame in frames),
+        work_ns=max(durations) if works else 0,
+        rest_ns=max(rests) if works else 0,
+        all_ns=all_ns if works else 0,
+        after_ns=after_ns,
+        acquired_bytes=stage.activation_bytes if forward and holds else 0,
+        released_bytes=stage.activation_bytes - kept_bytes if holds and not forward else 0,
+        released_by_rest_bytes=0 if forward else kept_bytes,
+    )
+
+
+def _hop_step(frames: Sequence[Frame], way: Way, at: int, forward: bool) -> Step:
+    visit = frames[0].visit
+    hop = visit.forward[at] if forward else visit.backward[at]
+    if forward:
+        begin_ns = way.forward_begin_ns[at + 1] - hop.total_ns
+        head_ns = min(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns for frame in frames)
+        tail_ns = min(frame.visit.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
+    else:
+        begin_ns = way.gradient_begin_ns[at] - hop.total_ns
+        head_ns = min(frame.gradient_head_ns[at + 1] + frame.visit.costs[at + 1].gradient_ns for frame in frames)
+        tail_ns = min(frame.visit.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
+    return Step(
+        begin_ns=begin_ns,
+        end_ns=begin_ns + hop.occupancy_ns,
+        head_ns=head_ns,
+        tail_ns=hop.latency_ns + tail_ns,
+        work_ns=hop.occupancy_ns,
+        all_ns=sum(frame.visit.count for frame in frames) * hop.occupancy_ns,
+    )
+
+
+def statuses_after(steps: Sequence[Step]) -> list[list[Status]]:
+    """Per number of steps behind a microbatch, 0 to all, what it may hold and have done: with each of the rests done or not.
+
+    Those are left out that no bound needs: others hold no more bytes and have done as much and more, others as little and less.
+    """
+    found: list[list[Status]] = [[(0, 0)]]
+    for step in steps:
+        after = {(held + step.acquired_bytes - step.released_bytes, done_ns + step.work_ns) for held, done_ns in found[-1]}
+        if step.rest_ns or step.released_by_rest_bytes:
+            after |= {(held - step.released_by_rest_bytes, done_ns + step.rest_ns) for held, done_ns in after}
+        least = pareto_front((held, -done_ns) for held, done_ns in after)
+        found.append(sorted({*pareto_front(after), *((held, -done_ns) for held, done_ns in least)}))
+    return found
+
+
+def most_value(statuses: Iterable[Status], limit_bytes: int | None, count: int) -> list[int]:
+    """Per number m of microbatches, 0 to `count`, the most value of m statuses (bytes, value) or fewer that fit the limit together.
+
+    An unbounded knapsack over m; bytes and limit rounded down to a common unit, so that what fits still fits.
+    """
+    import numpy as np
+
+    front = [(held, value) for held, value in pareto_front(statuses) if value > 0 and (limit_bytes is None or held <= limit_bytes)]
+    if not front:
+        return [0] * (count + 1)
+    if limit_bytes is None or count * front[-1][0] <= limit_bytes:
+        return [m * front[-1][1] for m in range(count + 1)]
+    unit = gcd(*(held for held, _ in front))
+    if limit_bytes // unit > MOST_UNITS:
+        unit = -(-limit_bytes // MOST_UNITS)
+    items = [(held // unit, value) for held, value in front]
+    units = limit_bytes // unit
+    best = np.zeros(units + 1, dtype=np.int64)
+    most = [0]
+    while len(most) <= count:
+        more = best.copy()
+        for size, value in items:
+            np.maximum(more[size:], best[: units + 1 - size] + value, out=more[size:])
+        if np.array_equal(more, best):
+            return most + [most[-1]] * (count + 1 - len(most))
+        best = more
+        most.append(int(best[-1]))
+    return most
+
+
+def pareto_front(points: Iterable[Status]) -> list[Status]:
+    """Those (bytes, value) of which no other has no more bytes and no less value; both ascending."""
+    kept: list[Status] = []
+    for held, value in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not kept or value > kept[-1][1]:
+            kept.append((held, value))
+    return kept

@@ -1,0 +1,141 @@
+"""What a memory limit costs in time: an activation stays on its rank for a round trip, and only so many fit.
+
+Takes the frames of a problem; gives the least time that the limits of the ranks leave, and the least limits with which any
+schedule exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.ir.problem import Problem
+
+__all__ = ["load_of_slots", "minimum_limit_bytes", "residency_bound_of_rank"]
+
+
+class _Stay(NamedTuple):
+    """The activations of one visit at one stage: how long they stay, and what must come before and after."""
+
+    microbatches: int
+    stage: int
+    head_ns: int
+    until_gradient_ns: int
+    """From the start of F to the end of the backward's gradient part."""
+    after_gradient_ns: int
+    until_release_ns: int
+    """From the start of F until all of the activation is released."""
+    byte_ns: int
+    """Bytes × time of one activation until all of it is released."""
+    after_release_ns: int
+
+
+def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
+    """Per rank, a memory limit that is necessary: below it no schedule exists.
+
+    Proof: when the last stage of a microbatch's path starts its backward, every stage of the path has run its F and none has ended
+    its backward, so a rank holds the activations of all its stages on that path.
+    """
+    least = [0] * problem.ranks
+    for index in set(problem.path_of):
+        held = [0] * problem.ranks
+        for stage in problem.paths[index]:
+            held[problem.stages[stage].rank] += problem.stages[stage].activation_bytes
+        least = list(map(max, least, held))
+    return tuple(least)
+
+
+def residency_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: int) -> int:
+    """The least span of the frame that the rank's memory limit leaves; 0 where it has none. The largest of three arguments.
+
+    All stays of a set of stages lie between the least head of its F and what must follow after the last of them. In that window:
+
+    - Bytes × time (Little's law). A stay of a stage with activation a and remainder k takes a × (round trip + BW), or
+      a × (round trip + B) + k × W if that is less and allowed; the sum cannot exceed limit × window.
+    - The same up to the end of the gradient part alone, which a longer tail follows.
+    - Slots. If each stay takes at least a bytes, no more than c = limit // a exist at once. Intervals of which no more than c
+      overlap can be put into c slots, each of which holds one at a time, so the window is no shorter than the fullest slot.
+      And with remainders of at least k bytes, when an F starts there are no more than (limit - a) // k others whose W is not done.
+    """
+    limit = problem.memory_limit_bytes[rank]
+    stays = [stay for frame in frames for stay in _stays(problem, frame, rank)]
+    if limit is None or limit == 0 or not stays:
+        return 0
+    stages = sorted({stay.stage for stay in stays})
+    sets = [stays, *([stay for stay in stays if stay.stage == stage] for stage in stages if len(stages) > 1)]
+    best_ns = 0
+    for some in sets:
+        head_ns = min(stay.head_ns for stay in some)
+        byte_ns = sum(stay.microbatches * stay.byte_ns for stay in some)
+        best_ns = max(best_ns, head_ns + _ceil(byte_ns, limit) + min(stay.after_release_ns for stay in some))
+
+        after_ns = min(stay.after_gradient_ns for stay in some)
+        byte_ns = sum(stay.microbatches * stay.until_gradient_ns * problem.stages[stay.stage].activation_bytes for stay in some)
+        best_ns = max(best_ns, head_ns + _ceil(byte_ns, limit) + after_ns)
+
+        activation = min(problem.stages[stay.stage].activation_bytes for stay in some)
+        remainder = min(problem.stages[stay.stage].activation_after_input_bytes for stay in some)
+        if activation:
+            lengths = [(stay.until_gradient_ns, stay.microbatches) for stay in some]
+            best_ns = max(best_ns, head_ns + load_of_slots(lengths, max(1, limit // activation)) + after_ns)
+        if remainder:
+            lengths = [(stay.until_release_ns, stay.microbatches) for stay in some]
+            slots = max(1, 1 + (limit - activation) // remainder)
+            after_ns = min(stay.after_release_ns for stay in some)
+            best_ns = max(best_ns, head_ns + load_of_slots(lengths, slots) + after_ns)
+    return best_ns
+
+
+def load_of_slots(lengths: Sequence[tuple[int, int]], slots: int) -> int:
+    """A least length of the fullest of some slots that hold all intervals, given as (length, how many).
+
+    Of the k × slots + 1 longest intervals, some slot holds k + 1, no shorter together than the shortest k + 1 of them.
+    """
+    ordered = [length for length, count in sorted(lengths, reverse=True) for _ in range(count)]
+    sums = [0]
+    for length in ordered:
+        sums.append(sums[-1] + length)
+    return max(sums[last + 1] - sums[last - last // slots] for last in range(0, len(ordered), slots))
+
+
+def _stays(problem: Problem, frame: Frame, rank: int) -> list[_Stay]:
+    visit = frame.visit
+    found = []
+    round_trip_ns = 0  # from the start of F to the start of the backward
+    for at in reversed(frame.positions()):
+        costs, stage = visit.costs[at], problem.stages[visit.path[at]]
+        if at < len(visit.path) - 1:
+            round_trip_ns += visit.forward[at].total_ns + visit.costs[at + 1].gradient_ns + visit.backward[at].total_ns
+        round_trip_ns += costs.forward_ns
+        if stage.rank != rank:
+            continue
+        until_gradient_ns = round_trip_ns + costs.gradient_ns
+        byte_ns = stage.activation_bytes * until_gradient_ns
+        until_release_ns, after_release_ns = until_gradient_ns, frame.gradient_tail_ns[at]
+        if frame.counted[at]:
+            byte_ns = stage.activation_bytes * (round_trip_ns + costs.fused_ns)
+            if costs.split_ns is not None:
+                input_ns, weight_ns = costs.split_ns
+                split = stage.activation_bytes * (round_trip_ns + input_ns) + stage.activation_after_input_bytes * weight_ns
+                byte_ns = min(byte_ns, split)
+            until_release_ns, after_release_ns = round_trip_ns + costs.backward_ns, frame.after_weight_ns[at]
+        found.append(
+            _Stay(
+                microbatches=visit.count,
+                stage=visit.path[at],
+                head_ns=frame.forward_head_ns[at],
+                until_gradient_ns=until_gradient_ns,
+                after_gradient_ns=frame.gradient_tail_ns[at],
+                until_release_ns=until_release_ns,
+                byte_ns=byte_ns,
+                after_release_ns=after_release_ns,
+            )
+        )
+    return found
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

@@ -1,0 +1,68 @@
+"""Memory: what a schedule holds on each rank (cost model, "Memory").
+
+F holds its activation from its start; the end of B releases all but what W needs, the end of W the rest, the end of BW all. A rank
+runs one op at a time, so its peak follows from its order alone; a Timeline only says when.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.ir.index import ops_array
+from schedc.ir.ops import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["memory_curve", "peak_bytes"]
+
+
+def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """Per rank, the most that is held at any moment."""
+    held_at_start, released_at_end = _changes(problem, schedule, ops_array(schedule.orders))
+    peaks, begin = [0] * len(schedule.orders), 0
+    before = np.cumsum(held_at_start) - np.cumsum(released_at_end) + released_at_end  # while the op runs, all ranks before included
+    for rank, order in enumerate(schedule.orders):
+        if order:
+            end = begin + len(order)
+            others = before[begin] - held_at_start[begin]
+            peaks[rank] = max(0, int(before[begin:end].max() - others))
+            begin = end
+    return tuple(peaks)
+
+
+def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[int, int]]:
+    """What the rank holds over time: (time_ns, bytes from then on), one entry for each change, times ascending."""
+    held_at_start, released_at_end = _changes(problem, schedule, ops_array((schedule.orders[rank],)))
+    curve: list[tuple[int, int]] = [(0, 0)]
+    held = 0
+    for start_ns, end_ns, more, less in zip(
+        timeline.start_ns(rank), timeline.end_ns(rank), held_at_start.tolist(), released_at_end.tolist(), strict=True
+    ):
+        for time_ns, change in ((start_ns, more), (end_ns, -less)):
+            if change:
+                held += change
+                if curve[-1][0] == time_ns:
+                    curve.pop()
+                curve.append((time_ns, held))
+    return curve
+
+
+def _changes(problem: Problem, schedule: Schedule, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per op, the bytes that it takes when it starts and gives back when it ends."""
+    kind, stage, _, part = ops.T
+    used, stage_at = np.unique(stage, return_inverse=True)  # a rank has few of all stages
+    whole = np.array([problem.stages[each].activation_bytes for each in used], np.int64)[stage_at]
+    after_input = np.array([problem.stages[each].activation_after_input_bytes for each in used], np.int64)[stage_at]
+    last_part = part < 0
+    for parts in schedule.parts:
+        last_part |= (kind == parts.kind) & (stage == parts.stage) & (part == len(parts.shares) - 1)
+    taken = np.where((kind == Kind.F) & (part <= 0), whole, 0)
+    released = np.select([kind == Kind.B, kind == Kind.W, kind == Kind.BW], [whole - after_input, after_input, whole], 0)
+    return taken, np.where(last_part, released, 0)

@@ -1,0 +1,1 @@
+"""Files of any kind: bytes in, tables checked against types, one-line errors; outputs whole or not at all."""

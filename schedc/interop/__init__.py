@@ -1,0 +1,1 @@
+"""One folder for each foreign tool, with all that knows its format."""

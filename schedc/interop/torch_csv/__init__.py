@@ -1,0 +1,1 @@
+"""PyTorch's schedule CSVs: plans out to them, and what is wrong with anyone's."""

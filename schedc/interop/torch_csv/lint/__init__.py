@@ -1,0 +1,1 @@
+"""The linter of PyTorch's schedule CSVs; it shares no code with the exporter."""

@@ -1,0 +1,1 @@
+"""Traces of PyTorch's profiler in: a profile of the stages of its pipelines."""

@@ -1,0 +1,1 @@
+"""The plan file: its shape, its tokens, reading and writing it."""

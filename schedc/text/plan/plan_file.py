@@ -1,0 +1,102 @@
+"""The plan file: JSON that is written by the compiler, reviewed by people and executed by training jobs (formats, "The plan").
+
+`plan_json` and `write_plan` take a Plan, `parse_plan` and `read_plan` give the equal one back. The same plan gives the same bytes.
+Reading checks the file's shape alone; whether the plan holds what it promises is for `schedc.verify.plan.checks`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from schedc.errors import InvalidInput
+from schedc.files.atomic_write import write_atomically
+from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.files.pretty_json import pretty_json
+from schedc.text.plan.plan_convert import file_of_plan, plan_of_file
+from schedc.text.plan.plan_errors import explain, shown
+from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+
+__all__ = ["parse_plan", "plan_json", "plan_schema", "plan_sha256", "read_plan", "write_plan"]
+
+
+class _Header(msgspec.Struct):
+    """What says whether the rest can be read at all."""
+
+    format: Any = None
+    version: Any = None
+
+
+def plan_json(plan: Plan) -> bytes:
+    """The plan file's bytes, laid out for review; they end with a newline."""
+    return pretty_json(msgspec.to_builtins(file_of_plan(plan))).encode()
+
+
+def plan_sha256(plan: Plan) -> str:
+    """The digest of the plan file's bytes, by which ranks and traces know the plan."""
+    return hashlib.sha256(plan_json(plan)).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path | str) -> None:
+    """Write the plan file, whole or not at all.
+
+    Raises:
+        InvalidInput: the directory does not exist, or the file cannot be written.
+    """
+    write_atomically(path, plan_json(plan))
+
+
+def read_plan(path: Path | str) -> Plan:
+    """The plan in the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    return parse_plan(read_bytes(path, MOST_BYTES), str(path))
+
+
+def parse_plan(content: bytes, name: str) -> Plan:
+    """The plan that the bytes of a plan file hold; `name` is what messages call the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    content = without_mark(content)
+    try:
+        content.decode()  # the decoder skips text that it does not need, and would accept anything there
+        _check_header(msgspec.json.decode(content, type=_Header))
+        return plan_of_file(msgspec.json.decode(content, type=PlanFile))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{name}: found byte {error.start} not to be UTF-8, expected a JSON text in UTF-8") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        if _is_job(content):
+            said = "$: found a job (TOML), expected a plan (JSON), which `schedc compile` makes of a job"
+            raise InvalidInput(f"{name}: {said}") from error
+        raise InvalidInput(f"{name}: {explain(error, content)}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from error
+
+
+def _is_job(content: bytes) -> bool:
+    """Whether what is no plan is a job file."""
+    import tomllib
+
+    try:
+        return "pipeline" in tomllib.loads(content.decode())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _check_header(header: _Header) -> None:
+    """Refuse other formats and versions."""
+    if header.format != FORMAT:
+        raise InvalidInput(f'$.format: found {shown(header.format)}, expected "{FORMAT}"')
+    if type(header.version) is not int or header.version != VERSION:
+        raise InvalidInput(f"$.version: found {shown(header.version)}, expected {VERSION}, the one version that this schedc reads")

@@ -1,0 +1,155 @@
+"""What must hold for the certificate of a Plan: every number that it claims is the one that comes out when it is computed again.
+
+The times come from the replay and the memory from a walk along the compute queues, neither from the code that made the claim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import WHOLE, Kind
+from schedc.verify.violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from schedc.ir.plan import Plan, RankPlan
+    from schedc.verify.plan.replay import Replay
+
+__all__ = [
+    "ANALYTIC_BOUNDS",
+    "SOLVER_BOUNDS",
+    "check_bound_source",
+    "check_bounds",
+    "check_bubble_ratio",
+    "check_gap",
+    "check_lower_bound",
+    "check_makespan",
+    "check_objective",
+    "check_peak_memory",
+    "check_stage_span",
+]
+
+ANALYTIC_BOUNDS = ("work", "link", "residency", "warm-up", "windows", "path")
+"""The bounds that follow from the problem alone, so that whoever has it can compute them again."""
+
+SOLVER_BOUNDS = ("cpsat", "milp")
+"""The bounds that rest on a solver's word. They hold for schedules of whole blocks."""
+
+TOLERANCE = 1e-6
+"""How far a claimed ratio may be from the true one: files may round it."""
+
+
+def check_objective(plan: Plan) -> Iterator[Violation]:
+    """The certificate is about what the problem minimizes."""
+    if plan.certificate.objective != plan.problem.objective:
+        message = f"found {plan.certificate.objective!r}, but the problem minimizes {plan.problem.objective!r}"
+        yield Violation("certificate-objective", "certificate.objective", message)
+
+
+def check_makespan(plan: Plan, replayed: Replay) -> Iterator[Violation]:
+    """The makespan is the replay's."""
+    yield from _differs("makespan", "makespan_ns", plan.certificate.makespan_ns, replayed.makespan_ns)
+
+
+def check_stage_span(plan: Plan, replayed: Replay) -> Iterator[Violation]:
+    """The stage span is the replay's."""
+    yield from _differs("stage-span", "stage_span_ns", plan.certificate.stage_span_ns, replayed.stage_span_ns)
+
+
+def _differs(rule: str, name: str, claimed_ns: int, replayed_ns: int) -> Iterator[Violation]:
+    if claimed_ns != replayed_ns:
+        yield Violation(rule, f"certificate.{name}", f"claims {claimed_ns} ns, but the plan's queues take {replayed_ns} ns")
+
+
+def check_bubble_ratio(plan: Plan, replayed: Replay) -> Iterator[Violation]:
+    """The bubble ratio is 1 − busy time / (ranks × makespan) of the replay."""
+    whole_ns = plan.problem.ranks * replayed.makespan_ns
+    expected = 1 - sum(replayed.busy_ns) / whole_ns if whole_ns else 0.0
+    if not abs(plan.certificate.bubble_ratio - expected) <= TOLERANCE:
+        message = f"claims {plan.certificate.bubble_ratio}, but the plan's queues leave {expected}"
+        yield Violation("bubble-ratio", "certificate.bubble_ratio", message)
+
+
+def check_peak_memory(plan: Plan) -> Iterator[Violation]:
+    """The peak of each rank is the largest sum of activations that its compute queue holds."""
+    claimed, ranks = plan.certificate.peak_activation_bytes, len(plan.ranks)
+    if len(claimed) != ranks:
+        message = f"found {len(claimed)} peaks, expected one for each of the {ranks} ranks"
+        yield Violation("peak-memory", "certificate.peak_activation_bytes", message)
+    for rank, claim in zip(plan.ranks, claimed, strict=False):
+        peak_bytes = _peak_bytes(plan, rank)
+        if claim != peak_bytes:
+            message = f"claims {claim} bytes, but the rank's compute queue holds up to {peak_bytes} bytes"
+            yield Violation("peak-memory", f"certificate.peak_activation_bytes[{rank.rank}]", message)
+
+
+def _peak_bytes(plan: Plan, rank: RankPlan) -> int:
+    last_part = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in plan.parts}
+    held = peak = 0
+    for op in rank.compute:
+        stage = plan.problem.stages[op.stage]
+        if op.kind is Kind.F:
+            held += stage.activation_bytes if op.part in (WHOLE, 0) else 0
+            peak = max(peak, held)
+        elif op.part == WHOLE or op.part == last_part[op.kind, op.stage]:
+            kept = stage.activation_after_input_bytes
+            held -= {Kind.B: stage.activation_bytes - kept, Kind.W: kept, Kind.BW: stage.activation_bytes}[op.kind]
+    return peak
+
+
+def _objective_ns(plan: Plan) -> int:
+    claims = plan.certificate
+    return claims.stage_span_ns if plan.problem.objective == "stage-span" else claims.makespan_ns
+
+
+def check_lower_bound(plan: Plan) -> Iterator[Violation]:
+    """The lower bound is not above what the plan reaches."""
+    bound_ns, objective_ns = plan.certificate.lower_bound_ns, _objective_ns(plan)
+    if not 0 <= bound_ns <= objective_ns:
+        message = f"claims {bound_ns} ns, expected 0 to the plan's {plan.problem.objective} of {objective_ns} ns"
+        yield Violation("lower-bound", "certificate.lower_bound_ns", message)
+
+
+def check_gap(plan: Plan) -> Iterator[Violation]:
+    """The gap is (objective − lower bound) / objective."""
+    objective_ns = _objective_ns(plan)
+    expected = (objective_ns - plan.certificate.lower_bound_ns) / objective_ns if objective_ns else 0.0
+    if not abs(plan.certificate.gap - expected) <= TOLERANCE:
+        message = f"claims {plan.certificate.gap}, but objective and lower bound give {expected}"
+        yield Violation("gap", "certificate.gap", message)
+
+
+def check_bound_source(plan: Plan) -> Iterator[Violation]:
+    """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut."""
+    claims = plan.certificate
+    if claims.bound not in ANALYTIC_BOUNDS + SOLVER_BOUNDS:
+        expected = ", ".join(ANALYTIC_BOUNDS + SOLVER_BOUNDS)
+        yield Violation("bound-source", "certificate.bound", f"names the bound {claims.bound!r}, expected one of {expected}")
+    if claims.bound in SOLVER_BOUNDS and plan.parts:
+        message = f"the bound {claims.bound!r} holds for whole blocks, but the plan cuts some"
+        yield Violation("bound-source", "certificate.bound", message)
+    if claims.solver_log_sha256 and claims.bound not in SOLVER_BOUNDS:
+        message = f"names a solver's log, but the bound {claims.bound!r} is no solver's"
+        yield Violation("bound-source", "certificate.solver_log_sha256", message)
+
+
+def check_bounds(plan: Plan, bounds: Mapping[str, int]) -> Iterator[Violation]:
+    """The bound that the certificate names is the one computed again, and the plan is not better than any of them.
+
+    Args:
+        plan: the plan.
+        bounds: the analytic bounds of its problem in nanoseconds, by name.
+    """
+    claims, objective_ns = plan.certificate, _objective_ns(plan)
+    if claims.bound in bounds:
+        if claims.lower_bound_ns != bounds[claims.bound]:
+            message = f"claims {claims.lower_bound_ns} ns, but the bound {claims.bound!r} is {bounds[claims.bound]} ns"
+            yield Violation("bounds", "certificate.lower_bound_ns", message)
+    elif claims.bound in ANALYTIC_BOUNDS:
+        message = f"names the bound {claims.bound!r}, but the problem has only {', '.join(sorted(bounds)) or 'none'}"
+        yield Violation("bounds", "certificate.bound", message)
+    for name, bound_ns in bounds.items():
+        if bound_ns > objective_ns:
+            message = f"the plan's {plan.problem.objective} of {objective_ns} ns is below the bound {name!r} of {bound_ns} ns"
+            yield Violation("bounds", "certificate", message)

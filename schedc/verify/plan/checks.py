@@ -1,0 +1,95 @@
+"""What must hold for a Plan. Takes a plan; gives every violation, none if it runs to its end as its certificate says.
+
+No plan is written that this refuses, and the runtime executes none. The rules are in five groups, each of which relies on
+those before it: the problem; the ranks and their compute queues; channels and collectives; freedom from deadlock; the certificate.
+Within the group where something is wrong, all violations are returned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.verify.plan.certificate import (
+    check_bound_source,
+    check_bounds,
+    check_bubble_ratio,
+    check_gap,
+    check_lower_bound,
+    check_makespan,
+    check_objective,
+    check_peak_memory,
+    check_stage_span,
+)
+from schedc.verify.plan.channels import (
+    check_channel_names,
+    check_channel_pairs,
+    check_collectives,
+    check_post_before,
+    check_transfer_order,
+    check_transfers,
+)
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.rendezvous import check_rendezvous
+from schedc.verify.plan.replay import replay
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule.checks import verify_schedule
+from schedc.verify.violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
+    from schedc.verify.plan.needs import Need
+
+__all__ = ["check_ranks", "verify_plan"]
+
+
+def verify_plan(plan: Plan, *, bounds: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
+    """Every rule that the plan breaks, with its place (`ranks[3].channels[recv_prev].transfers[4]`); empty if it is valid.
+
+    Args:
+        plan: the plan.
+        bounds: the analytic lower bounds of the plan's problem in nanoseconds, by name, computed by the caller. With them a
+            claimed analytic bound must be the true one, and none may be above the objective; without them a claim is believed.
+    """
+    if broken := (*verify_problem(plan.problem), *check_ranks(plan)):
+        return broken
+    if broken := verify_schedule(plan.problem, plan.schedule()):
+        return broken
+    needs = needs_of(plan)
+    transfers = tuple(check_transfers(plan, needs))
+    broken = (
+        *check_channel_names(plan),
+        *transfers,
+        *check_channel_pairs(plan),
+        *check_transfer_order(plan, needs),
+        *check_post_before(plan, needs),
+        *check_collectives(plan),
+    )
+    if not transfers:
+        broken += tuple(check_rendezvous(plan, needs))
+    return broken or tuple(_certificate(plan, needs, bounds))
+
+
+def check_ranks(plan: Plan) -> Iterator[Violation]:
+    """The plan holds every rank of the problem once, in order."""
+    if len(plan.ranks) != plan.problem.ranks:
+        yield Violation("ranks", "ranks", f"expected the problem's {plan.problem.ranks} ranks, found {len(plan.ranks)}")
+    for index, rank in enumerate(plan.ranks):
+        if rank.rank != index:
+            yield Violation("ranks", f"ranks[{index}].rank", f"found {rank.rank}, expected {index}")
+
+
+def _certificate(plan: Plan, needs: Mapping[Op, Need], bounds: Mapping[str, int] | None) -> Iterator[Violation]:
+    replayed = replay(plan, needs)
+    yield from check_objective(plan)
+    yield from check_makespan(plan, replayed)
+    yield from check_stage_span(plan, replayed)
+    yield from check_bubble_ratio(plan, replayed)
+    yield from check_peak_memory(plan)
+    yield from check_lower_bound(plan)
+    yield from check_gap(plan)
+    yield from check_bound_source(plan)
+    if bounds is not None:
+        yield from check_bounds(plan, bounds)

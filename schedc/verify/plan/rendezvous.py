@@ -1,0 +1,119 @@
+"""Freedom from deadlock: all queues of a Plan can run to their end, whatever the times (CrossPipe 6.3, AdaPtis 4.4).
+
+A transfer between two ranks is a rendezvous: it happens when the sender has sent and the receiver has posted its receive. The
+executor's queues run beside each other, and what waits for what is a graph over the compute ops and the transfers:
+
+- an op waits for the op before it in its rank's compute queue;
+- a transfer waits for the op that produces it, and the op that needs it waits for the transfer;
+- a transfer waits for the transfer before it in the sender's list, and for the one before it in the receiver's list;
+- a transfer waits for its receive, which is posted when the op at `post_before - 1` has ended.
+
+Nothing else waits. If the graph has no cycle, its nodes can be numbered so that each waits for lower ones only; of those not done,
+the lowest can always proceed, so every queue ends. If it has a cycle, none of the nodes on it can ever be the first to proceed, so
+the plan deadlocks in every execution. Collectives are on no cycle: `check_collectives` puts the all-gathers, which wait for
+nothing, before the reduce-scatters, for which nothing waits.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import token
+from schedc.verify.cycles import shortest_cycle
+from schedc.verify.plan.channels import channel_ends
+from schedc.verify.violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from schedc.ir.ops import Op
+    from schedc.ir.plan import Plan
+    from schedc.verify.plan.needs import Need
+
+__all__ = ["check_rendezvous"]
+
+_MOST_NODES = 4_000
+"""The search for a shortest circle takes time by the square of the nodes, and a plan may have half a million."""
+
+
+def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+    """No op and no transfer waits for itself, over any number of others; reports the shortest circle.
+
+    Where more than `_MOST_NODES` of them stand still, it is the shortest one of those at which the queues stand still.
+
+    Args:
+        plan: its compute queues are a sound schedule, and its channels carry what is needed and nothing else.
+        needs: the plan's messages.
+    """
+    first_op = list(accumulate((len(rank.compute) for rank in plan.ranks), initial=0))
+    node_of = {op: first_op[-1] + index for index, op in enumerate(needs)}
+    nodes, successors = _blocked(_graph(plan, needs, first_op, node_of), _queues(plan, first_op, node_of))
+    cycle = shortest_cycle(len(nodes), successors)
+    if cycle is None:
+        return
+    cycle = [nodes[index] for index in cycle]
+    names = [token(op) for rank in plan.ranks for op in rank.compute]
+    places = [f"ranks[{rank.rank}].compute[{index}]" for rank in plan.ranks for index in range(len(rank.compute))]
+    for op, need in needs.items():
+        names.append(f"[{token(op)} from rank {need.source} to {need.destination}]")
+        places.append(f"ranks[{need.destination}].channels")
+    circle = " -> ".join(names[node] for node in [*cycle, cycle[0]])
+    message = f"these wait for each other for ever, each for the one before it (transfers in brackets): {circle}"
+    yield Violation("rendezvous", places[min(cycle)], message)
+
+
+def _graph(plan: Plan, needs: Mapping[Op, Need], first_op: list[int], node_of: Mapping[Op, int]) -> list[list[int]]:
+    """Per node, compute ops by rank and then transfers, the nodes that wait for it."""
+    waiting: list[list[int]] = [[] for _ in range(first_op[-1] + len(needs))]
+    for begin, end in pairwise(first_op):
+        for node in range(begin, end - 1):
+            waiting[node].append(node + 1)
+    for op, need in needs.items():
+        waiting[first_op[need.source] + need.producer].append(node_of[op])
+        waiting[node_of[op]].append(first_op[need.destination] + need.consumer)
+    for rank, channel in channel_ends(plan):
+        for before, after in pairwise(channel.transfers):
+            waiting[node_of[before]].append(node_of[after])
+        for op, post in zip(channel.transfers, channel.post_before, strict=False):
+            if 0 < post <= len(plan.ranks[rank].compute):  # others wait for nothing here; `check_post_before` names them
+                waiting[first_op[rank] + post - 1].append(node_of[op])
+    return waiting
+
+
+def _queues(plan: Plan, first_op: list[int], node_of: Mapping[Op, int]) -> list[Sequence[int]]:
+    """The nodes of each compute queue and of each end of a channel, in order; every node is in one or more."""
+    compute: list[Sequence[int]] = [range(begin, end) for begin, end in pairwise(first_op)]
+    return compute + [[node_of[op] for op in end.channel.transfers] for end in channel_ends(plan)]
+
+
+def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """The nodes that never proceed, and per node the indices of those that wait for it.
+
+    Of too many, only the heads of the queues that stand still and what these wait for. That contains a cycle: a head waits for
+    another of these, and whatever is no head stands behind one.
+    """
+    missing = [0] * len(waiting)
+    for others in waiting:
+        for node in others:
+            missing[node] += 1
+    free = [node for node, count in enumerate(missing) if not count]
+    while free:
+        for node in waiting[free.pop()]:
+            missing[node] -= 1
+            if not missing[node]:
+                free.append(node)
+    nodes = [node for node, count in enumerate(missing) if count]
+    queued: list[list[int]] = []
+    if len(nodes) > _MOST_NODES:
+        stuck = [[node for node in queue if missing[node]] for queue in queues]
+        heads = {queue[0] for queue in stuck if queue}
+        nodes = sorted(heads.union(node for node in nodes if not heads.isdisjoint(waiting[node])))
+        kept = set(nodes)
+        queued = [[node for node in queue if node in kept] for queue in stuck]
+    number = {node: index for index, node in enumerate(nodes)}
+    successors = [[number[other] for other in waiting[node] if other in number] for node in nodes]
+    for queue in queued:
+        for at, node in enumerate(queue):
+            successors[number[node]] += [number[other] for other in queue[at + 1 :]]
+    return nodes, successors

@@ -1,0 +1,243 @@
+"""What must hold for a Schedule of a Problem. Takes both; gives every violation, none if every rank can run its order to the end.
+
+The problem itself must be sound (`schedc.verify.problem`). Each check stands on its own: ops that another check refuses (a stage
+that does not exist, a missing block) are left out, not reported again. Nothing here is timed: coverage, order, deadlock and the
+memory peak of a rank depend on the orders alone, because a rank runs one op at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import KIND_NAMES, WHOLE, Kind, Op, token
+from schedc.verify.cycles import shortest_cycle
+from schedc.verify.schedule.order import (
+    ends_of_blocks,
+    first_blocked,
+    needs,
+    waiting_graph,
+)
+from schedc.verify.violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = [
+    "check_coverage",
+    "check_deadlock",
+    "check_memory_limit",
+    "check_need_order",
+    "check_op_fields",
+    "check_op_rank",
+    "check_part_order",
+    "check_parts",
+    "check_rank_count",
+    "check_split_backward",
+    "verify_schedule",
+]
+
+
+def verify_schedule(problem: Problem, schedule: Schedule) -> tuple[Violation, ...]:
+    """Every rule that the schedule breaks, with its place; empty if it is a valid schedule of the problem."""
+    return tuple(violation for check in _CHECKS for violation in check(problem, schedule))
+
+
+def check_rank_count(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """There is one order for each rank."""
+    if len(schedule.orders) != problem.ranks:
+        message = f"expected one order for each of the {problem.ranks} ranks, found {len(schedule.orders)}"
+        yield Violation("rank-count", "ranks", message)
+
+
+def check_op_fields(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """An op's kind, stage, microbatch and part are in range, and its microbatch visits its stage."""
+    on_path = _stages_of_microbatches(problem)
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op.microbatch in on_path and op.stage in on_path[op.microbatch] and 0 <= op.kind <= Kind.BW and op.part >= WHOLE:
+                continue
+            if not 0 <= op.kind <= Kind.BW:
+                found = f"kind {op.kind} does not exist; expected one of {', '.join(KIND_NAMES)}"
+            elif op.part < WHOLE:
+                found = f"part {op.part} cannot be; expected {WHOLE} for a whole block, or 0 and up"
+            elif op.microbatch not in on_path:
+                found = f"{token(op)}: the microbatches are 0 to {problem.microbatches - 1}"
+            elif not 0 <= op.stage < len(problem.stages):
+                found = f"{token(op)}: the stages are 0 to {len(problem.stages) - 1}"
+            else:
+                found = f"{token(op)}: microbatch {op.microbatch} does not visit stage {op.stage}"
+            yield Violation("op-fields", _place(rank, index), found)
+
+
+def check_op_rank(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """An op stands in the order of the rank that its stage sits on."""
+    rank_of = [stage.rank for stage in problem.stages]
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if 0 <= op.stage < len(rank_of) and rank_of[op.stage] != rank:
+                yield Violation("op-rank", _place(rank, index), f"{token(op)} belongs on rank {rank_of[op.stage]}, found on {rank}")
+
+
+def check_split_backward(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """B and W stand apart only where the problem allows it."""
+    if problem.split_backward:
+        return
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op.kind in (Kind.B, Kind.W):
+                message = f"{token(op)}: the problem does not split the backward; expected BW{op.stage}.{op.microbatch}"
+                yield Violation("split-backward", _place(rank, index), message)
+
+
+def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """Parts are declared once, for a kind and stage that exist and may be cut, and no op is a part that is not declared."""
+    declared: dict[tuple[int, int], int] = {}
+    for index, parts in enumerate(schedule.parts):
+        place, block = f"parts[{index}]", f"{Kind(parts.kind).name} of stage {parts.stage}"
+        if not 0 <= parts.stage < len(problem.stages):
+            yield Violation("parts", place, f"stage {parts.stage} does not exist; the stages are 0 to {len(problem.stages) - 1}")
+        elif not problem.cut_blocks:
+            yield Violation("parts", place, f"{block} is cut; the problem does not allow parts")
+        elif (parts.kind, parts.stage) in declared:
+            yield Violation("parts", place, f"{block} is cut a second time")
+        declared.setdefault((parts.kind, parts.stage), len(parts.shares))
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op.part >= 0 and op.part >= (count := declared.get((op.kind, op.stage), 0)):
+                found = f"{count} parts are declared" if count else "no parts are declared"
+                yield Violation("parts", _place(rank, index), f"{token(op)}: {found} for {KIND_NAMES[op.kind]} of stage {op.stage}")
+
+
+def check_part_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """The parts of a block stand in ascending order."""
+    for rank, order in enumerate(schedule.orders):
+        latest: dict[tuple[int, int, int], int] = {}
+        for index, op in enumerate(order):
+            if op.part >= 0:
+                block = (op.kind, op.stage, op.microbatch)
+                if op.part < latest.get(block, 0):
+                    message = f"{token(op)} stands after {token(op._replace(part=latest[block]))}; parts run in ascending order"
+                    yield Violation("part-order", _place(rank, index), message)
+                latest[block] = max(op.part, latest.get(block, 0))
+
+
+def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """Every block stands exactly once, whole or as all its parts: F, and either B and W, or BW."""
+    first: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op in first:
+                message = f"{token(op)} stands a second time, first at {_place(*first[op])}"
+                yield Violation("coverage", _place(rank, index), message)
+            else:
+                first[op] = (rank, index)
+    counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
+    for stage, microbatch in problem.blocks():
+        place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{microbatch}"
+        standing = set()
+        for kind in Kind:
+            whole = (kind, stage, microbatch, WHOLE) in first
+            count = counts.get((kind, stage), 0)
+            missing = [part for part in range(count) if (kind, stage, microbatch, part) not in first]
+            if whole and len(missing) < count:
+                yield Violation("coverage", place, f"{kind.name}{name} stands whole and in parts; expected one of the two")
+            elif not whole and 0 < len(missing) < count:
+                yield Violation("coverage", place, f"{kind.name}{name}/{missing[0]} is missing, though other parts stand")
+            if whole or len(missing) < count:
+                standing.add(kind)
+        if Kind.F not in standing:
+            yield Violation("coverage", place, f"F{name} is missing")
+        if Kind.BW in standing:
+            for kind in sorted(standing & {Kind.B, Kind.W}):
+                yield Violation("coverage", place, f"{kind.name}{name} stands beside BW{name}, which contains it")
+        elif not standing & {Kind.B, Kind.W}:
+            yield Violation("coverage", place, f"BW{name} is missing, or B{name} and W{name}")
+        else:
+            for kind in sorted({Kind.B, Kind.W} - standing):
+                yield Violation("coverage", place, f"{kind.name}{name} is missing")
+
+
+def check_need_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """On one rank, an op stands after everything that it needs: F before B before W, and along the path."""
+    ends = ends_of_blocks(problem, schedule)
+    ops = [op for order in schedule.orders for op in order]
+    for producer, consumer in needs(problem):
+        last, first = ends.last[producer], ends.first[consumer]
+        if first < last and first >= 0 and ends.rank[first] == ends.rank[last]:
+            rank = ends.rank[first]
+            message = f"{token(ops[first])} stands before {token(ops[last])}, which it needs"
+            yield Violation("need-order", _place(rank, first - ends.offset[rank]), message)
+
+
+def check_deadlock(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """No op waits, across ranks, for itself. A shortest cycle of ops that wait for each other is reported."""
+    ends = ends_of_blocks(problem, schedule)
+    waits = ends.waits(problem)
+    blocked = first_blocked(schedule, ends, waits)
+    if blocked is None:
+        return
+    nodes, successors = waiting_graph(ends, waits, blocked)
+    cycle = shortest_cycle(len(nodes), successors)
+    if cycle is None:
+        return
+    ops = [op for order in schedule.orders for op in order]
+    tokens = [token(ops[nodes[index]]) for index in (*cycle, cycle[0])]
+    node = nodes[cycle[0]]
+    rank = ends.rank[node]
+    message = f"each of these ops waits for the one before it, in a circle: {' -> '.join(tokens)}"
+    yield Violation("deadlock", _place(rank, node - ends.offset[rank]), message)
+
+
+def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """No rank ever holds more activation bytes than its limit."""
+    counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
+    whole = [stage.activation_bytes for stage in problem.stages]
+    after = [stage.activation_after_input_bytes for stage in problem.stages]
+    known = range(len(problem.stages))
+    for rank, (order, limit) in enumerate(zip(schedule.orders, problem.memory_limit_bytes, strict=False)):
+        if limit is None:
+            continue
+        held = peak = 0
+        first: tuple[int, Op, int] | None = None
+        for index, op in enumerate(order):
+            kind, stage = op.kind, op.stage
+            if stage not in known:
+                continue
+            if kind == Kind.F:
+                if op.part <= 0:
+                    held += whole[stage]
+                    peak = max(peak, held)
+                    if held > limit and first is None:
+                        first = (index, op, held)
+            elif op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1:
+                held -= whole[stage] if kind == Kind.BW else after[stage] if kind == Kind.W else whole[stage] - after[stage]
+        if first is not None:
+            index, op, bytes_held = first
+            message = f"{token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"
+            yield Violation("memory-limit", _place(rank, index), message)
+
+
+def _place(rank: int, index: int) -> str:
+    return f"ranks[{rank}].compute[{index}]"
+
+
+def _stages_of_microbatches(problem: Problem) -> dict[int, frozenset[int]]:
+    visited = [frozenset(path) for path in problem.paths]
+    return {microbatch: visited[path] for microbatch, path in enumerate(problem.path_of)}
+
+
+_CHECKS = (
+    check_rank_count,
+    check_op_fields,
+    check_op_rank,
+    check_split_backward,
+    check_parts,
+    check_part_order,
+    check_coverage,
+    check_need_order,
+    check_deadlock,
+    check_memory_limit,
+)

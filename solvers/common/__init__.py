@@ -1,0 +1,1 @@
+"""What every method relies on: the incumbent, limits, interruptions, failures, and what a proof says."""

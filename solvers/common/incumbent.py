@@ -1,0 +1,172 @@
+"""The best schedule so far and the best bound so far, while several methods work on one problem.
+
+Methods offer schedules and bounds; each schedule is timed by the simulator before it counts, so that no method's own word is
+taken for it. The history of improvements is what `compile --json` prints and what is shown live.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from schedc.analysis.gap import check_bound, relative_gap
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.solvers.common.interruption import Interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.index import Tables
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["Improvement", "Incumbent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """One step of a compile's history: a better schedule or bound, and what was known then."""
+
+    seconds: float
+    makespan_ns: int
+    objective: str
+    """What is minimized: `makespan` or `stage-span`."""
+    objective_ns: int
+    """Of the best schedule; of this the lower bound speaks."""
+    lower_bound_ns: int
+    found_by: str
+
+    @property
+    def gap(self) -> float:
+        """(objective − bound) / objective."""
+        return relative_gap(self.objective_ns, self.lower_bound_ns, self.found_by)
+
+
+@dataclass(slots=True, kw_only=True)
+class Incumbent:
+    """What is known about one problem; changes as methods make offers, also from a solver's threads."""
+
+    problem: Problem
+    tables: Tables
+    bound_ns: int
+    """At first the best analytic bound."""
+    bound_by: str
+    report: Callable[[Improvement], None]
+    begun: float = field(default_factory=time.perf_counter)
+    schedule: Schedule | None = None
+    objective_ns: int = 0
+    makespan_ns: int = 0
+    found_by: str = ""
+    whole: Schedule | None = None
+    """The best schedule that cuts no block: where the formulations start."""
+    whole_ns: int = 0
+    solver_log: tuple[str, ...] = ()
+    cut_short: bool = False
+    """Whether a clock, an interruption or racing threads had a part in what was found, so that another run may end elsewhere."""
+    work: float = 0.0
+    """What the searches have spent of a deterministic limit."""
+    history: list[Improvement] = field(default_factory=list)
+    interruption: Interruption = field(default_factory=Interruption)
+    """Waits while what is known changes."""
+    _analytic: tuple[int, str] = field(init=False)
+    _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        """Keep the analytic bound, for where a solver's does not hold."""
+        self._analytic = (self.bound_ns, self.bound_by)
+
+    @property
+    def seconds(self) -> float:
+        """Since the work on the problem began."""
+        return time.perf_counter() - self.begun
+
+    @property
+    def gap(self) -> float:
+        """(objective − bound) / objective; 1 while there is no schedule.
+
+        Raises:
+            Defect: the bound, an analytic one, is above the objective.
+        """
+        return 1.0 if self.schedule is None else relative_gap(self.objective_ns, self.bound_ns, self.bound_by)
+
+    def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
+        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
+
+        A solver's bound holds for schedules of whole blocks, so one that cuts blocks puts the analytic bound back in its place.
+
+        Raises:
+            Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver told it.
+        """
+        timeline = simulate(self.problem, schedule, tables=self.tables)
+        makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
+        with self.interruption.deferred(), self._lock:
+            if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
+                self.whole, self.whole_ns = schedule, objective_ns
+            # Of equals, one that cuts no block is better: a solver's bound speaks for it.
+            cuts_less = (
+                self.schedule is not None and objective_ns == self.objective_ns and self.schedule.parts and not schedule.parts
+            )
+            if self.schedule is None or objective_ns < self.objective_ns or cuts_less:
+                self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
+                if schedule.parts:
+                    self.drop_solver_bound()
+                bound_ns, bound_by = self.bound_ns, self.bound_by
+                if bound_ns > objective_ns:
+                    self.drop_solver_bound()
+                check_bound(self.bound_ns, objective_ns, self.bound_by)
+                self._note(found_by)
+                check_bound(bound_ns, objective_ns, bound_by)
+        return makespan_ns, objective_ns
+
+    def offer_valid(self, schedule: Schedule, found_by: str) -> None:
+        """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""
+        if self.exceeds_memory(schedule) is None:
+            self.offer(schedule, found_by)
+
+    def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
+        """Take a solver's lower bound if it is better than the one known, or the same with the log that it had not yet.
+
+        It holds for schedules of whole blocks, so it is taken only while the best schedule is one.
+
+        Raises:
+            Defect: a schedule of whole blocks is known that is better than the bound, which is not taken.
+        """
+        with self.interruption.deferred(), self._lock:
+            if self.whole is not None:
+                check_bound(bound_ns, self.whole_ns, bound_by)
+            if self.schedule is None or self.schedule.parts:
+                return
+            if bound_ns == self.bound_ns and bound_by == self.bound_by:
+                self.solver_log = solver_log or self.solver_log
+            if bound_ns > self.bound_ns:
+                self.bound_ns, self.bound_by, self.solver_log = bound_ns, bound_by, solver_log
+                self._note(bound_by)
+
+    def drop_solver_bound(self) -> None:
+        """Go back to the analytic bound."""
+        with self.interruption.deferred(), self._lock:
+            self.bound_ns, self.bound_by = self._analytic
+            self.solver_log = ()
+
+    def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
+        """The first rank that holds more than its limit, with peak and limit in bytes."""
+        peaks = peak_bytes(self.problem, schedule)
+        for rank, (peak, limit) in enumerate(zip(peaks, self.problem.memory_limit_bytes, strict=True)):
+            if limit is not None and peak > limit:
+                return rank, peak, limit
+        return None
+
+    def _note(self, found_by: str) -> None:
+        improvement = Improvement(
+            seconds=self.seconds,
+            makespan_ns=self.makespan_ns,
+            objective=self.problem.objective,
+            objective_ns=self.objective_ns,
+            lower_bound_ns=self.bound_ns,
+            found_by=found_by,
+        )
+        self.history.append(improvement)
+        self.report(improvement)

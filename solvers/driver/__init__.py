@@ -1,0 +1,1 @@
+"""Methods by name, and which of them work on a problem."""

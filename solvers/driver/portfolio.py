@@ -1,0 +1,302 @@
+"""The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
+
+A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
+search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
+rule and over the orders, then CP-SAT, whole or relaxed, and ends at the gap, the limit, or a proof; an interruption ends it with
+what is known then.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.ir.index import tables_of
+from schedc.solvers.common.failure import Failure, failure_of
+from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.interruption import Interruption, OutOfTime
+from schedc.solvers.driver.registry import SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Construct, Limits, Search
+    from schedc.solvers.common.incumbent import Improvement
+
+__all__ = ["Candidate", "Ended", "Outcome", "solve", "try_methods"]
+
+LARGE_OPS = 50_000
+"""From this many compute ops on, only the strongest variant of each heuristic is tried."""
+
+CPSAT_OPS = 12_000
+"""Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
+
+SMALL_OPS = 5_000
+"""Up to this many compute ops the methods that make a schedule at once take about a second together, and no clock ends them."""
+
+CONSTRUCTIVE_S = 3.0
+"""However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
+
+NEARLY = 0.95
+"""A search that ended by itself so close to the limit was ended by it."""
+
+
+class Ended(StrEnum):
+    """Why the work on a problem ended."""
+
+    PROVEN = "proven optimal"
+    WITHIN_GAP = "within the gap asked for"
+    OUT_OF_TIME = "out of time"
+    OUT_OF_WORK = "the deterministic limit is used up"
+    INTERRUPTED = "interrupted"
+    EXHAUSTED = "nothing left to try"
+    DONE = "the method is done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What one constructive method made of the problem, or the reason why not."""
+
+    method: str
+    seconds: float
+    makespan_ns: int | None = None
+    objective_ns: int | None = None
+    why_not: str = ""
+    failure: Failure | None = None
+    """Where the method ended with an exception of its own; what it had found before counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the methods found."""
+
+    incumbent: Incumbent
+    candidates: tuple[Candidate, ...]
+    ended: Ended
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Of the methods that failed, in the order in which they were tried."""
+        return tuple(candidate.failure for candidate in self.candidates if candidate.failure is not None)
+
+
+def solve(
+    problem: Problem,
+    method: str,
+    limits: Limits,
+    *,
+    bound_ns: int,
+    bound_by: str,
+    report: Callable[[Improvement], None],
+    on_method: Callable[[str], None] = lambda _: None,
+    interruption: Interruption | None = None,
+) -> Outcome:
+    """Run the method on the problem until the gap, the limit, a proof, or an interruption.
+
+    Nothing outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer.
+
+    Args:
+        problem: a valid problem.
+        method: `auto`, or a method's name with options in braces.
+        limits: when to stop.
+        bound_ns: the best analytic lower bound on the objective.
+        bound_by: its name.
+        report: is called with each improvement at once.
+        on_method: is called with the name of each method when it begins, if there are several.
+        interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
+
+    Raises:
+        InvalidInput: the method's name or options are wrong.
+        Exception: of a method that failed, where no other found a schedule.
+        KeyboardInterrupt: the run was interrupted before there was any schedule, and nothing listens.
+    """
+    interruption = interruption or Interruption()
+    incumbent = Incumbent(
+        problem=problem,
+        tables=tables_of(problem),
+        bound_ns=bound_ns,
+        bound_by=bound_by,
+        report=report,
+        interruption=interruption,
+    )
+    auto = is_auto(method)
+    is_constructive = not auto and method.partition("{")[0] not in SEARCHES
+    searches = () if is_constructive else _auto_searches(problem) if auto else ((method, 1.0),)
+    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is told at once
+    candidates: list[Candidate] = []
+    limit_s = limits.time_s if limits.deterministic is None else None
+    interrupted = False
+    try:
+        least_s = CONSTRUCTIVE_S if problem.num_ops <= SMALL_OPS else CONSTRUCTIVE_S / 3
+        constructive_s = None if limit_s is None else max(limit_s, least_s)
+        if is_constructive:
+            with interruption.alarm(constructive_s):
+                try_methods(incumbent, (method,), candidates)
+        else:
+            with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
+                try_methods(incumbent, candidate_names(problem), candidates, on_method)
+            # Loads compiled code, which takes longer than the others.
+            if incumbent.schedule is None or incumbent.gap > limits.gap:
+                with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
+                    try_methods(incumbent, ("rules",), candidates, on_method)
+        with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
+            _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
+    except OutOfTime:
+        incumbent.cut_short = True
+    except KeyboardInterrupt:
+        if incumbent.schedule is None:
+            raise
+        incumbent.cut_short = interrupted = True
+    ended = _ended(incumbent, limits, limit_s, interrupted=interrupted, searched=not is_constructive)
+    outcome = Outcome(incumbent=incumbent, candidates=tuple(candidates), ended=ended)
+    if incumbent.schedule is None and outcome.failures:
+        raise outcome.failures[0].exception
+    return outcome
+
+
+def _search(
+    incumbent: Incumbent,
+    runs: Iterable[tuple[str, Search, float]],
+    limits: Limits,
+    candidates: list[Candidate],
+    on_method: Callable[[str], None],
+    *,
+    by_name: bool,
+) -> None:
+    """Run the searches (name, search, share of what is left) one after another."""
+    for search, run, share in runs:
+        if incumbent.schedule is None or incumbent.gap <= limits.gap:
+            return
+        left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
+        if left_s is not None and left_s <= 0 and limits.deterministic is None:
+            incumbent.cut_short = True
+            return
+        slice_s = None if left_s is None else share * left_s
+        work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
+        on_method(search)
+        given = replace(limits, time_s=slice_s, deterministic=work)
+        begun, before_ns = time.perf_counter(), incumbent.objective_ns
+        why_not, failure = "ended before it found anything better", None
+        try:
+            with incumbent.interruption.raising():
+                why_not, failure = _run(search, run, incumbent, given, by_name=by_name)
+        finally:
+            seconds, is_better = time.perf_counter() - begun, incumbent.objective_ns != before_ns
+            candidates.append(
+                Candidate(
+                    method=search,
+                    seconds=seconds,
+                    makespan_ns=incumbent.makespan_ns if is_better else None,
+                    objective_ns=incumbent.objective_ns if is_better else None,
+                    why_not="" if is_better else why_not,
+                    failure=failure,
+                )
+            )
+
+
+def _ended(incumbent: Incumbent, limits: Limits, limit_s: float | None, *, interrupted: bool, searched: bool) -> Ended:
+    """Why the work ended."""
+    if incumbent.schedule is not None and incumbent.gap == 0:
+        return Ended.PROVEN
+    if incumbent.schedule is not None and incumbent.gap <= limits.gap:
+        return Ended.WITHIN_GAP
+    if interrupted or incumbent.interruption.requested:
+        return Ended.INTERRUPTED
+    if limits.deterministic is not None and searched:
+        return Ended.OUT_OF_WORK
+    if limit_s is not None and incumbent.cut_short and incumbent.seconds >= NEARLY * limit_s:
+        return Ended.OUT_OF_TIME
+    return Ended.EXHAUSTED if searched else Ended.DONE
+
+
+def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_name: bool) -> tuple[str, Failure | None]:
+    """Run one search; why it found nothing, if so, and how it failed, if it did.
+
+    One that does not exist for the problem is an error only where it was asked for by name.
+    """
+    try:
+        failure = failure_of(search, incumbent, lambda: run(incumbent, limits))
+    except Unsupported as reason:
+        if by_name:
+            raise
+        return str(reason), None
+    return "failed" if failure else "found nothing better", failure
+
+
+def candidate_names(problem: Problem) -> tuple[str, ...]:
+    """The constructive methods that every search starts from, with their options; `rules` comes after them."""
+    greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    return (*TEMPLATE_NAMES, *greedy, "paced", "paced{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
+
+
+def try_methods(
+    incumbent: Incumbent,
+    methods: Iterable[str],
+    candidates: list[Candidate],
+    on_method: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Offer each method's schedule to the incumbent, and append what became of it to the candidates.
+
+    While there is no schedule, an interruption waits for the first.
+
+    Raises:
+        InvalidInput: a method's name or options are wrong.
+    """
+    for method in methods:
+        construct = constructive(method)
+        on_method(method)
+        begun = time.perf_counter()
+        try:
+            with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
+                candidates.append(_construct(incumbent, method, construct))
+        except OutOfTime:
+            candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time"))
+            raise
+
+
+def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candidate:
+    """Offer one method's schedule to the incumbent."""
+    begun = time.perf_counter()
+    reached: list[tuple[int, int]] = []
+
+    def work() -> None:
+        schedule = construct(incumbent.problem)
+        excess = incumbent.exceeds_memory(schedule)
+        if excess is not None:
+            rank, peak, limit = excess
+            raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
+        reached.append(incumbent.offer(schedule, method))
+
+    why_not, failure = "failed", None
+    try:
+        failure = failure_of(method, incumbent, work)
+    except Unsupported as reason:
+        why_not = str(reason)
+    seconds = time.perf_counter() - begun
+    if not reached:
+        return Candidate(method=method, seconds=seconds, why_not=why_not, failure=failure)
+    ((makespan_ns, objective_ns),) = reached
+    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
+
+
+def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
+    """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
+    if problem.num_ops > CPSAT_OPS:
+        return (("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
+    if len(problem.stages) == problem.ranks:
+        return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
+    # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
+    return (
+        ("local{rounds=4}", 0.3),
+        ("polish{rounds=4}", 0.2),
+        ("cpsat", 0.15),
+        ("local{rounds=60}", 0.4),
+        ("polish{rounds=60}", 0.35),
+        ("relaxed", 0.95),
+        ("cpsat", 1.0),
+    )

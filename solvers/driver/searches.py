@@ -1,0 +1,155 @@
+"""The searches by name: each improves an incumbent within limits. They start where the constructive methods ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedc.solvers.common.base import Limits, Solved
+    from schedc.solvers.common.incumbent import Incumbent
+
+__all__ = ["cpsat", "local", "milp", "periodic", "polish", "relaxed"]
+
+
+def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
+    """Local search over the rule of a list scheduler; `evaluations` per climb and round, 0: as many as suit the problem's size."""
+    from schedc.solvers.search.local import local_search
+
+    best = local_search(
+        incumbent.problem,
+        evaluations=evaluations,
+        rounds=_rounds(rounds, limits),
+        seed=limits.seed,
+        time_s=None if limits.deterministic is not None else limits.time_s,
+        good_enough_ns=incumbent.bound_ns,
+    )
+    if best is not None:
+        incumbent.offer_valid(best.schedule, "local")
+        incumbent.cut_short |= best.cut_short
+        _end(best.ended_by)
+
+
+def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
+    """Local search over the orders of the best schedule of whole blocks: single ops are moved as long as nothing gets worse."""
+    from schedc.solvers.search.polish import polish_schedule
+
+    start = _start(incumbent)
+    if incumbent.problem.split_backward:
+        start = _split(start)
+    found = polish_schedule(
+        incumbent.problem,
+        start,
+        evaluations=evaluations,
+        rounds=_rounds(rounds, limits),
+        seed=limits.seed,
+        time_s=None if limits.deterministic is not None else limits.time_s,
+        good_enough_ns=incumbent.bound_ns,
+    )
+    incumbent.offer_valid(found.schedule, "polish")
+    incumbent.cut_short |= found.cut_short
+    _end(found.ended_by)
+
+
+def _rounds(rounds: int, limits: Limits) -> int:
+    """How many rounds of a local search a limit of work admits: one for each unit; a round takes a second or two on one core."""
+    return rounds if limits.deterministic is None else min(rounds, max(1, ceil(limits.deterministic)))
+
+
+def _split(schedule: Schedule) -> Schedule:
+    """Each fused backward as B and W, one after the other."""
+    return Schedule(
+        orders=tuple(
+            tuple(
+                each
+                for op in order
+                for each in ([op] if op.kind is not Kind.BW else [op._replace(kind=Kind.B), op._replace(kind=Kind.W)])
+            )
+            for order in schedule.orders
+        )
+    )
+
+
+def periodic(incumbent: Incumbent, limits: Limits) -> None:
+    """Periodic schedules: one wave of microbatches, solved with its period as objective and repeated."""
+    from schedc.solvers.search.periodic import periodic as repeat
+
+    timed = limits.deterministic is None
+    incumbent.work += limits.deterministic or 0.0  # it does not tell what it spent of it
+    given = limits if timed else replace(limits, time_s=None)
+    repeat(incumbent.problem, limits=given, on_schedule=lambda schedule: incumbent.offer_valid(schedule, "periodic"))
+    incumbent.cut_short |= timed and incumbent.found_by == "periodic"
+
+
+def cpsat(incumbent: Incumbent, limits: Limits) -> None:
+    """CP-SAT from the best schedule of whole blocks. Workers, seed and limits are the command's."""
+    from schedc.solvers.exact.cpsat import solve_cpsat
+
+    solved = solve_cpsat(
+        incumbent.problem,
+        _start(incumbent),
+        limits=limits,
+        known_bound_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "cpsat"),
+        on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, "cpsat", ()),
+    )
+    _take(incumbent, solved, "cpsat", limits)
+
+
+def relaxed(incumbent: Incumbent, limits: Limits) -> None:
+    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
+    from schedc.solvers.exact.refute import refute
+
+    start = _start(incumbent)
+    if incumbent.schedule is not start:
+        return  # what is best cuts blocks, and bounds for whole blocks do not speak of it
+    found = refute(
+        incumbent.problem,
+        bound_ns=incumbent.bound_ns,
+        objective_ns=incumbent.objective_ns,
+        limits=limits,
+        on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, "cpsat", log),
+    )
+    incumbent.work += found.work
+    incumbent.cut_short |= found.cut_short and limits.deterministic is None
+
+
+def milp(incumbent: Incumbent, limits: Limits) -> None:
+    """HiGHS from the best schedule of whole blocks."""
+    from schedc.solvers.exact.milp import solve_milp
+
+    solved = solve_milp(
+        incumbent.problem,
+        _start(incumbent),
+        limits=limits,
+        known_bound_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "milp"),
+    )
+    _take(incumbent, solved, "milp", limits)
+
+
+def _start(incumbent: Incumbent) -> Schedule:
+    if incumbent.whole is None:
+        raise Unsupported("no schedule of whole blocks is known to start from")
+    return incumbent.whole
+
+
+def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
+    """The solver's last word."""
+    incumbent.work += solved.work
+    incumbent.offer_valid(solved.schedule, name)
+    incumbent.raise_bound(solved.lower_bound_ns, name, solved.log)
+    if limits.deterministic is None and (solved.status not in ("OPTIMAL", "INFEASIBLE") or incumbent.found_by == name):
+        incumbent.cut_short = True  # threads raced for what was found, or a clock ended them
+    _end(solved.ended_by)
+
+
+def _end(interruption: BaseException | None) -> None:
+    """Let the interruption that ended a search end what comes after it, too, now that what the search found is kept."""
+    if interruption is not None:
+        raise interruption

@@ -1,0 +1,1 @@
+"""CP-SAT and MILP as solvers, and refutation: schedules with proofs."""

@@ -1,0 +1,157 @@
+"""CP-SAT as a solver: a Problem and an incumbent in, a better schedule and a proven lower bound out.
+
+The model is `schedc.models.cpsat`; this module runs it: search parameters, limits, seed, progress. CP-SAT's objective is never
+trusted: schedules are timed by the simulator, and only the bound is CP-SAT's own word. It holds for schedules of whole blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ortools.sat.python import cp_model
+
+from schedc.analysis.gap import check_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Defect
+from schedc.models.blocks import NothingAtMost, blocks_of
+from schedc.models.cpsat.extract import add_hint, schedule_of
+from schedc.models.cpsat.model import build
+from schedc.models.grid import grid_of
+from schedc.models.start_windows import windows_of
+from schedc.solvers.common.base import Solved
+from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.common.proof import bound_of_none
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.models.cpsat.model import Variables
+    from schedc.solvers.common.base import Limits
+
+__all__ = ["run", "solve_cpsat", "solver_of"]
+
+
+def solve_cpsat(
+    problem: Problem,
+    incumbent: Schedule,
+    *,
+    limits: Limits,
+    known_bound_ns: int = 0,
+    on_schedule: Callable[[Schedule], None] = lambda _: None,
+    on_bound: Callable[[int], None] = lambda _: None,
+) -> Solved:
+    """Improve the incumbent, or prove that nothing is better.
+
+    Args:
+        problem: what must be done.
+        incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
+        limits: when to stop, and the seed.
+        known_bound_ns: a lower bound that is known already; the search does not look below it.
+        on_schedule: hears of every better schedule.
+        on_bound: hears of every better bound, in nanoseconds.
+
+    Raises:
+        Defect: a bound is above the incumbent's objective, CP-SAT says that there is no schedule as good, or the model is invalid.
+    """
+    timeline = simulate(problem, incumbent)
+    best, best_ns = incumbent, timeline.objective_ns(problem.objective)
+    check_bound(known_bound_ns, best_ns, "known before cpsat")
+    grid = grid_of(problem, timeline.makespan_ns)
+    blocks = blocks_of(problem, grid)
+    windows = windows_of(problem, blocks)
+    asked, asked_ns = problem, best_ns
+    if problem.objective == "stage-span" and not windows.first_ops:
+        # Where it is open with which op a rank's span begins, the makespan stands in for the span, and bounds nothing.
+        asked, asked_ns = dataclasses.replace(problem, objective="makespan"), timeline.makespan_ns
+        windows = windows_of(asked, blocks)
+    # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
+    valid = blocks.complete and asked is problem and (grid.exact or problem.objective == "makespan")
+    # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
+    floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
+    try:
+        variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
+    except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status="INFEASIBLE", log=(str(reason),))
+    add_hint(variables, incumbent, timeline, grid, asked_ns)
+    solver = solver_of(limits)
+    listener = _Listener(variables, problem, on_schedule)
+    if valid:
+        solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
+    status, ended_by = run(solver, variables.model, listener)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        found = schedule_of(variables, problem, solver.value)
+        found_ns = simulate(problem, found).objective_ns(problem.objective)
+        if found_ns < best_ns and not verify_schedule(problem, found):
+            best, best_ns = found, found_ns
+    name = solver.status_name(status)
+    if status == cp_model.MODEL_INVALID:
+        raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
+    if status == cp_model.INFEASIBLE:
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+    else:
+        bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
+    log, work = _log(solver, variables, name), solver.response_proto.deterministic_time
+    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work, ended_by=ended_by)
+
+
+def run(
+    solver: cp_model.CpSolver, model: cp_model.CpModel, listener: cp_model.CpSolverSolutionCallback | None = None
+) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
+    """Solve in a thread of its own, so that an interruption is noticed at once; the status, and the interruption that ended it.
+
+    CP-SAT's own way with Ctrl-C leaves the default handler behind, and would kill the process the next time.
+    """
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(solver.solve, model, listener)
+        ended_by = wait_for([job], solver.stop_search)
+    return job.result(), ended_by
+
+
+def solver_of(limits: Limits) -> cp_model.CpSolver:
+    """CP-SAT with these limits, workers and seed."""
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = limits.workers
+    parameters.random_seed = limits.seed
+    parameters.relative_gap_limit = limits.gap
+    if limits.deterministic is not None:
+        parameters.max_deterministic_time = limits.deterministic
+        parameters.interleave_search = True  # the workers take turns in a fixed order
+    elif limits.time_s is not None:
+        parameters.max_time_in_seconds = limits.time_s
+    return solver
+
+
+def _log(solver: cp_model.CpSolver, variables: Variables, status: str) -> tuple[str, ...]:
+    """What the bound rests on. The model's digest lets anybody who builds the same model check that it was this one."""
+    model = hashlib.sha256(str(variables.model.proto).encode()).hexdigest()
+    settings = solver.parameters
+    parameters = f"{settings.num_workers} workers, seed {settings.random_seed}, gap {settings.relative_gap_limit}"
+    variable_count, constraint_count = len(variables.model.proto.variables), len(variables.model.proto.constraints)
+    return (
+        f"solver CP-SAT, ortools {version('ortools')}",
+        parameters,
+        f"model {variable_count} variables, {constraint_count} constraints, sha256 {model}",
+        f"status {status}, best bound {int(solver.best_objective_bound)} ticks",
+    )
+
+
+class _Listener(cp_model.CpSolverSolutionCallback):
+    """Turns each solution of the solver into a schedule."""
+
+    def __init__(self, variables: Variables, problem: Problem, on_schedule: Callable[[Schedule], None]) -> None:
+        super().__init__()
+        self._variables, self._problem, self._on_schedule = variables, problem, on_schedule
+
+    def on_solution_callback(self) -> None:
+        """Report the solution."""
+        self._on_schedule(schedule_of(self._variables, self._problem, self.value))

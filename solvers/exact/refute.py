@@ -1,0 +1,142 @@
+"""A lower bound from a relaxation: CP-SAT refutes one makespan after another, each a little above the last.
+
+Takes a Problem with bounds from both sides; gives a better lower bound. The model is `schedc.models.cpsat.refute`: links, needs
+and the memory of a few ranks, while ranks compute any number of ops at once. Each makespan is a question of its own: windows are
+narrow then, and the answer comes sooner than a bound that creeps. It is CP-SAT's word, and speaks of schedules of whole blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ortools.sat.python import cp_model
+
+from schedc.analysis.bounds.heads_and_tails import frames_of, visits_of
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_rank
+from schedc.analysis.bounds.memory_states import way_of
+from schedc.analysis.gap import check_bound
+from schedc.errors import Unsupported
+from schedc.models.blocks import blocks_of
+from schedc.models.cpsat.refute import build_relaxed
+from schedc.models.grid import grid_of
+from schedc.models.start_windows import windows_of
+from schedc.solvers.exact.cpsat import run, solver_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Limits
+
+__all__ = ["Refuted", "refute"]
+
+STEPS, MOST_STEPS = 100, 1600
+"""The first step is the objective over the one, the least that is tried over the other."""
+LEAST_S = 0.25
+"""No question gets less."""
+RANKS = 3
+"""The memory of so many ranks counts: of those that it makes wait the longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuted:
+    """How far it came."""
+
+    lower_bound_ns: int
+    """The bound it was given, or a better one."""
+    cut_short: bool
+    """Whether a limit ended it; else the bound is the relaxation's optimum, or as good as was asked for."""
+    work: float = field(default=0.0, compare=False)
+    """What it spent, in the units of a deterministic limit."""
+
+
+def refute(
+    problem: Problem,
+    *,
+    bound_ns: int,
+    objective_ns: int,
+    limits: Limits,
+    on_bound: Callable[[int, tuple[str, ...]], None] = lambda *_: None,
+) -> Refuted:
+    """Refute makespans from the bound up to the objective, as far as the relaxation and the limits let.
+
+    Every step asks for a relaxed schedule of at most so many ticks. Where there is none, there is no schedule of whole blocks
+    either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
+    them is the relaxation's optimum, which bounds all schedules, and the end.
+
+    Args:
+        problem: what must be done.
+        bound_ns: a lower bound that is known already.
+        objective_ns: the makespan of a schedule that is known.
+        limits: when to stop, the seed and the workers; in deterministic time all steps share the limit.
+        on_bound: hears of each better bound, and what it rests on.
+
+    Raises:
+        Unsupported: the objective is another one, or no model holds every schedule of the problem.
+        Defect: a bound is above the makespan of the known schedule.
+    """
+    if problem.objective != "makespan":
+        raise Unsupported(f"relaxed bounds the makespan; the objective is {problem.objective}")
+    check_bound(bound_ns, objective_ns, "known before relaxed")
+    grid = grid_of(problem, objective_ns)
+    blocks = blocks_of(problem, grid)
+    if not blocks.complete:
+        raise Unsupported("relaxed needs microbatches that are alike, and no fused backward that is faster than its halves")
+    windows, ranks = windows_of(problem, blocks), _ranks(problem)
+    begun, spent = time.perf_counter(), 0.0
+    lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)
+    step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
+    while lower < enough and objective_ns - bound_ns > limits.gap * objective_ns:
+        left_s = None if limits.time_s is None else limits.time_s - (time.perf_counter() - begun)
+        work = None if limits.deterministic is None else limits.deterministic - spent
+        if step < least or any(left is not None and left <= 0 for left in (left_s, work)):
+            return Refuted(lower_bound_ns=bound_ns, cut_short=True, work=spent)
+        upper = max(windows.path, min(lower + step, enough - 1))
+        model = build_relaxed(problem, blocks, windows, lower, upper, ranks)
+        # No question gets more than half of what is left, so that a smaller step can follow one that is not answered.
+        time_s = None if left_s is None else max(left_s / 2, LEAST_S)
+        deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
+        solver = solver_of(replace(limits, time_s=time_s, deterministic=deterministic, gap=0.0))
+        status, ended_by = run(solver, model)
+        spent += solver.response_proto.deterministic_time
+        if status == cp_model.UNKNOWN:
+            if ended_by is not None:
+                raise ended_by
+            step //= 2
+            continue
+        lower = upper + 1 if status == cp_model.INFEASIBLE else max(lower, int(solver.best_objective_bound))
+        if lower * grid.tick_ns > bound_ns:
+            bound_ns = lower * grid.tick_ns
+            check_bound(bound_ns, objective_ns, "relaxed")
+            found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
+            on_bound(bound_ns, _log(solver, model, ranks, found))
+        if ended_by is not None:
+            raise ended_by
+        if status != cp_model.INFEASIBLE:
+            return Refuted(lower_bound_ns=bound_ns, cut_short=status != cp_model.OPTIMAL, work=spent)
+    return Refuted(lower_bound_ns=bound_ns, cut_short=False, work=spent)
+
+
+def _ranks(problem: Problem) -> tuple[int, ...]:
+    """Those ranks whose memory limit counts."""
+    (frames,) = frames_of(problem, visits_of(problem)).values()
+    way = way_of(problem, frames)
+    bounds_ns = [chunk_window_bound_of_rank(problem, frames, way, rank) for rank in range(problem.ranks)]
+    return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
+
+
+def _log(solver: cp_model.CpSolver, model: cp_model.CpModel, ranks: tuple[int, ...], found: str) -> tuple[str, ...]:
+    """What the last bound rests on."""
+    digest = hashlib.sha256(str(model.proto).encode()).hexdigest()
+    variables, constraints = len(model.proto.variables), len(model.proto.constraints)
+    return (
+        f"solver CP-SAT, ortools {version('ortools')}",
+        f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+        f"relaxed: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
+        f"model {variables} variables, {constraints} constraints, sha256 {digest}",
+        found,
+    )

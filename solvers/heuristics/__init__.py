@@ -1,0 +1,1 @@
+"""Constructive methods that run the list scheduler: greedy, PipeMorph, the table of rules."""

@@ -1,0 +1,189 @@
+"""Greedy sub-block scheduling (CrossPipe, section 4.2, CrossUDSub), for any placement: a Problem in, a Schedule out.
+
+The list scheduler picks ranks by earliest possible start and ops by priority; W blocks are cut into sub-blocks, which fill gaps and
+run when memory keeps F out. How far F may run ahead of B, and the like, is chosen by trying a few rules (`GreedyRule`) and keeping
+the one whose schedule ends first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from schedc.errors import InvalidInput
+from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
+from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.solvers.kernel.list_scheduler import ListSchedule
+
+__all__ = ["GreedyRule", "choose_rule", "greedy"]
+
+Number = TypeVar("Number", int, float)
+
+CHOOSING_BLOCKS = 18_000
+"""On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
+that decide most."""
+
+MOST = {"n_sub": 256, "in_flight": 2**20, "weight_lag": 1_000, "look_ahead": 1_000}
+"""The largest values of the options that are numbers: larger ones change nothing, but cost time and overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyRule:
+    """One rule of the greedy method, in terms that fit any problem. B go before F, and F before W, except as said here."""
+
+    in_flight: int | None = None
+    """Cap on each stage's activations in flight: so many more than `round_trip_in_flight`; None: memory alone limits them."""
+    whole_period: bool = False
+    """Round trips are counted in periods of F + B + W, as in a steady state without gaps; else of F + B, as in warm-up."""
+    weight_lag: float = 0.0
+    """How many W a stage leaves waiting for later gaps, in shares of how many fewer microbatches its round trip holds than the
+    longest one (ZB-H1: 1)."""
+    alternate: bool = False
+    """After a B, a rank runs F before B: the steady phase's interleaving in full blocks."""
+    shallow_forward: bool = False
+    """With several stages on a rank: F of the earlier stage go first, else of the later."""
+    deep_backward: bool = False
+    """With several stages on a rank: B of the later stage go first, else of the earlier."""
+    look_ahead: float = 0.0
+    """How long a rank may wait for an op of higher priority, in units of the longest F."""
+
+    def rule(self, problem: Problem, n_sub: int) -> Rule:
+        """The list scheduler's rule for the problem."""
+        count = len(problem.stages)
+        depth = [0] * count
+        for path in problem.paths:
+            for position, stage in enumerate(path):
+                depth[stage] = position
+        trips = round_trip_in_flight(problem, whole_period=self.whole_period)
+        return Rule(
+            priority=tuple(
+                (count - at if self.shallow_forward else at, 2 * count + (at if self.deep_backward else count - at), -1)
+                for at in depth
+            ),
+            in_flight=tuple(None if self.in_flight is None else trip + self.in_flight for trip in trips),
+            warm_up=(0,) * count,
+            weight_lag=tuple(int(self.weight_lag * (max(trips) - trip)) for trip in trips),
+            look_ahead_ns=int(self.look_ahead * max(max(stage.forward_ns) for stage in problem.stages)),
+            alternate=self.alternate,
+            n_sub=n_sub,
+        )
+
+
+def greedy(
+    problem: Problem,
+    *,
+    n_sub: int = 4,
+    in_flight: int | str = "auto",
+    alternate: bool | str = "auto",
+    weight_lag: float | str = "auto",
+    look_ahead: float | str = "auto",
+) -> Schedule:
+    """The greedy sub-block schedule of the problem. It never exceeds a memory limit, and never strands itself.
+
+    What is "auto" is chosen: a few values are tried, one option after the other, each time keeping the best; on large problems with
+    fewer microbatches and options. Every value may also be given as text.
+
+    Args:
+        problem: any placement, links and memory limits.
+        n_sub: into how many equal parts a W may be cut; 1: blocks stay whole.
+        in_flight: cap on each stage's activations in flight: so many above what the stage's round trip needs; "memory": no cap.
+        alternate: whether a rank runs F before B after a B.
+        weight_lag: how many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0.
+        look_ahead: how long a rank may wait for an op of higher priority, in units of the longest F.
+
+    Raises:
+        InvalidInput: an option has a value that means nothing.
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    given: dict[str, Any] = {}
+    parts = _number("n_sub", n_sub, int, 1)
+    if in_flight != "auto":
+        given["in_flight"] = None if in_flight == "memory" else _number("in_flight", in_flight, int, 0, ', or "memory"')
+    if alternate != "auto":
+        if str(alternate).lower() not in ("true", "false"):
+            raise InvalidInput(f"greedy: alternate is {alternate!r}; expected true or false")
+        given["alternate"] = str(alternate).lower() == "true"
+    if weight_lag != "auto":
+        given["weight_lag"] = _number("weight_lag", weight_lag, float, 0)
+    if look_ahead != "auto":
+        given["look_ahead"] = _number("look_ahead", look_ahead, float, 0)
+    return choose_rule(problem, parts, **given)[1].schedule
+
+
+def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule, ListSchedule]:
+    """The best of a few rules and what it makes of the problem; `greedy` without checks.
+
+    Args:
+        problem: any problem.
+        n_sub: into how many equal parts a W may be cut.
+        given: fields of `GreedyRule` that are not to be chosen.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    trial = _first_microbatches(problem)
+    made: dict[GreedyRule, ListSchedule] = {}
+
+    def reached_ns(rule: GreedyRule) -> int:
+        if rule not in made:
+            made[rule] = list_schedule(trial, rule.rule(trial, n_sub))
+        return made[rule].objective_ns(trial.objective)
+
+    best = GreedyRule(**given)
+    options = _options(problem) if trial is problem else _options(problem)[:2]
+    for option in options:
+        if option and not given.keys() & option[0].keys():
+            best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
+    if trial is problem and best in made:
+        return best, made[best]
+    return best, list_schedule(problem, best.rule(problem, n_sub))
+
+
+def _options(problem: Problem) -> list[tuple[dict[str, Any], ...]]:
+    """What is tried beside the defaults of `GreedyRule`, option by option; what decides most comes first."""
+    several = len(problem.stages) > problem.ranks
+    chunks = tuple({"shallow_forward": f, "deep_backward": b} for f, b in ((False, True), (True, False), (True, True)))
+    return [
+        tuple({"in_flight": extra, "whole_period": whole} for whole in (False, True) for extra in (0, 1, 2)),
+        ({"weight_lag": 0.5}, {"weight_lag": 1.0}) if problem.split_backward else (),
+        ({"alternate": True},),
+        chunks if several else (),
+        ({"look_ahead": 0.25}, {"look_ahead": 0.5}),
+    ]
+
+
+def _first_microbatches(problem: Problem) -> Problem:
+    """The problem with only as many microbatches as rules are compared on."""
+    per_microbatch = 3 * max(map(len, problem.paths))
+    count = max(2 * len(problem.paths), CHOOSING_BLOCKS // per_microbatch)
+    if count >= problem.microbatches:
+        return problem
+    stages = tuple(
+        replace(
+            stage,
+            forward_ns=stage.forward_ns[:count],
+            backward_input_ns=stage.backward_input_ns[:count],
+            backward_weight_ns=stage.backward_weight_ns[:count],
+            backward_ns=stage.backward_ns[:count],
+        )
+        for stage in problem.stages
+    )
+    return replace(problem, microbatches=count, path_of=problem.path_of[:count], stages=stages)
+
+
+def _number(name: str, value: object, number: Callable[[str], Number], least: int, otherwise: str = "") -> Number:
+    """The value of an option as a number, which its text may say too."""
+    try:
+        found = number(str(value))
+    except ValueError:
+        found = None
+    if found is None or not least <= found <= MOST[name]:
+        kind = "whole number" if number is int else "number"
+        raise InvalidInput(f"greedy: {name} is {value!r}; expected a {kind} from {least} to {MOST[name]}{otherwise}")
+    return found

@@ -1,0 +1,139 @@
+"""PipeMorph's planning (its section 4, algorithms 1 to 4): warm-up forwards that absorb slow links, then B before F before W.
+
+Takes a Problem with one stage on each rank and one path; gives a Schedule. The warm-up counts are planned by `initial_warm_up` or
+`adapted_warm_up`, pure functions of numbers; the list scheduler does the rest (algorithms 3 and 4, by events, not time steps).
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput, Unsupported
+from schedc.ir.ops import Kind
+from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["POLICIES", "adapted_warm_up", "initial_warm_up", "pipemorph", "planned_warm_up"]
+
+POLICIES = ("adapted", "initial")
+
+BACKWARD_FORWARD_WEIGHT = (1, 2, 0)
+"""The priorities of F, B and W after warm-up (algorithm 3, line 12)."""
+
+
+def pipemorph(problem: Problem, *, policy: str = "adapted", warm_up: Sequence[int] | None = None) -> Schedule:
+    """PipeMorph's schedule of the problem.
+
+    Every stage first runs its warm-up count of F and nothing else; then B before F before W. The paper's planner knows no memory
+    limit after warm-up; here a limit holds throughout: warm-up counts are lowered to what fits, and an F that does not fit
+    waits, so that W release memory. A warm-up count above the stage before it cannot be met and is lowered to that.
+
+    Args:
+        problem: one path, one stage on each rank, in any order of ranks.
+        policy: "adapted" to the links (algorithm 2), or "initial", for unknown links (algorithm 1): from the first rank's memory
+            limit or, without one, slackness 2 everywhere.
+        warm_up: the warm-up counts along the path instead of a policy's.
+
+    Raises:
+        InvalidInput: the policy is unknown, or the warm-up counts do not fit the problem.
+        Unsupported: the placement is another one, or a memory limit does not hold one microbatch.
+    """
+    if len(problem.paths) > 1 or any(len(problem.stages_on(rank)) != 1 for rank in range(problem.ranks)):
+        raise Unsupported(f"pipemorph needs one path and one stage on each rank; the placement is {problem.placement}")
+    path = problem.paths[0]
+    counts = planned_warm_up(problem, policy) if warm_up is None else warm_up
+    if not isinstance(counts, (list, tuple)) or len(counts) != len(path) or min(counts) < 0:
+        raise InvalidInput(f"pipemorph: warm_up is {counts!r}; expected a list of {len(path)} counts of at least 0")
+    per_stage = [0] * len(path)
+    for stage, count in zip(path, counts, strict=True):
+        per_stage[stage] = count
+    rule = Rule(
+        priority=(BACKWARD_FORWARD_WEIGHT,) * len(path),
+        in_flight=(None,) * len(path),
+        warm_up=tuple(per_stage),
+        weight_lag=(0,) * len(path),
+    )
+    return list_schedule(problem, rule).schedule
+
+
+def initial_warm_up(stages: int, microbatches: int, most_in_flight: int) -> tuple[int, ...]:
+    """The warm-up counts that make every slackness as large as memory allows (algorithm 1).
+
+    Args:
+        stages: S.
+        microbatches: N; no count is above it (the paper's may be).
+        most_in_flight: x_max, how many activations the first stage can hold; at least 1.
+    """
+    if most_in_flight < 1:
+        raise ValueError(f"most_in_flight must be at least 1, got {most_in_flight}")
+    if stages == 1:
+        return (min(most_in_flight, microbatches),)
+    average, larger = divmod(most_in_flight - 1, stages - 1)
+    slackness = [average + 1 if i < larger else average for i in range(stages - 1)]
+    return tuple(min(count, microbatches) for count in accumulate(slackness, lambda x, delta: x - delta, initial=most_in_flight))
+
+
+def adapted_warm_up(
+    forward_ns: Sequence[int], backward_input_ns: Sequence[int], round_trip_ns: Sequence[int], microbatches: int
+) -> tuple[int, ...]:
+    """The warm-up counts whose slackness absorbs the links' delays (algorithm 2).
+
+    The printed algorithm has `t_{i+1}^B` and a floor where Equation 1 needs `t_i^B` and a ceiling; this one satisfies Equation 1:
+    `t_i^F + t_i^B + 2 c_i <= slackness_i (t_{i+1}^F + t_{i+1}^B)`. Its clip at N - 2S is never below 2 here, where the printed one
+    goes below 0 for N < 2S, and no count is above N.
+
+    Args:
+        forward_ns: t_i^F along the path.
+        backward_input_ns: t_i^B along the path.
+        round_trip_ns: 2 c_i, the delay from stage i to stage i + 1 and back; one fewer.
+        microbatches: N.
+    """
+    both_ns = [forward + backward for forward, backward in zip(forward_ns, backward_input_ns, strict=True)]
+    most = max(microbatches - 2 * len(both_ns), 2)
+    counts = [1]
+    for (here_ns, next_ns), delay_ns in zip(reversed(tuple(pairwise(both_ns))), reversed(round_trip_ns), strict=True):
+        needed = -(-(here_ns + delay_ns) // max(next_ns, 1))
+        counts.append(counts[-1] + min(most, max(needed, 2)))
+    return tuple(min(count, microbatches) for count in reversed(counts))
+
+
+def planned_warm_up(problem: Problem, policy: str) -> tuple[int, ...]:
+    """The warm-up counts of a policy along the problem's only path, before a memory limit lowers them.
+
+    A link's latency and its occupancy by one message both count as delay. Fused backwards count as B; costs that differ by
+    microbatch count with their largest.
+
+    Raises:
+        InvalidInput: the policy is unknown.
+    """
+    if policy not in POLICIES:
+        raise InvalidInput(f"pipemorph: policy is {policy!r}; expected {' or '.join(POLICIES)}")
+    path = problem.paths[0]
+    stages = [problem.stages[index] for index in path]
+    if policy == "initial":
+        limit_bytes, first_bytes = problem.memory_limit_bytes[stages[0].rank], stages[0].activation_bytes
+        if limit_bytes is None or not first_bytes:
+            return initial_warm_up(len(path), problem.microbatches, 2 * len(path) - 1)
+        return initial_warm_up(len(path), problem.microbatches, max(1, limit_bytes // first_bytes))
+    backward = Kind.B if problem.split_backward else Kind.BW
+    delays_ns = []
+    for before, after in pairwise(stages):
+        onward, back = problem.link(before.rank, after.rank), problem.link(after.rank, before.rank)
+        delays_ns.append(
+            onward.latency_ns
+            + onward.occupancy_ns(before.message_bytes)
+            + back.latency_ns
+            + back.occupancy_ns(before.gradient_message_bytes)
+        )
+    return adapted_warm_up(
+        [max(stage.forward_ns) for stage in stages],
+        [max(stage.durations_ns(backward)) for stage in stages],
+        delays_ns,
+        problem.microbatches,
+    )

@@ -1,0 +1,117 @@
+"""A fixed number of list-scheduling rules on the compiled kernel, the best of which is kept: a Problem in, a Schedule out.
+
+Greedy tries some fifteen rules in plain Python; the kernel places an op in some 50 ns, so that a table of rules and short climbs
+from the best of them take a few milliseconds (design notes: search over the rule, not over the order). Nothing depends on a clock:
+the same problem gives the same schedule. Blocks stay whole.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, product
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+
+from schedc.errors import Unsupported
+from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
+from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
+from schedc.solvers.search.local import facts_of, schedule_of_codes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["rules"]
+
+MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
+"""Activations in flight: so many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
+and `in_flight_before_first_backward`."""
+ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1), (2, 0, 1))
+"""The places of F, B and W among ops that count as ready; 0 goes first."""
+LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
+"""How long a rank may wait for an op that goes first, in units of the longest op."""
+WEIGHT_LAGS = (0.0, 1.0)
+"""How many W a stage leaves waiting, in shares of how many fewer microbatches its round trip holds than the longest one."""
+TABLE_OPS = 40_000
+"""On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
+LEAST_RULES = 20
+UNINTERRUPTED_OPS = 1_000_000
+"""After at most this many placed ops an interruption can end the table."""
+CLIMB_OPS = 30_000
+"""About so many ops are placed by the climbs together."""
+CLIMBS = 2
+"""The climbs start from so many best rules of the table."""
+
+
+def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
+    """The best schedule of a table of rules and of climbs from its best.
+
+    Args:
+        problem: any placement, links and memory limits. Where durations differ by microbatch, the first's are taken to choose.
+        climb_ops: how many ops the climbs may place; 0: no climbs.
+
+    Raises:
+        Unsupported: every rule stranded itself on memory.
+    """
+    facts = facts_of(problem)
+    ops = int(facts.count.sum()) * (3 if facts.split else 2)
+    caps, lags, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    order = room_for_orders(facts)
+    at_once = max(1, UNINTERRUPTED_OPS // max(1, ops))
+    values = np.concatenate(
+        [
+            _try_all(facts, caps[at:to], lags[at:to], priorities[at:to], looks[at:to], order)
+            for at, to in ((at, at + at_once) for at in range(0, len(looks), at_once))
+        ]
+    )
+    if values.min() >= STRANDED:
+        raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")
+    ranking = np.argsort(values, kind="stable")
+    best = int(ranking[0])
+    value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))
+    turns = climb_ops // (CLIMBS * max(1, ops))
+    most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
+    with stop_flag() as stop:  # nothing sets it before the end
+        for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
+            cap, lag, priority = caps[start].copy(), lags[start].copy(), priorities[start].copy()
+            reached, look = climb(facts, cap, lag, priority, int(looks[start]), most_cap, longest, turns, number, 0.0, stop)
+            if reached < value:
+                value, rule = int(reached), (cap, lag, priority, int(look))
+    run_rule(facts, *rule, order)
+    return schedule_of_codes(problem, facts, order)
+
+
+@numba.njit(cache=True, nogil=True)
+def _try_all(facts: Facts, caps: Any, lags: Any, priorities: Any, looks: Any, order: Any) -> Any:
+    """The end of each rule's schedule."""
+    values = np.empty(len(looks), np.int64)
+    for number in range(len(looks)):
+        values[number] = run_rule(facts, caps[number], lags[number], priorities[number], looks[number], order)
+    return values
+
+
+def _table(
+    problem: Problem, facts: Facts, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The rules' caps and weight lags [rule, stage], priorities [rule, kind, stage] and look-aheads, at most so many.
+
+    What changes most between neighbours decides most, so that the first rules are the most different.
+    """
+    depth = np.zeros(len(problem.stages), np.int64)
+    for path in problem.paths:
+        depth[list(path)] = np.arange(len(path))
+    # Within a kind, what local search starts from, too: F of later stages first, B of earlier ones.
+    apart = 2 * len(depth) + 100
+    within = np.stack((-depth, depth, np.zeros_like(depth)))
+    trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
+    in_flight = [facts.count, np.array(in_flight_before_first_backward(problem), np.int64)]
+    in_flight += [np.minimum(facts.count, trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
+    held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
+    ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
+    looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
+    chosen = list(islice(product(held_back, looks_ns, ordered, in_flight), most))
+    lags, looks, priorities, caps = zip(*chosen, strict=True)
+    return np.maximum(np.stack(caps), 1), np.stack(lags), np.stack(priorities), np.array(looks, np.int64)

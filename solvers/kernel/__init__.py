@@ -1,0 +1,1 @@
+"""The list scheduler, and the evaluator of orders."""

@@ -1,0 +1,226 @@
+"""Local search over the rule of a list scheduler, not over the order: caps, priorities, and a look-ahead.
+
+A Problem goes in, the best Schedule of many rules comes out (design notes: search over the rule, not over the order). Rules are
+climbed in rounds of a fixed number of evaluations, several climbs beside each other; a round's results do not depend on the clock,
+only how many rounds there are may.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+
+__all__ = ["Found", "facts_of", "local_search", "schedule_of_codes", "visits_of"]
+
+CLIMBS = 8
+"""Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best schedule of a local search."""
+
+    schedule: Schedule
+    end_ns: int
+    """Its objective by the kernel's clock, which serves shared trunks in the order of starts."""
+    cut_short: bool
+    """Whether the clock ended it."""
+    ended_by: BaseException | None = None
+    """The interruption that ended it, to be raised once the schedule is kept."""
+
+
+UNLIMITED = np.int64(1) << 60
+
+
+def visits_of(problem: Problem) -> list[list[int]]:
+    """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
+    visits: list[list[int]] = [[] for _ in problem.stages]
+    for microbatch in range(problem.microbatches):
+        for stage in problem.path(microbatch):
+            visits[stage].append(microbatch)
+    return visits
+
+
+def facts_of(problem: Problem) -> Facts:
+    """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
+    tables = tables_of(problem)
+    stages = len(problem.stages)
+    visits = visits_of(problem)
+    path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
+    fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    duration = np.zeros((3, stages), np.int64)
+    for stage, each in enumerate(visits):
+        microbatch = each[0] if each else 0
+        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+        for row, kind in enumerate(kinds):
+            duration[row, stage] = problem.duration_ns(kind, stage, microbatch)
+    columns = np.arange(stages)
+    occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
+    resource = np.full((3, stages), -1, np.int64)
+    for direction in (0, 1):
+        occupancy[direction] = tables.occupancy_ns[direction, path_of, columns]
+        latency[direction] = tables.latency_ns[direction, path_of, columns]
+        resource[direction] = tables.resource[direction, path_of, columns]
+    parallel = problem.data_parallel
+    gate = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
+    tail = np.array(parallel.reduce_scatter_ns if parallel else [0] * stages, np.int64)
+    return Facts(
+        stage_rank=tables.rank_of_stage,
+        count=np.array([len(each) for each in visits], np.int64),
+        fed_by=fed_by,
+        feeds=feeds,
+        duration=duration,
+        occupancy=occupancy,
+        latency=latency,
+        resource=resource,
+        resources=len(tables.resources),
+        gate=gate,
+        tail=tail,
+        held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
+        kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
+        limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
+        split=problem.split_backward,
+        span=problem.objective == "stage-span",
+    )
+
+
+def local_search(
+    problem: Problem,
+    *,
+    evaluations: int = 0,
+    rounds: int = 20,
+    seed: int = 0,
+    time_s: float | None = None,
+    good_enough_ns: int = 0,
+) -> Found | None:
+    """The best schedule found, or None if every rule stranded itself on memory.
+
+    Args:
+        problem: any placement, any memory limits.
+        evaluations: rules tried per climb and round; 0: as many as place about a million ops, 20 to 1,500.
+        rounds: at most so many.
+        seed: of the random changes.
+        time_s: end after the round in which so many seconds have passed.
+        good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
+    """
+    facts = facts_of(problem)
+    evaluations = evaluations or min(1500, max(20, 1_000_000 // int(3 * facts.count.sum())))
+    most_cap = np.maximum(facts.count, 1)
+    longest = int(facts.duration.max())
+    generator = np.random.default_rng(seed)
+    pool = [_first_rule(facts, most_cap, number, generator) for number in range(CLIMBS)]
+    values = [int(STRANDED)] * CLIMBS
+    begun, cut_short, ended_by = time.perf_counter(), False, None
+    with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
+        _compile(facts, most_cap, longest, pool[0], stop)
+        for turn in range(rounds):
+            heat = 0.01 * (1 - turn / rounds)
+            jobs = [
+                threads.submit(
+                    climb,
+                    facts,
+                    cap,
+                    lag,
+                    priority,
+                    look,
+                    most_cap,
+                    longest,
+                    evaluations,
+                    seed * 7919 + turn * CLIMBS + number,
+                    heat,
+                    stop,
+                )
+                for number, (cap, lag, priority, look) in enumerate(pool)
+            ]
+            ended_by = wait_for(jobs, partial(stop.fill, True))
+            for number, job in enumerate(jobs):
+                value, look = job.result()
+                values[number] = int(value)
+                pool[number] = (*pool[number][:3], int(look))
+            if ended_by is not None or min(values) <= good_enough_ns:
+                break
+            if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
+                cut_short = True
+                break
+            ranking = sorted(range(CLIMBS), key=values.__getitem__)
+            for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
+                cap, lag, priority, look = pool[winner]
+                pool[loser] = (cap.copy(), lag.copy(), priority.copy(), look)
+    best = min(range(CLIMBS), key=values.__getitem__)
+    if values[best] >= STRANDED:
+        if ended_by is not None:
+            raise ended_by
+        return None
+    cap, lag, priority, look = pool[best]
+    order = room_for_orders(facts)
+    run_rule(facts, cap, lag, priority, look, order)
+    return Found(schedule_of_codes(problem, facts, order), values[best], cut_short, ended_by)
+
+
+def _compile(
+    facts: Facts,
+    most_cap: NDArray[np.int64],
+    longest: int,
+    rule: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int],
+    stop: NDArray[np.bool_],
+) -> None:
+    """Have the kernel compiled, or loaded, here rather than in the threads: an interruption cannot end that there."""
+    cap, lag, priority, look = (each.copy() if isinstance(each, np.ndarray) else each for each in rule)
+    climb(facts, cap, lag, priority, look, most_cap, longest, 0, 0, 0.0, stop)
+
+
+def _first_rule(
+    facts: Facts, most_cap: NDArray[np.int64], number: int, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+    """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
+    stages = len(most_cap)
+    depth = _depths(facts)
+    longest = int(depth.max()) + 1
+    cap = np.minimum(most_cap, np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
+    priority = np.zeros((3, stages), np.int64)
+    priority[0] = 100 - depth
+    priority[1] = depth - longest
+    priority[2] = 300
+    lag = np.full(stages, number % 3, np.int64)
+    return cap, lag, priority + generator.integers(-3, 4, size=priority.shape), 0
+
+
+def _depths(facts: Facts) -> NDArray[np.int64]:
+    """Per stage, how many stages come before it on its path."""
+    depths = np.zeros(len(facts.feeds), np.int64)
+    for first in np.flatnonzero(facts.fed_by < 0).tolist():
+        stage, depth = first, 0
+        while stage >= 0:
+            depths[stage] = depth
+            stage, depth = int(facts.feeds[stage]), depth + 1
+    return depths
+
+
+def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int32]) -> Schedule:
+    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
+    kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
+    visits = visits_of(problem)
+    next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
+    orders = []
+    lengths = np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(int) * (3 if facts.split else 2)
+    for rank, length in enumerate(lengths.tolist()):
+        codes = order[rank, :length].tolist()
+        orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
+    return Schedule(orders=tuple(orders))
