@@ -1,0 +1,29 @@
+"""A training job imports little of schedc: what it runs on can be read in an afternoon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from imported_lines import lines_of_a_step
+from plans import one_f_one_b, plan_of
+from problems import make_problem
+from rank_processes import rank_processes
+
+from schedc.text.plan.plan_file import write_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_LINES = 11_200
+"""`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
+
+
+def test_a_training_job_imports_few_lines(tmp_path: Path) -> None:
+    problem = make_problem(2, 3)
+    path = tmp_path / "plan.json"
+    write_plan(plan_of(problem, one_f_one_b(problem)), path)
+    with rank_processes(2, tmp_path) as processes:  # fresh ones: those of other tests have imported more
+        ranks = processes.run(lines_of_a_step, str(path))
+    for lines in ranks:
+        assert isinstance(lines, dict), lines
+        assert sum(lines.values()) <= MOST_LINES, lines
