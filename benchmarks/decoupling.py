@@ -21,7 +21,7 @@ from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
-from schedc.compile import certify, compile_problem, replay
+from schedc.compile import certify, compile_problem, time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
@@ -95,7 +95,7 @@ def main() -> None:
         usual_ns, measured_ms = 0, {}
         for case in cases(before):
             trace = emulate(case.plan, scale=arguments.scale, runs=arguments.runs, queues=case.queues, delegate=case.delegate).trace
-            found = compare(case.plan, replay(case.plan), trace)
+            found = compare(case.plan, time_plan(case.plan), trace)
             usual_ns = usual_ns or found.measured.median_ns
             measured_ms[case.name] = found.measured.median_ns / MS
             theirs = published.get(case.as_published)

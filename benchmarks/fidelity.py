@@ -21,7 +21,7 @@ from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
 from schedc.bench.instances import instances
-from schedc.compile import compile_problem, replay
+from schedc.compile import compile_problem, time_plan
 from schedc.ir.ops import token
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
@@ -64,7 +64,7 @@ def main() -> None:
             plan = compile_problem(cell.problem, method=method, limits=Limits(time_s=time_s)).plan
             emulation = emulate(plan, scale=arguments.scale, runs=arguments.runs)
             before_others = before_others and emulation.before_others
-            found = compare(plan, replay(plan), emulation.trace)
+            found = compare(plan, time_plan(plan), emulation.trace)
             errors.append(found.measured.median_ns / found.predicted_ns - 1)
             progress.log(f"{cell.name} by {plan.made_by.method}: {errors[-1]:+.2%}")
             times_ns = (found.predicted_ns, found.measured.median_ns, found.measured.low_ns, found.measured.high_ns)

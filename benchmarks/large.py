@@ -27,7 +27,7 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.search.periodic import periodic
-from schedc.solvers.search.spread import paced
+from schedc.solvers.search.spread import spread
 from schedc.solvers.templates import TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -43,7 +43,7 @@ CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "zb-h1": TEMPLATES["zb-h1"].construct,
     "greedy, W whole": partial(greedy, n_sub=1),
     "greedy": greedy,
-    "greedy, paced": paced,
+    "greedy, spread": spread,
 }
 
 

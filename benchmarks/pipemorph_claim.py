@@ -32,7 +32,7 @@ from schedc.ir.problem import Problem, Stage
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.rule_table import rules
+from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.search.local import local_search
 from schedc.units import parse_duration_ns
 
@@ -46,14 +46,14 @@ REQUIRED_GAP, REQUIRED_MS = 0.01, 10.0
 RUNS = 5
 """A method's time is the least processor time of so many runs of its one thread: what else runs on the machine only adds to it."""
 METHODS: dict[str, Construct] = {
-    "rules": rules,
+    "rule-table": rule_table,
     **{
         name: constructive(name)
         for name in (
             "greedy",
             "greedy{n_sub=1}",
             "greedy{n_sub=2}",
-            "paced",
+            "spread",
             "pipemorph",
             "pipemorph{policy=initial}",
             "gpipe",
@@ -210,7 +210,7 @@ def by_method(results: Sequence[Result]) -> Table:
 def by_class(results: Sequence[Result]) -> Table:
     """Where each of the strongest methods loses."""
     table = Table(title="Mean and largest gap by class of problems", title_justify="left", box=None)
-    strongest = ("rules", "greedy", "paced", "pipemorph")
+    strongest = ("rule-table", "greedy", "spread", "pipemorph")
     for header in ("class", "problems", *strongest, "best of all"):
         table.add_column(header, justify="left" if header == "class" else "right")
     for attribute in ("stages", "links", "memory"):

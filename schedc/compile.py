@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.interruption import Interruption
     from schedc.verify.violation import Violation
 
-__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "replay", "time_methods"]
+__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "time_methods", "time_plan"]
 
 
 BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 25e-6, 1e-3
@@ -220,7 +220,7 @@ def check_plan(plan: Plan) -> tuple[Violation, ...]:
     return verify_plan(plan, bounds={bound.name: bound.value_ns for bound in lower_bounds(plan.problem)})
 
 
-def replay(plan: Plan, problem: Problem | None = None) -> Timeline:
+def time_plan(plan: Plan, problem: Problem | None = None) -> Timeline:
     """The plan's timeline, under its own costs or those of another problem with the same pipeline.
 
     Raises:

@@ -173,13 +173,13 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
 def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
     from schedc.cli import render
-    from schedc.compile import replay
+    from schedc.compile import time_plan
     from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
 
     read = read_plan(plan)
     problem = read.problem if job is None else load_job(job).problem
-    timeline = replay(read, problem)
+    timeline = time_plan(read, problem)
     if as_json:
         render.print_json(render.timeline_json(problem, read.schedule(), timeline))
     else:
@@ -196,12 +196,12 @@ def show(
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
     from schedc.cli.show import chosen_ranks, print_plan
-    from schedc.compile import replay
+    from schedc.compile import time_plan
     from schedc.text.plan.plan_file import read_plan
 
     from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
     read = read_plan(plan)
-    timeline = replay(read)
+    timeline = time_plan(read)
     plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown
     if not from_ns < min(plan_ns, plan_ns if to_ns is None else to_ns):
         raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")

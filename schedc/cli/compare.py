@@ -35,7 +35,7 @@ def compare_command(
     from schedc.analysis.comparison.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
     from schedc.cli.render import print_json
-    from schedc.compile import replay
+    from schedc.compile import time_plan
     from schedc.files.outputs import check_outputs
     from schedc.interop.perfetto.comparison import write_comparison
     from schedc.text.link_topology import write_link_topology
@@ -47,7 +47,7 @@ def compare_command(
     check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
     read, recorded = read_plan(plan), read_trace(trace)
     _check_same(read, recorded, plan, trace)
-    timeline = replay(read)
+    timeline = time_plan(read)
     try:
         comparison = compare(read, timeline, recorded, number)
     except InvalidInput as error:

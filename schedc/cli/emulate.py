@@ -39,7 +39,7 @@ def emulate_command(
     from schedc.analysis.comparison.compare import compare
     from schedc.cli.compare_render import comparison_table, print_comparison
     from schedc.cli.render import console, print_json
-    from schedc.compile import replay
+    from schedc.compile import time_plan
     from schedc.files.outputs import check_outputs
     from schedc.text.plan.plan_file import read_plan
     from schedc.text.trace_file import write_trace_file
@@ -52,7 +52,7 @@ def emulate_command(
     read = read_plan(plan)
     from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while
 
-    timeline = replay(read)
+    timeline = time_plan(read)
     with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
         emulation = emulate(read, scale=scale, runs=runs, queues=queues, report=report)
     comparison = compare(read, timeline, emulation.trace)

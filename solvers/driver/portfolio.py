@@ -143,7 +143,7 @@ def solve(
             # Loads compiled code, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
-                    try_methods(incumbent, ("rules",), candidates, on_method)
+                    try_methods(incumbent, ("rule-table",), candidates, on_method)
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
             _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
     except OutOfTime:
@@ -229,9 +229,9 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_n
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
-    """The constructive methods that every search starts from, with their options; `rules` comes after them."""
+    """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
     greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
-    return (*TEMPLATE_NAMES, *greedy, "paced", "paced{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
+    return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
 
 
 def try_methods(
@@ -297,6 +297,6 @@ def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
         ("cpsat", 0.15),
         ("local{rounds=60}", 0.4),
         ("polish{rounds=60}", 0.35),
-        ("relaxed", 0.95),
+        ("refute", 0.95),
         ("cpsat", 1.0),
     )

@@ -27,14 +27,14 @@ TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "han
 METHODS: dict[str, str] = {
     **dict.fromkeys(TEMPLATE_NAMES, "schedc.solvers.templates:TEMPLATES"),
     "greedy": "schedc.solvers.heuristics.greedy:greedy",
-    "paced": "schedc.solvers.search.spread:paced",
+    "spread": "schedc.solvers.search.spread:spread",
     "pipemorph": "schedc.solvers.heuristics.pipemorph:pipemorph",
-    "rules": "schedc.solvers.heuristics.rule_table:rules",
+    "rule-table": "schedc.solvers.heuristics.rule_table:rule_table",
 }
 """Each constructive method's module and function; for templates, the module's table."""
 
 SEARCHES: dict[str, str] = {
-    name: f"schedc.solvers.driver.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "relaxed", "milp")
+    name: f"schedc.solvers.driver.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "refute", "milp")
 }
 """Each search's module and function."""
 

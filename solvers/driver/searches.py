@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["cpsat", "local", "milp", "periodic", "polish", "relaxed"]
+__all__ = ["cpsat", "local", "milp", "periodic", "polish", "refute"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
@@ -101,14 +101,14 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
     _take(incumbent, solved, "cpsat", limits)
 
 
-def relaxed(incumbent: Incumbent, limits: Limits) -> None:
+def refute(incumbent: Incumbent, limits: Limits) -> None:
     """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
-    from schedc.solvers.exact.refute import refute
+    from schedc.solvers.exact.refute import refute as refute_makespans
 
     start = _start(incumbent)
     if incumbent.schedule is not start:
         return  # what is best cuts blocks, and bounds for whole blocks do not speak of it
-    found = refute(
+    found = refute_makespans(
         incumbent.problem,
         bound_ns=incumbent.bound_ns,
         objective_ns=incumbent.objective_ns,

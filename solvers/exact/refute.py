@@ -80,12 +80,12 @@ def refute(
         Defect: a bound is above the makespan of the known schedule.
     """
     if problem.objective != "makespan":
-        raise Unsupported(f"relaxed bounds the makespan; the objective is {problem.objective}")
-    check_bound(bound_ns, objective_ns, "known before relaxed")
+        raise Unsupported(f"refute bounds the makespan; the objective is {problem.objective}")
+    check_bound(bound_ns, objective_ns, "known before refute")
     grid = grid_of(problem, objective_ns)
     blocks = blocks_of(problem, grid)
     if not blocks.complete:
-        raise Unsupported("relaxed needs microbatches that are alike, and no fused backward that is faster than its halves")
+        raise Unsupported("refute needs microbatches that are alike, and no fused backward that is faster than its halves")
     windows, ranks = windows_of(problem, blocks), _ranks(problem)
     begun, spent = time.perf_counter(), 0.0
     lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)
@@ -111,7 +111,7 @@ def refute(
         lower = upper + 1 if status == cp_model.INFEASIBLE else max(lower, int(solver.best_objective_bound))
         if lower * grid.tick_ns > bound_ns:
             bound_ns = lower * grid.tick_ns
-            check_bound(bound_ns, objective_ns, "relaxed")
+            check_bound(bound_ns, objective_ns, "refute")
             found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
             on_bound(bound_ns, _log(solver, model, ranks, found))
         if ended_by is not None:
@@ -136,7 +136,7 @@ def _log(solver: cp_model.CpSolver, model: cp_model.CpModel, ranks: tuple[int, .
     return (
         f"solver CP-SAT, ortools {version('ortools')}",
         f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
-        f"relaxed: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
+        f"refute: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
         f"model {variables} variables, {constraints} constraints, sha256 {digest}",
         found,
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["rules"]
+__all__ = ["rule_table"]
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: so many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
@@ -46,7 +46,7 @@ CLIMBS = 2
 """The climbs start from so many best rules of the table."""
 
 
-def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
+def rule_table(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     """The best schedule of a table of rules and of climbs from its best.
 
     Args:
@@ -68,7 +68,7 @@ def rules(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
         ]
     )
     if values.min() >= STRANDED:
-        raise Unsupported("rules: every rule ran out of memory before the end; greedy keeps room for what must go first")
+        raise Unsupported("rule-table: every rule ran out of memory before the end; greedy keeps room for what must go first")
     ranking = np.argsort(values, kind="stable")
     best = int(ranking[0])
     value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))

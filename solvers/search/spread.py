@@ -1,7 +1,9 @@
-"""Greedy on links that are paced: part of a link's latency counts as occupancy while the order is chosen. Problem in, Schedule out.
+"""Greedy on links made busier than they are: part of a link's latency counts as occupancy while the order is chosen.
+
+A Problem goes in, a Schedule comes out.
 
 A link with occupancy o' ≥ o and latency l' = l − (o' − o) delivers nothing earlier than the link with o and l, so an order's
-makespan on paced links is an upper bound of its true one. But messages then leave such a link at a steady pace, not in bursts,
+makespan on the busier links is an upper bound of its true one. But messages then leave such a link evenly spread, not in bursts,
 and so do the ops that wait for them; greedy's orders are often better for it.
 """
 
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["paced", "paced_problem"]
+__all__ = ["spread", "spread_problem"]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def paced(problem: Problem, *, n_sub: int = 4) -> Schedule:
-    """The best of greedy's schedules on the problem's own links and on links paced by a few shares of the busiest rank's work.
+def spread(problem: Problem, *, n_sub: int = 4) -> Schedule:
+    """The best of greedy's schedules on the problem's links and on links made busier by shares of the busiest rank's work.
 
     Args:
         problem: any problem that greedy takes.
@@ -33,25 +35,25 @@ def paced(problem: Problem, *, n_sub: int = 4) -> Schedule:
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    variants = dict.fromkeys(paced_problem(problem, share) for share in SHARES)
+    variants = dict.fromkeys(spread_problem(problem, share) for share in SHARES)
     schedules = (greedy(variant, n_sub=n_sub) for variant in variants)
     return min(schedules, key=lambda schedule: simulate(problem, schedule).objective_ns(problem.objective))
 
 
-def paced_problem(problem: Problem, share: float) -> Problem:
-    """The problem with each link's occupancy raised, out of its latency, to so large a share of the busiest rank's mean work."""
+def spread_problem(problem: Problem, share: float) -> Problem:
+    """The problem with each link's occupancy raised, out of its latency, to this share of the busiest rank's mean work."""
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     work_ns = [0] * problem.ranks
     for stage, microbatch in problem.blocks():
         work_ns[problem.stages[stage].rank] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
-    pace_ns = int(share * max(work_ns) / problem.microbatches)
+    interval_ns = int(share * max(work_ns) / problem.microbatches)
     largest_bytes = max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)
-    return replace(problem, links=tuple(_paced_link(link, pace_ns, largest_bytes) for link in problem.links))
+    return replace(problem, links=tuple(_spread_link(link, interval_ns, largest_bytes) for link in problem.links))
 
 
-def _paced_link(link: Link, pace_ns: int, largest_bytes: int) -> Link:
+def _spread_link(link: Link, interval_ns: int, largest_bytes: int) -> Link:
     occupancy_ns = link.occupancy_ns(largest_bytes)
-    if link.latency_ns == 0 or occupancy_ns >= pace_ns:
+    if link.latency_ns == 0 or occupancy_ns >= interval_ns:
         return link
-    paced_ns = min(pace_ns, occupancy_ns + link.latency_ns)
-    return replace(link, transfer_ns=paced_ns, latency_ns=link.latency_ns - (paced_ns - occupancy_ns))
+    spread_ns = min(interval_ns, occupancy_ns + link.latency_ns)
+    return replace(link, transfer_ns=spread_ns, latency_ns=link.latency_ns - (spread_ns - occupancy_ns))

@@ -102,10 +102,10 @@ def test_other_plans_files_say_nothing_of_it(tmp_path: Path) -> None:
     assert b"cut_blocks" not in plan_json(plan)
 
 
-@pytest.mark.parametrize("method", ["greedy", "greedy{n_sub=4}", "paced"])
+@pytest.mark.parametrize("method", ["greedy", "greedy{n_sub=4}", "spread"])
 def test_methods_that_cut_leave_blocks_whole(tmp_path: Path, method: str) -> None:
     cut = compile_problem(problem(tmp_path, M70), method=method).plan
     whole = compile_problem(problem(tmp_path, TORCH), method=method).plan
     assert whole.parts == ()
-    assert cut.parts or method == "paced"
+    assert cut.parts or method == "spread"
     assert whole.certificate.makespan_ns >= parse_duration_ns("1 s")

@@ -171,7 +171,7 @@ def test_what_is_raised_while_a_solver_runs_ends_it(solve: Callable[..., Solved]
         solve(problem, one_by_one, limits=LIMITS, on_schedule=failing)
 
 
-@pytest.mark.parametrize("method", ["cpsat", "milp", "relaxed"])
+@pytest.mark.parametrize("method", ["cpsat", "milp", "refute"])
 def test_an_unsound_bound_is_told_and_not_certified(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsound(incumbent: Incumbent, _limits: Limits) -> None:
         incumbent.raise_bound(incumbent.objective_ns, method, ("a log",))
@@ -244,9 +244,9 @@ def test_a_relaxation_whose_answer_contradicts_a_schedule_is_a_defect(monkeypatc
     links = {(0, 1): (5, 20), (1, 0): (5, 20)}
     problem = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=links)
     known = simulate(problem, greedy(problem, n_sub=1)).makespan_ns
-    with pytest.raises(Defect, match="known before relaxed: the lower bound"):
+    with pytest.raises(Defect, match="known before refute: the lower bound"):
         refute(problem, bound_ns=known + 1, objective_ns=known, limits=LIMITS)
-    with pytest.raises(Defect, match="relaxed: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
+    with pytest.raises(Defect, match="refute: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
         refute(problem, bound_ns=0, objective_ns=100, limits=LIMITS)
 
 

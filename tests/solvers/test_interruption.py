@@ -137,7 +137,7 @@ def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
         ("polish{rounds=1000}", signal.SIGTERM),
         ("cpsat", signal.SIGINT),
         ("cpsat", signal.SIGTERM),
-        ("relaxed", signal.SIGINT),
+        ("refute", signal.SIGINT),
         ("milp", signal.SIGINT),
     ],
 )

@@ -16,7 +16,7 @@ from schedc.errors import Unsupported
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.search.periodic import periodic, solve_wave, unroll, wave_of_greedy
-from schedc.solvers.search.spread import paced, paced_problem
+from schedc.solvers.search.spread import spread, spread_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -78,18 +78,18 @@ def test_tiled_waves_are_the_same_schedule() -> None:
 def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: int) -> None:
     slow = (76_000_000, 9_500_000)
     problem = make_problem(16, 32, costs_ns=M70_NS, in_flight=16, links={(7, 8): slow, (8, 7): slow})
-    better, plain = paced(problem, n_sub=n_sub), greedy(problem, n_sub=n_sub)
+    better, plain = spread(problem, n_sub=n_sub), greedy(problem, n_sub=n_sub)
     assert verify_schedule(problem, better) == ()
     assert simulate(problem, better).makespan_ns < simulate(problem, plain).makespan_ns
 
 
 @given(problem=problems(max_microbatches=4), share=st.floats(0, 2))
 @settings(max_examples=40, deadline=None)
-def test_an_order_takes_no_longer_on_the_problem_s_links_than_on_paced_ones(problem: Problem, share: float) -> None:
-    unpaced = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
-    slower = paced_problem(unpaced, share)
+def test_an_order_takes_no_longer_on_the_problem_s_links_than_on_spread_ones(problem: Problem, share: float) -> None:
+    without_trunks = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
+    slower = spread_problem(without_trunks, share)
     schedule = greedy(slower)
-    assert simulate(unpaced, schedule).makespan_ns <= simulate(slower, schedule).makespan_ns
+    assert simulate(without_trunks, schedule).makespan_ns <= simulate(slower, schedule).makespan_ns
 
 
 def test_a_hint_is_a_whole_wave_of_what_greedy_does() -> None:

@@ -118,7 +118,7 @@ SEVERAL_CHUNKS = make_problem(
     in_flight=2,
     links={(0, 1): (9, 6), (1, 0): (9, 6)},
 )
-"""What `auto` hands to `cpsat` and `relaxed` in turns, as no analytic bound meets what it finds."""
+"""What `auto` hands to `cpsat` and `refute` in turns, as no analytic bound meets what it finds."""
 
 
 @pytest.mark.parametrize(("spent", "total"), [(1.0, 8.0), (0.0, None)])
@@ -131,7 +131,7 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
         given.append(limits.deterministic)
         incumbent.work += spent * limits.deterministic
 
-    for name in ("cpsat", "relaxed"):
+    for name in ("cpsat", "refute"):
         monkeypatch.setattr(searches, name, spend)
     without_local_search(monkeypatch)
     compile_problem(SEVERAL_CHUNKS, limits=Limits(deterministic=8.0))

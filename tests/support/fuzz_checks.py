@@ -65,22 +65,22 @@ CONSTRUCTIVE = (
     "greedy{n_sub=8}",
     "greedy{n_sub=3,in_flight=memory}",
     "greedy{alternate=true,weight_lag=1,look_ahead=1}",
-    "paced",
-    "paced{n_sub=1}",
+    "spread",
+    "spread{n_sub=1}",
     "pipemorph",
     "pipemorph{policy=initial}",
-    "rules",
+    "rule-table",
 )
 SEARCHES = (
     "local{rounds=1,evaluations=40}",
     "polish{rounds=1,evaluations=40}",
     "periodic",
     "cpsat",
-    "relaxed",
+    "refute",
     "milp",
     "auto",
 )
-COMPILED = ("greedy", "1f1b", "zb-h1", "rules", "paced", "gpipe", "interleaved")
+COMPILED = ("greedy", "1f1b", "zb-h1", "rule-table", "spread", "gpipe", "interleaved")
 """Methods by which a job is also compiled as a whole, twice."""
 
 METHODS_A_JOB = 3

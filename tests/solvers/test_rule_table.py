@@ -13,7 +13,7 @@ from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.solvers.heuristics.rule_table import rules
+from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
     try:
-        schedule = rules(problem, climb_ops=200)
+        schedule = rule_table(problem, climb_ops=200)
     except Unsupported:
         assert verify_schedule(problem, greedy(problem)) == ()  # it gives up on memory only, where greedy's reserves are needed
         return
@@ -32,31 +32,31 @@ def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
 
 
 def test_the_same_problem_gives_the_same_schedule() -> None:
-    assert rules(m70(2, 2)) == rules(m70(2, 2))
+    assert rule_table(m70(2, 2)) == rule_table(m70(2, 2))
 
 
 @pytest.mark.parametrize(("latency", "optimum_ms", "most"), [(0, 2128, 1.0), (2, 2736, 1.03)])
 def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: float) -> None:
     """M70, 8 ranks, 16 microbatches, memory for 8 (design notes, values to check against)."""
     problem = m70(latency, latency)
-    assert simulate(problem, rules(problem)).makespan_ns <= most * optimum_ms * 1_000_000
+    assert simulate(problem, rule_table(problem)).makespan_ns <= most * optimum_ms * 1_000_000
 
 
 @pytest.mark.parametrize("microbatches", [96, 128, 256])
 def test_it_fills_the_warm_up_as_zero_bubble_does(microbatches: int) -> None:
     """ZB-2p's published rates of 28.3B (Zero Bubble, table 5), which only an unhindered first backward reaches."""
     (instance,) = (each for each in instances("zero-bubble-span") if each.name == f"zb-28.3B-p32-n{microbatches}-linear-2p-span")
-    span_ns = simulate(instance.problem, rules(instance.problem, climb_ops=0)).objective_ns("stage-span")
+    span_ns = simulate(instance.problem, rule_table(instance.problem, climb_ops=0)).objective_ns("stage-span")
     work_ns = microbatches * sum(instance.problem.duration_ns(kind, 0, 0) for kind in (Kind.F, Kind.B, Kind.W))
     assert round(1 - work_ns / span_ns, 4) <= instance.published["ZB-2p"]
 
 
 def test_climbs_make_it_better() -> None:
     (problem,) = (instance.problem for instance in instances("random") if instance.name == "random-09")
-    climbed, table = (simulate(problem, rules(problem, climb_ops=ops)).makespan_ns for ops in (40_000, 0))
+    climbed, table = (simulate(problem, rule_table(problem, climb_ops=ops)).makespan_ns for ops in (40_000, 0))
     assert climbed < table
 
 
 def test_a_limit_below_one_microbatch_is_refused() -> None:
     with pytest.raises(Unsupported, match="out of memory"):
-        rules(make_problem(2, 3, in_flight=0))
+        rule_table(make_problem(2, 3, in_flight=0))
