@@ -33,7 +33,7 @@ from schedc.ir.problem import Link, Problem, Stage
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
     from schedc.runtime.transports.base import Transport
 
 MS = 1_000_000
@@ -109,8 +109,8 @@ def problem_of(case: Case) -> Problem:
 
 def run_case(case: Case, rounds: int, groups: Groups) -> list[int]:
     """What this rank finds: for latency, when it sent and had each message; else when the first was sent, or each was there."""
+    from schedc.runtime.common.program import Message, Wire
     from schedc.runtime.emulation.injected import Injection
-    from schedc.runtime.execution.program import Message, Wire
     from schedc.runtime.transports.gloo import connect_gloo
 
     injection = Injection(problem_of(case), groups)
@@ -140,7 +140,7 @@ def ping_pong(incoming: Transport, outgoing: Transport, rounds: int) -> list[int
     import torch
     import torch.distributed as dist
 
-    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.common.header import TensorKind
 
     begins = dist.get_rank() == 0
     ball, kind, times = torch.zeros(1), TensorKind(torch.float32, (1,)), []
@@ -162,7 +162,7 @@ def back_to_back(incoming: Transport, outgoing: Transport, size_bytes: int, roun
     """Send all messages at once, and say when; or take them, and say when each was there."""
     import torch
 
-    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.common.header import TensorKind
 
     if sends:
         message = torch.zeros(size_bytes, dtype=torch.uint8)
@@ -198,8 +198,8 @@ def be_rank(rank: int, store: str, rounds: int, before_others: bool, answers: Co
     import torch
     import torch.distributed as dist
 
+    from schedc.runtime.common.groups import Groups
     from schedc.runtime.emulation.timer import keep_sharp
-    from schedc.runtime.session.groups import Groups
 
     torch.set_num_threads(1)
     if before_others:

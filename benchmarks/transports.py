@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.execution.program import Wire
-from schedc.runtime.session.groups import Groups
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 from schedc.units import format_bytes

@@ -11,8 +11,8 @@ A training job loads a plan with its stages and runs steps; everything between i
 
 from __future__ import annotations
 
-from schedc.runtime.execution.failure import NonFiniteLoss, TransferFailed
-from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.session.loading import load
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.session.swap import Swap

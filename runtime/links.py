@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.files.outputs import check_outputs
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
 from schedc.text.links_file import MeasuredLink, write_links
 from schedc.text.plan.plan_file import read_plan

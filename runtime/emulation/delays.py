@@ -13,7 +13,7 @@ from schedc.runtime.execution.channels import TAGS
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.runtime.execution.program import Message, Wire
+    from schedc.runtime.common.program import Message, Wire
 
 __all__ = ["NO_TAG", "OwnLink", "Reservable", "WireDelay", "delay_of", "same_transfer"]
 

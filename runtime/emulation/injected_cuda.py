@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from schedc.runtime.common.failure import NoAnswer, found_elsewhere
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
 from schedc.runtime.emulation.errands import Errands
-from schedc.runtime.emulation.injected import InjectedTransport, message_tag
+from schedc.runtime.emulation.stamped import InjectedTransport, message_tag
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import NoAnswer, found_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.runtime.common.header import TensorKind
     from schedc.runtime.emulation.delays import Reservable, WireDelay
-    from schedc.runtime.execution.header import TensorKind
     from schedc.runtime.transports.base import Ends, Outgoing
     from schedc.runtime.transports.streams import Mark
 

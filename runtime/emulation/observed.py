@@ -11,17 +11,17 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
 from schedc.runtime.emulation.errands import Errands
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import NoAnswer
 
 if TYPE_CHECKING:
     import torch
 
+    from schedc.runtime.common.header import TensorKind
     from schedc.runtime.emulation.delays import Reservable, WireDelay
-    from schedc.runtime.execution.header import TensorKind
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
 __all__ = ["ObservedTransport"]

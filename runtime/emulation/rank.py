@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.observer import Observer
+from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.timer import keep_sharp, wait_until
 from schedc.runtime.emulation.waiting import Waiting
 from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.observer import Observer
-from schedc.runtime.execution.program import program_of
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.measure.recording import Recorder
-from schedc.runtime.session.groups import Groups
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.observer import OpTimes
+    from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.measure.recording import RankRecord
 
 __all__ = ["Failure", "RankResult", "Request", "run_rank"]

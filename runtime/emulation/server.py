@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from schedc.errors import SchedcError
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.emulation.rank import Failure, run_rank
-from schedc.runtime.execution.failure import TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

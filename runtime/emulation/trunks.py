@@ -19,7 +19,7 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
 
 __all__ = ["Trunk", "host_name", "open_trunks"]
 

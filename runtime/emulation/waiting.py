@@ -18,9 +18,9 @@ from schedc.runtime.emulation.timer import wait_until
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.program import Instruction
+    from schedc.runtime.common.values import Value
     from schedc.runtime.emulation.delays import Reservable
-    from schedc.runtime.execution.program import Instruction
-    from schedc.runtime.execution.values import Value
 
 __all__ = ["Waiting"]
 

@@ -1,1 +1,1 @@
-"""What a plan means to one rank: its program, executor, wires and channels."""
+"""What a plan means to one rank: its executor, wires and channels."""

@@ -17,16 +17,15 @@ import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
-from schedc.runtime.execution.failure import TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.execution.header import HEADER, MAX_TENSORS, RECEIPT, TensorKind, decode, encode, kinds_of
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.common.header import HEADER, MAX_TENSORS, RECEIPT, TensorKind, decode, encode, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.ops import Op
-    from schedc.runtime.execution.program import Message, Wire
-    from schedc.runtime.execution.values import Value
+    from schedc.runtime.common.program import Message, Wire
+    from schedc.runtime.common.values import Value
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
 __all__ = ["Boundaries", "Receiver", "Sender"]

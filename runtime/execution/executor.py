@@ -10,15 +10,15 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.ops import token
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.execution.observer import OpTimes
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.observer import OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.execution.observer import Observer
-    from schedc.runtime.execution.program import Instruction, Message, Program
-    from schedc.runtime.execution.values import Value
+    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.program import Instruction, Message, Program
+    from schedc.runtime.common.values import Value
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.replicas.collectives import Collectives
 

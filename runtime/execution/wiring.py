@@ -8,18 +8,17 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
+from schedc.runtime.common.program import connecting_order, wires_of
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
-from schedc.runtime.execution.failure import waiting_failed
-from schedc.runtime.execution.program import connecting_order, wires_of
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Connect, Ends
 
 __all__ = ["Wiring", "Wrap", "bare"]

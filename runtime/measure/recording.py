@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
-from schedc.runtime.execution.failure import TransferFailed
-from schedc.runtime.execution.observer import Observer
+from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.common.groups import share
+from schedc.runtime.common.observer import Observer
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
-from schedc.runtime.session.groups import share
 from schedc.text.plan.plan_file import plan_sha256
 from schedc.text.trace_file import write_trace_file
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.observer import OpTimes
+    from schedc.runtime.common.observer import OpTimes
 
 __all__ = ["RankRecord", "Recorder", "StepRecord", "TransferTime", "trace_of", "write_trace"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.fit import LinkFit, fit_link
 from schedc.runtime.profiling.ping import NUMBER_BYTES, Wires, clock_name, follow, lead, one_way_times
 

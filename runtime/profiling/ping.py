@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.runtime.execution.failure import TransferFailed, connection_lost
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from schedc.runtime.execution.failure import TransferFailed
-from schedc.runtime.session.groups import Groups
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer, is_own
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
+from schedc.runtime.common.groups import Groups
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

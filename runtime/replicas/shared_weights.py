@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed, is_own
 from schedc.runtime.replicas.gradients import gradient_type
-from schedc.runtime.transports.base import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
 
 __all__ = ["accept", "recomputed_stages"]
 

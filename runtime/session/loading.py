@@ -13,14 +13,13 @@ from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir.plan import Plan
-from schedc.runtime.emulation.injected import Injection
-from schedc.runtime.execution.program import wires_of
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.program import wires_of
 from schedc.runtime.execution.wiring import bare
 from schedc.runtime.replicas.gradients import set_gradient_type
 from schedc.runtime.replicas.pipelines import Pipelines
 from schedc.runtime.replicas.shared_weights import check_equal_weights, replicas_of, weights_digest
 from schedc.runtime.session.acceptance import accept, recomputed_stages
-from schedc.runtime.session.groups import Groups
 from schedc.runtime.session.lockstep import Lockstep
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.session.swap import Offer, disagreement
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from schedc.runtime.execution.observer import Observer
+    from schedc.ir.problem import Problem
+    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Connect
     from schedc.runtime.transports.choice import Channels
 
@@ -52,7 +53,7 @@ class _Report:
     weights: dict[int, str]
     """A digest of the weights of each stage that has replicas."""
     wish: Wish | None = None
-    inject_links: bool = False
+    wrapped: bool = False
 
 
 def load(
@@ -70,7 +71,7 @@ def load(
     swap_group: dist.ProcessGroup | None = None,
     channels: Channels = "auto",
     queues: int = QUEUES,
-    inject_links: bool = False,
+    wrap: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -97,8 +98,9 @@ def load(
             host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs with the delegate to fall back
             to, and the delegate between ranks that share a GPU.
         queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`).
-        inject_links: whether every transfer arrives when the plan's links say, and not before, whatever really carries it
-            (`transports.injected`): a job on one fast machine then meets the links of the plan's.
+        wrap: puts something around what carries tensors, on all ranks: called with the plan's problem, the groups of its ranks and
+            the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
+            plan's links say.
 
     Raises:
         InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
@@ -122,7 +124,7 @@ def load(
             replicas=None if pipelines is None else pipelines.size,
             recompute=recompute,
         )
-        checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, inject_links)
+        checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, wrap is not None)
         if grad_dtype is not None:
             set_gradient_type(stages.values(), grad_dtype)
         pipe = Pipe(
@@ -138,7 +140,7 @@ def load(
             pipelines=pipelines,
             lockstep=lockstep,
             connect=connect,
-            wrap=Injection(checked.problem, groups, device=stage_device(stages)).wrap if inject_links else bare,
+            wrap=bare if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
     except BaseException:
         for others in (pipelines, lockstep):
@@ -166,7 +168,7 @@ def _agree(
     lockstep: Lockstep | None,
     channels: Channels,
     queues: int,
-    inject_links: bool,
+    wrapped: bool,
 ) -> tuple[Plan, Connect]:
     """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
     refusal: SchedcError | None = None
@@ -180,7 +182,7 @@ def _agree(
             stage: weights_digest(module) for stage, module in stages.items() if pipelines is not None or stage in replicated
         }
         offer = Offer(refusal=None, plan_sha256=plan_sha256(plan))
-        report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, inject_links=inject_links)
+        report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, wrapped=wrapped)
     except SchedcError as error:
         refusal = error
         report = _Report(rank=groups.rank, offer=Offer(refusal=str(error), plan_sha256=""), weights={})
@@ -200,9 +202,9 @@ def _agree(
     everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
     check_equal_weights(replicas_of(plan.problem), everywhere)
     wishes = [other.wish for other in reports if other.wish is not None]
-    unlike = next((other.rank for other in reports if other.inject_links != reports[0].inject_links), None)
+    unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
     if unlike is not None:
-        raise InvalidInput(f"ranks 0 and {unlike} load with and without inject_links; give all ranks the same")
+        raise InvalidInput(f"ranks 0 and {unlike} load with and without wrap; give all ranks the same")
     pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
     check_wishes(wishes, pairs)
     job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from schedc.runtime.execution.failure import TransferFailed
-from schedc.runtime.session.groups import Groups
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
+from schedc.runtime.common.groups import Groups
 from schedc.runtime.session.swap import Handshake
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

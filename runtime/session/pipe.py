@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from schedc.errors import InvalidInput, SchedcError
+from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.program import program_of
 from schedc.runtime.execution.wiring import Wiring, bare
 from schedc.runtime.measure.device_clock import CudaEvents, DeviceClock
 from schedc.runtime.measure.recording import Recorder, write_trace
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.runtime.execution.observer import Observer
-    from schedc.runtime.execution.program import Program
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.program import Program
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.replicas.shards import Shard
-    from schedc.runtime.session.groups import Groups
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.stage.batches import Batch
     from schedc.runtime.transports.base import Connect

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from schedc.errors import InvalidInput
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import GraphExecGroup
 
-from schedc.runtime.execution.values import handed_over, tensors_of
+from schedc.runtime.common.values import handed_over, tensors_of
 from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
 from schedc.runtime.stage.frontier import find_cut
 from schedc.runtime.stage.precision import outside_autocast
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import GradientEdge
 
-    from schedc.runtime.execution.values import Value
+    from schedc.runtime.common.values import Value
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.frontier import Cut, Joint
 

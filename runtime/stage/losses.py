@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.execution.failure import NonFiniteLoss, TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, NonFiniteLoss, TransferFailed, connection_lost, waiting_failed
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.program import Instruction, Program
-    from schedc.runtime.execution.values import Value
+    from schedc.runtime.common.program import Instruction, Program
+    from schedc.runtime.common.values import Value
     from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.losses import Losses
 

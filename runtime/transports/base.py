@@ -8,41 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.execution.header import TensorKind
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    import torch
 
-__all__ = ["Connect", "ConnectionLost", "Ends", "Incoming", "NoAnswer", "Outgoing", "Transport", "found_elsewhere", "is_own"]
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
 
-
-class ConnectionLost(RuntimeError):
-    """The peer has ended, or its end of the wire is closed."""
-
-
-class NoAnswer(RuntimeError):
-    """The peer has not done its part in time."""
-
-
-def is_own(error: RuntimeError) -> bool:
-    """Whether an error of PyTorch's says what is wrong with this rank, and nothing of any other: memory that is short, or CUDA.
-
-    A connection that is lost is a RuntimeError, too, as is memory of the host's that is short.
-    """
-    return isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or "DefaultCPUAllocator" in str(error)
-
-
-def found_elsewhere(error: Exception) -> Exception:
-    """What to raise for an error that another thread has found: a connection that it has lost is lost, all else is what it is."""
-    if not isinstance(error, (ConnectionLost, NoAnswer)):
-        return error
-    lost = ConnectionLost(str(error))
-    lost.__cause__ = error
-    return lost
+__all__ = ["Connect", "Ends", "Incoming", "Outgoing", "Transport"]
 
 
 class Outgoing(Protocol):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Connect, Ends
 
 __all__ = ["Channels", "Hardware", "Wish", "check_wishes", "connection", "hardware_of", "stage_device", "way", "wires_over_nccl"]

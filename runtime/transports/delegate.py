@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.execution.header import RECEIPT
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, found_elsewhere
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, found_elsewhere
+from schedc.runtime.common.header import RECEIPT
+from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.runtime.execution.header import TensorKind
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 

@@ -26,16 +26,16 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from schedc.runtime.execution.failure import TransferFailed, connection_lost
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, found_elsewhere
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, found_elsewhere
+from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.words import Says, Word, Words
 
 if TYPE_CHECKING:
     import torch
 
-    from schedc.runtime.execution.header import TensorKind
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Connect, Incoming, Outgoing, Transport
 
 __all__ = ["Fallback"]

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch.distributed as dist
 
-    from schedc.runtime.execution.header import TensorKind
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
 
 __all__ = ["FOREVER_S", "GlooTransport", "connect_gloo", "finish", "hang_up"]
 

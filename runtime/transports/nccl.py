@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from schedc.errors import Unsupported
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer, is_own
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, is_own
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
 from schedc.runtime.transports.streams import CudaSide
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.host_watch import HostWatch
     from schedc.runtime.transports.streams import Mark, Side
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.common.header import TensorKind
     from schedc.runtime.transports.streams import Mark, Side
 
 __all__ = ["DeviceStaging", "HostStaging", "Landed", "Parcel", "Staging", "as_bytes", "nbytes_of"]

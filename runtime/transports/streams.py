@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.common.header import TensorKind
 
 __all__ = ["CudaSide", "Mark", "Side"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.runtime.transports.base import ConnectionLost
+from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.transports.gloo import FOREVER_S, finish, hang_up
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from plans import plan_of
 from problems import make_problem
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.execution.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
+from schedc.runtime.common.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
 from schedc.runtime.stage.batches import cut, inputs_of
 from schedc.solvers.driver.registry import constructive
 

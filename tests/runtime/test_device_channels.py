@@ -16,9 +16,9 @@ from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.execution.program import Wire
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
 from schedc.runtime.transports.host_watch import HostWatch
 from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _nccl_group

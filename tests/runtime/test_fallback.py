@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.words import Says, Word, Words
 from schedc.solvers.driver.registry import constructive

@@ -15,11 +15,11 @@ from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import rank_processes
 
+from schedc.runtime.common.header import TensorKind
 from schedc.runtime.emulation.delays import OwnLink, WireDelay, delay_of
-from schedc.runtime.emulation.injected import InjectedTransport, OneQueue
+from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.execution.header import TensorKind
 from schedc.runtime.transports.base import Ends
 from schedc.solvers.driver.registry import constructive
 
@@ -68,8 +68,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("schedc.runtime.emulation.injected.perf_counter_ns", lambda: clock.now_ns)
-    monkeypatch.setattr("schedc.runtime.emulation.injected.wait_until", clock.wait_until)
+    monkeypatch.setattr("schedc.runtime.emulation.stamped.perf_counter_ns", lambda: clock.now_ns)
+    monkeypatch.setattr("schedc.runtime.emulation.stamped.wait_until", clock.wait_until)
     return clock
 
 
@@ -198,4 +198,4 @@ def test_training_meets_the_plans_links(tmp_path_factory: pytest.TempPathFactory
     assert delayed[0][0] >= 4 * (latency + occupancy)
     assert [gradients for _, gradients in delayed] == [gradients for _, gradients in free]
     for said in refused:
-        assert said == "InvalidInput: ranks 0 and 2 load with and without inject_links; give all ranks the same"
+        assert said == "InvalidInput: ranks 0 and 2 load with and without wrap; give all ranks the same"

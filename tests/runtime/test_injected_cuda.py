@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.common.header import TensorKind
 from schedc.runtime.emulation.delays import OwnLink, WireDelay
 from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, cycles_per_ns, spin
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.transports.base import Ends
 
 MS = 1_000_000
 KIND = TensorKind(torch.float32, (1,))

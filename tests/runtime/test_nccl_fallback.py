@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import AcceleratorError, float32
 
-from schedc.runtime.execution.header import TensorKind
+from schedc.runtime.common.header import TensorKind
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
 from schedc.runtime.transports.fallback import Fallback

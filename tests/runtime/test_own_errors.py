@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed, is_own
 from schedc.runtime.replicas.pipelines import start_with_replicas
-from schedc.runtime.transports.base import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ from problems import make_problem
 
 from schedc.ir.ops import Kind, parse_op, token
 from schedc.ir.schedule import Parts, Schedule
-from schedc.runtime.execution.program import Wire, connecting_order, program_of, wires_of
+from schedc.runtime.common.program import Wire, connecting_order, program_of, wires_of
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.program import Instruction, Message, Slot
+    from schedc.runtime.common.program import Instruction, Message, Slot
 
 
 @pytest.mark.slow

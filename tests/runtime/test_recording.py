@@ -14,7 +14,7 @@ from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.execution.observer import OpTimes
+from schedc.runtime.common.observer import OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, best_offset
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.driver.registry import constructive

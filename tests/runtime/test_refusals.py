@@ -142,7 +142,7 @@ def test_a_shape_that_changes(two: Ranks) -> None:
         " give all microbatches the same shape\nin F0.2 on rank 0"
     )
     # F1.2 at the latest, earlier if rank 1 is behind
-    assert last.startswith("schedc.runtime.execution.failure.TransferFailed: rank 1")
+    assert last.startswith("schedc.runtime.common.failure.TransferFailed: rank 1")
 
 
 def test_batches(two: Ranks) -> None:

@@ -12,7 +12,7 @@ from problems import make_problem
 from torch import nn
 
 from schedc.errors import Unsupported
-from schedc.runtime.execution.program import program_of
+from schedc.runtime.common.program import program_of
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 

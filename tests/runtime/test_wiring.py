@@ -8,12 +8,13 @@ import pytest
 from plans import plan_of
 from problems import make_problem
 
+from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.transports.base import ConnectionLost, Ends
+from schedc.runtime.transports.base import Ends
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from schedc.runtime.execution.program import Wire
+    from schedc.runtime.common.program import Wire
 
 
 class Middle:

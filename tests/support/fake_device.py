@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-    from schedc.runtime.execution.header import TensorKind
+    from schedc.runtime.common.header import TensorKind
 
 WAIT_S = 20.0
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import schedc.runtime
 from schedc.ir.ops import token
-from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.common.observer import Observer, OpTimes
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op

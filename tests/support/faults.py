@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schedc.runtime.transports.base import ConnectionLost, Ends, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from schedc.runtime.execution.header import TensorKind
-    from schedc.runtime.execution.program import Wire
-    from schedc.runtime.session.groups import Groups
-    from schedc.runtime.transports.base import Incoming, Outgoing
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
+    from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
 __all__ = ["Faults", "faulty"]
 

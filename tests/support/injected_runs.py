@@ -13,11 +13,11 @@ from pipeline_runs import loss_fn, make_batch, make_stages
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.emulation.injected import Injection
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.program import Message, Wire
+from schedc.runtime.emulation.injected import Injection, inject_links
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.execution.program import Message, Wire
-from schedc.runtime.session.groups import Groups
 from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
@@ -87,11 +87,12 @@ def exchange(
     return found
 
 
-def train(rank: int, plan: Plan, inject_links: Sequence[bool]) -> Any:
+def train(rank: int, plan: Plan, injected: Sequence[bool]) -> Any:
     """One step, and one more that is timed: its nanoseconds and the gradients; or why `load` refuses."""
     stages = make_stages(plan, rank)
     try:
-        pipe = schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, inject_links=inject_links[rank])
+        wrap = inject_links if injected[rank] else None
+        pipe = schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, wrap=wrap)
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     with pipe:

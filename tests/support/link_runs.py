@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from schedc.runtime.execution.failure import TransferFailed
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import measure_links
 from schedc.runtime.profiling.ping import Wires
 

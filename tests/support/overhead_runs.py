@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import schedc.runtime
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.program import program_of
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.session.groups import Groups
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import GlooTransport, _Incoming, _Outgoing
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.execution.program import Instruction
-    from schedc.runtime.execution.values import Value
+    from schedc.runtime.common.program import Instruction
+    from schedc.runtime.common.values import Value
 
 LIMIT_S = 60.0
 

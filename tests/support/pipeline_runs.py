@@ -13,7 +13,7 @@ from torch import nn
 
 import schedc.runtime
 from schedc.errors import SchedcError
-from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.ir.ops import token
-from schedc.runtime.execution.observer import Observer, OpTimes
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.measure.recording import Recorder
 
 if TYPE_CHECKING:

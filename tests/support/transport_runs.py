@@ -19,13 +19,12 @@ from faults import Faults, faulty
 
 import schedc.runtime
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
+from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
-from schedc.runtime.execution.failure import TransferFailed
-from schedc.runtime.execution.header import TensorKind
-from schedc.runtime.execution.program import Message, Wire
 from schedc.runtime.session import loading
-from schedc.runtime.session.groups import Groups
-from schedc.runtime.transports.base import ConnectionLost, NoAnswer
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.gloo import GlooTransport, connect_gloo

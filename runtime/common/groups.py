@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.errors import InvalidInput
-from schedc.runtime.execution.failure import TransferFailed
-from schedc.runtime.transports.base import is_own
+from schedc.runtime.common.failure import TransferFailed, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

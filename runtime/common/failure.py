@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
-from schedc.errors import SchedcError
-from schedc.runtime.transports.base import NoAnswer
+import torch
 
-__all__ = ["NonFiniteLoss", "TransferFailed", "connection_lost", "waiting_failed"]
+from schedc.errors import SchedcError
+
+__all__ = [
+    "ConnectionLost",
+    "NoAnswer",
+    "NonFiniteLoss",
+    "TransferFailed",
+    "connection_lost",
+    "found_elsewhere",
+    "is_own",
+    "waiting_failed",
+]
+
+
+class ConnectionLost(RuntimeError):
+    """The peer has ended, or its end of the wire is closed."""
+
+
+class NoAnswer(RuntimeError):
+    """The peer has not done its part in time."""
+
+
+def is_own(error: RuntimeError) -> bool:
+    """Whether an error of PyTorch's says what is wrong with this rank, and nothing of any other: memory that is short, or CUDA.
+
+    A connection that is lost is a RuntimeError, too, as is memory of the host's that is short.
+    """
+    return isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or "DefaultCPUAllocator" in str(error)
+
+
+def found_elsewhere(error: Exception) -> Exception:
+    """What to raise for an error that another thread has found: a connection that it has lost is lost, all else is what it is."""
+    if not isinstance(error, (ConnectionLost, NoAnswer)):
+        return error
+    lost = ConnectionLost(str(error))
+    lost.__cause__ = error
+    return lost
 
 
 class TransferFailed(SchedcError):
