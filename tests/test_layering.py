@@ -25,14 +25,15 @@ MAY_SEE = {
     "units": {"errors"},
     "ir": set(),
     "files": set(),
-    "analysis": IR,
+    "compiled": {"files"},
+    "analysis": IR | {"compiled"},
     "verify": IR,
     "frontend": IR | QUESTIONS | {"files"},
     "lower": IR | QUESTIONS,
     "text": IR | QUESTIONS | {"files", "frontend"},  # the job's schema is made of the front end's types
     "interop": IR | QUESTIONS | {"files", "text"},
     "models": IR | QUESTIONS | FRONT,
-    "solvers": IR | QUESTIONS | FRONT | {"models"},
+    "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "bench": COMPILER | {"compile"},
     "cli": COMPILER | {"compile", "bench", "runtime"},
@@ -41,6 +42,7 @@ MAY_SEE = {
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {
     "torch": {"runtime"},
+    "numba": {"compiled", "solvers"},
     "ortools": {"models", "solvers"},
     "pulp": {"models", "solvers"},
     "highspy": {"models", "solvers"},

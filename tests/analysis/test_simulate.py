@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from problems import make_problem, problems
 from random_schedules import random_schedules
 
-from schedc.analysis.simulation import event_loop
+from schedc.analysis.simulation.event_loop import event_loop
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.analysis.simulation.simulate import simulate
+from schedc.compiled import compiled
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Collective
@@ -275,12 +276,13 @@ def test_the_memory_curve_integrates(case: tuple[Problem, Schedule]) -> None:
 @given(cases())
 def test_the_compiled_loop_gives_the_same(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    plain = event_loop.event_loop
+    plain = event_loop
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("schedc.analysis.simulation.simulate.event_loop_for", lambda _: (plain, False))
         interpreted = simulate(problem, schedule)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_loop, "COMPILE_FROM_OPS", 0)
-        compiled = simulate(problem, schedule)
-    assert (interpreted.starts_ns == compiled.starts_ns).all()
-    assert interpreted.transfers == compiled.transfers
+        loop = compiled(plain)
+        patch.setattr("schedc.analysis.simulation.simulate.event_loop_for", lambda _: (loop, True))
+        by_machine = simulate(problem, schedule)
+    assert (interpreted.starts_ns == by_machine.starts_ns).all()
+    assert interpreted.transfers == by_machine.transfers

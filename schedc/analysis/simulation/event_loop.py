@@ -9,6 +9,10 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from schedc.compiled import at_hand, compile_ahead, compiled, kernel
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,6 +22,7 @@ COMPILE_FROM_OPS = 20_000
 """From this many ops on, importing the compiled loop pays for itself."""
 
 
+@kernel(lambda: (np.zeros(2, np.int64),) * 19)
 def event_loop(
     begin: Any,
     duration_ns: Any,
@@ -118,15 +123,12 @@ def event_loop(
     return ended
 
 
-_compiled: list[Callable[..., int]] = []
-
-
 def event_loop_for(num_ops: int) -> tuple[Callable[..., int], bool]:
-    """The loop to use for so many ops, and whether it is compiled (wants arrays) or plain (wants lists)."""
-    if num_ops < COMPILE_FROM_OPS and not _compiled:  # also where numba is loaded: on a fresh machine it compiles for seconds
-        return event_loop, False
-    if not _compiled:
-        import numba
+    """The loop to use for this many ops, and whether it is compiled (wants arrays) or plain (wants lists).
 
-        _compiled.append(numba.njit(cache=True)(event_loop))
-    return _compiled[0], True
+    Both give the same, so nobody waits for the compiler: until a child process has compiled the loop, the plain one runs.
+    """
+    if num_ops < COMPILE_FROM_OPS:
+        return event_loop, False
+    compile_ahead(event_loop)
+    return (compiled(event_loop), True) if at_hand(event_loop) else (event_loop, False)

@@ -1,0 +1,298 @@
+"""Kernels: functions that run as plain Python, or compiled by numba, from the same source.
+
+A kernel is plain Python: arithmetic, indexing and loops over what it is given. Called by its name it runs plain, at once, over
+lists or arrays. `compiled(kernel)` is the same function compiled, over arrays alone. Numba takes half a second to import and
+seconds to compile, so nothing imports it before compiled code is asked for, and a child process does the compiling: work that
+needs no compiled code goes on (`compile_ahead`, `at_hand`), and a signal need not wait until LLVM returns.
+
+What the child has compiled stays in the cache, one file for each kernel: under `NUMBA_CACHE_DIR` if that is set, else under
+`XDG_CACHE_HOME` or `~/.cache`, in `schedc`. Its name has the versions, the processor and the sources in it. It is written whole or
+not at all, so that several processes may write it at once, and it is read only if its checksums are right. A directory that cannot
+be written costs one line in the log; a temporary one takes its place. The child ends with its parent, so no process outlives
+the command; what it has finished by then stays, so the next run has less to compile.
+
+Numba compiles some things slowly: `array[:] = other` takes 5 s, `array.max()` 1.5 s, a `numpy.zeros` or `.copy()` up to 0.5 s. And
+its random numbers are not numpy's. So a kernel gets its arrays and its random numbers from its caller.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+import zlib
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from schedc.errors import InvalidInput
+from schedc.files.atomic_write import check_target, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+__all__ = ["at_hand", "compile_ahead", "compiled", "fill", "kernel"]
+
+LOG = logging.getLogger("schedc")
+OPTIONS = {"nogil": True}
+"""How every kernel is compiled: climbs run beside each other in threads."""
+CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.compiled import fill; fill(sys.argv[2], sys.argv[3:])"
+
+LOOK_S = 0.05
+"""How often a wait looks whether a kernel has been written."""
+
+_examples: dict[Any, Callable[[], tuple[Any, ...]] | None] = {}
+"""Each kernel, and what makes arguments of the types that it is compiled for if Python calls it."""
+_parts: dict[Any, Any] = {}
+"""Kernels in numba's form, for those that call them."""
+_loaded: dict[Any, Any] = {}
+"""Kernels compiled, or loaded from the cache."""
+_children: dict[Any, subprocess.Popen[bytes]] = {}
+"""The child process that compiles, or compiled, each kernel."""
+_own: list[TemporaryDirectory[str]] = []
+"""The directory of this process alone, where the usual one cannot be written."""
+_lock = threading.RLock()
+
+
+def kernel(example: Callable[[], tuple[Any, ...]] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function of a module as a kernel; it stays what it is. It may call other kernels by their names.
+
+    Args:
+        example: makes arguments of the types that the function is compiled for; None: it is called by other kernels alone.
+    """
+
+    def register(function: Callable[P, R]) -> Callable[P, R]:
+        _examples[function] = example
+        return function
+
+    return register
+
+
+def at_hand(function: Callable[..., Any]) -> bool:
+    """Whether `compiled` has nothing left to compile: the code is loaded, or in the cache."""
+    return function in _loaded or _found(function) is not None
+
+
+def compile_ahead(*functions: Callable[..., Any]) -> None:
+    """Have these compiled by a child process, in this order, where they are not at hand; returns at once."""
+    with _lock:
+        wanted = [function for function in functions if not at_hand(function) and function not in _children]
+        if not wanted or not sys.executable or _directory() is None:
+            return
+        names = [f"{function.__module__}:{function.__qualname__}" for function in wanted]
+        command = [sys.executable, "-P", "-c", CHILD, json.dumps(sys.path), str(_directory()), *names]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if not _children:
+            atexit.register(_end_children)
+        _children.update(dict.fromkeys(wanted, child))
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The kernel compiled, for arguments of the types of its example; any others are a `TypeError`.
+
+    Where it is not at hand this waits for the child process that compiles it. If that fails, it is compiled here.
+    """
+    if function not in _loaded:
+        compile_ahead(function)
+        numba = _numba()  # loads while the child compiles
+        child = _children.get(function)
+        if child is not None:
+            _wait_for(child, function)
+        with _lock:
+            if function not in _loaded:
+                _loaded[function] = function if numba.config.DISABLE_JIT else _load(function)
+    form: Callable[P, R] = _loaded[function]
+    return form
+
+
+def fill(directory: str, names: list[str]) -> None:
+    """Compile kernels, each `module:function`, into the cache: what the child process does, until its standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too, which decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for name in names:
+        module, _, attribute = name.partition(":")
+        function = getattr(import_module(module), attribute)
+        target = Path(directory) / _file_name(function)
+        if not target.exists():
+            with TemporaryDirectory(prefix="schedc-") as own:
+                _compile(function, own)
+                write_atomically(target, _packed(Path(own)))
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which comes when the parent ends, however it ends."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def _end_children() -> None:
+    for child in set(_children.values()):
+        child.kill()
+        child.communicate()
+
+
+def _wait_for(child: subprocess.Popen[bytes], function: Callable[..., Any]) -> None:
+    """Wait until the function is in the cache, or the child has ended; what a signal's handler raises ends the wait."""
+    while _found(function) is None:
+        try:
+            child.wait(timeout=LOOK_S)
+        except subprocess.TimeoutExpired:
+            continue
+        if child.returncode:
+            LOG.info("the process that compiles %s ended with status %d; compiling here", function.__qualname__, child.returncode)
+        return
+
+
+def _load(function: Callable[..., Any]) -> Any:
+    """The function compiled from what the cache has, else here."""
+    try:
+        with TemporaryDirectory(prefix="schedc-") as own:
+            path = _found(function)
+            try:
+                if path is not None:
+                    with zipfile.ZipFile(path) as packed:
+                        packed.extractall(own)
+            except (OSError, zipfile.BadZipFile, zlib.error) as error:
+                LOG.warning("schedc: note: compiled code in %s cannot be read (%s); compiling again", path, error)
+            form = _compile(function, own)
+            directory = _directory() if form.stats.cache_misses else None
+            if directory is not None:
+                _keep(directory / _file_name(function), Path(own))
+            return form
+    except FileNotFoundError:  # no temporary directory can be written
+        return _compile(function, None)
+
+
+def _keep(target: Path, compiled_in: Path) -> None:
+    """Put what was compiled here into the cache."""
+    try:
+        write_atomically(target, _packed(compiled_in))
+    except InvalidInput as error:
+        LOG.warning("schedc: note: compiled code is not kept: %s", error)
+
+
+def _compile(function: Callable[..., Any], directory: str | None) -> Any:
+    """The function in numba's form, compiled for its example's types, or loaded if the directory has it; no others are compiled."""
+    numba = _numba()
+    example = _examples[function]
+    if example is None:
+        raise ValueError(f"{function.__qualname__} has no example, so it is called by other kernels alone")
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, directory or ""
+    try:
+        form = numba.njit(_with_parts(function), cache=directory is not None, **OPTIONS)
+        form.compile(tuple(numba.typeof(argument) for argument in example()))
+    finally:
+        numba.config.CACHE_DIR = before
+    form.disable_compile()
+    return form
+
+
+def _with_parts(function: Callable[..., Any]) -> Any:
+    """A copy of the function that calls the kernels that it names in numba's form."""
+    numba = _numba()
+    names = {name: value for name, value in function.__globals__.items() if name in function.__code__.co_names}
+    for name, value in names.items():
+        if isinstance(value, FunctionType) and value in _examples:
+            if value not in _parts:
+                _parts[value] = numba.njit(_with_parts(value), **OPTIONS)
+            names[name] = _parts[value]
+    copied = FunctionType(function.__code__, {**names, "__name__": function.__module__}, function.__name__)
+    copied.__qualname__, copied.__defaults__ = function.__qualname__, function.__defaults__
+    return copied
+
+
+def _numba() -> Any:
+    import numba
+
+    return numba
+
+
+def _packed(directory: Path) -> bytes:
+    """All files below the directory, with checksums."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as packed:
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                packed.write(path, path.relative_to(directory))
+    return content.getvalue()
+
+
+def _found(function: Callable[..., Any]) -> Path | None:
+    """The function's file in the usual directory, even if nothing can be written there, or in this process's own."""
+    name = _file_name(function)
+    places = (_usual_directory(), *(Path(directory.name) for directory in _own))
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+@cache
+def _file_name(function: Callable[..., Any]) -> str:
+    """A name that is another wherever the compiled code could be another."""
+    digest = hashlib.sha256(repr((_machine(), sorted(_sources(function)))).encode())
+    return f"{function.__module__}.{function.__qualname__}-{digest.hexdigest()[:32]}.zip"
+
+
+def _sources(function: Any) -> Iterator[tuple[str, int, int]]:
+    """File, size and time of change of the sources of the function and of all kernels that it calls."""
+    path = function.__code__.co_filename
+    status = os.stat(path)
+    yield path, status.st_size, status.st_mtime_ns
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if isinstance(called, FunctionType) and called in _examples and called is not function:
+            yield from _sources(called)
+
+
+@cache
+def _machine() -> tuple[object, ...]:
+    """What compiled code depends on besides its source."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            processor = [line for line in iter(file.readline, "\n") if line.startswith(("flags", "Features", "model name"))]
+    except OSError:
+        processor = [platform.processor()]
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
+    versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
+    return sys.implementation.cache_tag, platform.machine(), processor, settings, versions
+
+
+def _usual_directory() -> Path:
+    """Where the cache is by the user's settings."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(chosen or home) / "schedc"
+
+
+@cache
+def _directory() -> Path | None:
+    """Where compiled code is written: the usual directory, else a temporary one of this process; None: nowhere."""
+    usual = _usual_directory()
+    try:
+        usual.mkdir(parents=True, exist_ok=True, mode=0o700)
+        check_target(usual / "any.zip")
+    except (OSError, InvalidInput) as error:
+        LOG.warning("schedc: note: compiled code cannot be kept, so each run compiles it anew; set NUMBA_CACHE_DIR: %s", error)
+    else:
+        return usual
+    try:
+        own = TemporaryDirectory(prefix="schedc-")  # removed when this process ends
+    except FileNotFoundError:
+        return None
+    _own.append(own)
+    return Path(own.name)

@@ -1,0 +1,153 @@
+"""Kernels: plain and compiled from one source, compiled in a child process, and a cache that may fail but not harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from toy_kernels import double, sum_of_squares
+
+from schedc import compiled as module
+from schedc.compiled import at_hand, compile_ahead, compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCRIPT = """
+import sys
+import numpy as np
+from schedc.compiled import at_hand, compiled
+from toy_kernels import sum_of_squares
+before = at_hand(sum_of_squares)
+values = compiled(sum_of_squares)(np.arange(4))
+hits = sum(compiled(sum_of_squares).stats.cache_hits.values())
+print(before, values, hits, "numba" in sys.modules)
+"""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A process as if it had just begun, with an empty cache."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_loaded", "_parts", "_children"):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(module, "_own", [])
+    directory = module._directory
+    directory.cache_clear()
+    yield tmp_path / "cache" / "schedc"
+    module._end_children()
+    for own in module._own:
+        own.cleanup()
+    directory.cache_clear()
+
+
+def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
+    values = np.arange(5)
+    assert sum_of_squares([0, 1, 2, 3, 4]) == sum_of_squares(values) == 30
+    assert not at_hand(sum_of_squares)
+    assert compiled(sum_of_squares)(values) == 30
+    assert at_hand(sum_of_squares)
+    assert [path.name.split("-")[0] for path in fresh.iterdir()] == ["toy_kernels.sum_of_squares"]
+
+
+def test_other_types_are_refused_rather_than_compiled(fresh: Path) -> None:
+    compiled(double)
+    with pytest.raises(TypeError, match="No matching definition"):
+        compiled(double)(np.zeros(1))  # type: ignore[arg-type]
+
+
+def test_the_child_compiles_while_this_process_goes_on(fresh: Path) -> None:
+    compile_ahead(double, sum_of_squares)
+    assert double(4) == 8
+    child = module._children[double]
+    assert child.wait(timeout=60) == 0
+    assert at_hand(double)
+    assert at_hand(sum_of_squares)
+    assert sum(compiled(double).stats.cache_hits.values()) == 1  # type: ignore[attr-defined]
+
+
+def test_a_child_that_fails_leaves_the_work_to_this_process(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHILD", "raise SystemExit(3)")
+    assert compiled(double)(4) == 8
+    assert at_hand(double)
+    assert len(list(fresh.iterdir())) == 1
+
+
+def test_a_child_ends_with_its_parent(fresh: Path) -> None:
+    """However the parent ends, the child's standard input ends then."""
+    compile_ahead(double)
+    child = module._children[double]
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(timeout=60) == 1
+    assert list(fresh.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"PK", None], ids=["cut off", "changed within"])
+def test_a_damaged_file_is_compiled_again_with_a_note(fresh: Path, content: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    compiled(double)
+    (path,) = fresh.iterdir()
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(content if content is not None else whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    module._loaded.clear()
+    assert compiled(double)(4) == 8
+    assert "cannot be read" in caplog.text
+    module._loaded.clear()
+    caplog.clear()
+    assert compiled(double)(4) == 8
+    assert caplog.text == ""
+
+
+@pytest.mark.slow
+def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    assert done.stdout == "False 14 1 True\n", done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "compiled code cannot be kept" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the temporary directory is removed"
+
+
+@pytest.mark.slow
+def test_nothing_at_all_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = "import tempfile\ntempfile.tempdir = '/nowhere'\n"
+    done = run(nowhere + SCRIPT, NUMBA_CACHE_DIR=str(tmp_path / "file"))
+    assert done.stdout == "False 14 0 True\n", done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_cache_that_is_only_readable_is_used(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled(double)
+    module._loaded.clear()
+    monkeypatch.setattr(module, "_directory", lambda: pytest.fail("nothing is written"))
+    assert compiled(double)(4) == 8
+    assert caplog.text == ""
+
+
+@pytest.mark.slow
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    environment = environment_of(NUMBA_CACHE_DIR=str(tmp_path))
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [child.communicate(timeout=60)[0] for child in both] == ["False 14 1 True\n"] * 2
+    assert len(list((tmp_path / "schedc").iterdir())) == 1
+    assert run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "True 14 1 True\n"
+
+
+def environment_of(**settings: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
+
+
+def run(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment_of(**settings), capture_output=True, text=True, timeout=60, check=False)
