@@ -27,8 +27,8 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import LinkCost, both_ways, links_of
 from schedc.errors import Unsupported
-from schedc.frontend.placement import place
 from schedc.ir.problem import Problem, Stage
+from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat

@@ -15,8 +15,8 @@ from rich.table import Table
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.bench.published import CROSSPIPE_S_PER_MICROBATCH, ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
-from schedc.frontend.placement import place
 from schedc.ir.problem import Link, Problem, Stage
+from schedc.lower.placement import place
 from schedc.solvers.templates import TEMPLATES
 
 MS = 1_000_000

@@ -28,7 +28,7 @@ MAY_SEE = {
     "compiled": {"files"},
     "analysis": IR | {"compiled"},
     "verify": IR,
-    "frontend": IR | QUESTIONS | {"files"},
+    "frontend": IR | QUESTIONS | {"files", "lower"},
     "lower": IR | QUESTIONS,
     "text": IR | QUESTIONS | {"files", "frontend"},  # the job's schema is made of the front end's types
     "interop": IR | QUESTIONS | {"files", "text"},

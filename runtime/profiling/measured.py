@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, Times
-from schedc.text.layers_file import Layer
+from schedc.text.layers_file import LayerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,9 +64,9 @@ class MeasuredLayer:
         return name, spreads[name]
 
 
-def profile_layer(layer: MeasuredLayer) -> Layer:
+def profile_layer(layer: MeasuredLayer) -> LayerEntry:
     """What of it stands in a profile.json."""
-    return Layer(
+    return LayerEntry(
         name=layer.name,
         repeat=layer.repeat,
         forward_ns=layer.forward.median_ns,

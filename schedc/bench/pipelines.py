@@ -5,16 +5,15 @@ Takes the few numbers of such a description and gives the `Problem`; exact, from
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.frontend.placement import place
 from schedc.ir.problem import Link, Problem, Stage
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.frontend.placement import Placed
+    from schedc.ir.layout import Placement
 
 __all__ = ["ACTIVATION_BYTES", "FREE", "LinkCost", "both_ways", "links_of", "pipeline"]
 
@@ -89,15 +88,11 @@ def pipeline(
     )
 
 
-def links_of(placed: Placed, slow: Mapping[tuple[int, int], LinkCost], otherwise: LinkCost = FREE) -> tuple[Link, ...]:
+def links_of(placed: Placement, slow: Mapping[tuple[int, int], LinkCost], otherwise: LinkCost = FREE) -> tuple[Link, ...]:
     """A link for each directed pair of ranks that a transfer of the placement crosses, in ascending order."""
-    neighbours = {
-        (placed.rank_of_stage[before], placed.rank_of_stage[after]) for path in placed.paths for before, after in pairwise(path)
-    }
-    pairs = {pair for x, y in neighbours if x != y for pair in ((x, y), (y, x))}
     return tuple(
         Link(source=x, destination=y, latency_ns=cost.latency_ns, transfer_ns=cost.transfer_ns, trunk=cost.trunk)
-        for x, y in sorted(pairs)
+        for x, y in placed.crossed()
         for cost in [slow.get((x, y), otherwise)]
     )
 

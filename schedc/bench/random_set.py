@@ -10,8 +10,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from schedc.bench.pipelines import LinkCost, both_ways, links_of
-from schedc.frontend.placement import place
 from schedc.ir.problem import Problem, Stage
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.comparison.times import Times
-    from schedc.text.layers_file import Layer
+    from schedc.text.layers_file import LayerEntry
 
 __all__ = ["profile_command"]
 
@@ -144,7 +144,7 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
         print_profile(rows, notes, f"from {len(traces)} traces, {where}: medians after the first step", output)
 
 
-def _entry(layer: Layer, phases: dict[str, Times]) -> dict[str, object]:
+def _entry(layer: LayerEntry, phases: dict[str, Times]) -> dict[str, object]:
     """A layer for machines; what is not known is left out."""
     entry = {
         "name": layer.name,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.times import Times
-    from schedc.text.layers_file import Layer
+    from schedc.text.layers_file import LayerEntry
 
 __all__ = ["Row", "print_profile", "telling"]
 
@@ -29,7 +29,7 @@ PIPED_WIDTH = 160
 class Row(NamedTuple):
     """A layer and what the profile does not have of it."""
 
-    layer: Layer
+    layer: LayerEntry
     phases: Mapping[str, Times]
     parameters: int | None
 

@@ -1,4 +1,4 @@
-"""[data_parallel] made into the problem's collectives."""
+"""[data_parallel] read: the collectives beside the pipeline."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from typing import TYPE_CHECKING
 
 from schedc.files.location import show
 from schedc.frontend.profile import per_stage
-from schedc.frontend.topology import trunk_name
 from schedc.ir.problem import DataParallel
+from schedc.ir.workload import trunk_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from schedc.files.location import Location
     from schedc.frontend.job_file import DataParallelSection
-    from schedc.frontend.placement import Placed
-    from schedc.ir.problem import Link
+    from schedc.ir.layout import Placement
 
-__all__ = ["build_data_parallel"]
+__all__ = ["read_data_parallel"]
 
 
-def build_data_parallel(
-    section: DataParallelSection | None, placed: Placed, links: Sequence[Link], location: Location
+def read_data_parallel(
+    section: DataParallelSection | None, placed: Placement, trunks: Collection[str | None], location: Location
 ) -> DataParallel | None:
-    """The collectives of each stage, or None where the job has no such section; `location` is the section's place.
+    """The collectives of each stage, or None where the job has no such section.
+
+    Args:
+        section: the section.
+        placed: for the stages.
+        trunks: those that the pipeline's transfers cross; None among them counts for nothing.
+        location: the section's place.
 
     Raises:
         InvalidInput: a list of a wrong length, an all-gather that does not go with the ZeRO stage, or a trunk that no
@@ -37,8 +42,8 @@ def build_data_parallel(
     if section.zero_stage == 1 and section.all_gather_ns is None:
         raise at.refuse("nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1')
     trunk = None if section.trunk is None else trunk_name(*section.trunk)
-    if trunk is not None and trunk not in {link.trunk for link in links}:
-        known = ", ".join(sorted({link.trunk for link in links if link.trunk is not None}))
+    if trunk is not None and trunk not in trunks:
+        known = ", ".join(sorted(name for name in trunks if name is not None))
         expected = (
             f"two sites whose trunk the pipeline's transfers cross ({known})" if known else "none, as no transfer crosses one"
         )

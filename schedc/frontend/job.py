@@ -1,7 +1,7 @@
-"""The front end: a job file, with the files that it names, made into a Problem.
+"""The front end: a job file, with the files that it names, made into a Workload and a Layout, and the Problem that these are.
 
-Takes the path of a job.toml; gives the Problem, the solver's settings and the file's hash. Whatever is wrong with the file is said
-in one line that names the file, the key, what was found and what is expected.
+Takes the path of a job.toml; gives all three, the solver's settings and the file's hash. Whatever is wrong with the file is said in
+one line that names the file, the key, what was found and what is expected.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, one_line, show
 from schedc.files.tables import parse_toml
-from schedc.frontend.data_parallel import build_data_parallel
+from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.memory import memory_limits
-from schedc.frontend.placement import Placed, place
-from schedc.frontend.profile import build_stages
-from schedc.frontend.semantics import as_executed
-from schedc.frontend.topology import build_links, read_topology
-from schedc.ir.problem import MOST_OPS, Link, Problem, Stage
+from schedc.frontend.memory import check_capacity, read_memory
+from schedc.frontend.profile import read_layers
+from schedc.frontend.topology import check_connected, read_network, read_topology
+from schedc.ir.layout import Layout
+from schedc.ir.problem import MOST_OPS
+from schedc.ir.workload import Workload
+from schedc.lower.placement import place
+from schedc.lower.problem import problem_of, static_bytes
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection, SolverSection
+    from schedc.ir.layout import Placement
+    from schedc.ir.problem import Link, Problem, Stage
 
 __all__ = ["Job", "load_job", "read_problem"]
 
@@ -39,14 +43,17 @@ _MOST_STAGES = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job file that was read, and the problem that it states."""
+    """A job file that was read, and what it states."""
 
     path: Path
     sha256: str
     """Of the job file's bytes; files that it names are not in it."""
     file: JobFile
     """What the file says, quantities as integers."""
+    workload: Workload
+    layout: Layout
     problem: Problem
+    """The workload in this layout."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -69,7 +76,11 @@ def load_job(path: str | PathLike[str]) -> Job:
     path = Path(path)
     content = read_bytes(path)
     file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
-    return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, problem=_problem(file, path))
+    workload, layout = _workload_and_layout(file, path)
+    problem = problem_of(workload, layout)
+    _check_messages(problem, file.profile, Location(str(path)) / "profile")
+    _check_size(problem, Location(str(path)) / "profile")
+    return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, workload=workload, layout=layout, problem=problem)
 
 
 def read_problem(path: str | PathLike[str]) -> Problem:
@@ -81,35 +92,42 @@ def read_problem(path: str | PathLike[str]) -> Problem:
     return load_job(path).problem
 
 
-def _problem(job: JobFile, path: Path) -> Problem:
+def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
     root, pipeline = Location(str(path)), job.pipeline
     placed = _place(pipeline, root / "pipeline")
     _check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
-    measured = build_stages(pipeline, job.profile, placed, path.parent, root)
-    stages = as_executed(measured, pipeline, placed, root / "pipeline" / "semantics")
-    links = build_links(topology, placed, pipeline.ranks, at)
-    problem = Problem(
+    layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
+    _check_semantics(pipeline, placed, root / "pipeline" / "semantics")
+    network = read_network(topology, pipeline.ranks, at)
+    crossed = placed.crossed()
+    check_connected(network, crossed, at)
+    devices, static = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
+    trunks = {link.trunk for pair in crossed if (link := network.link(*pair))}
+    workload = Workload(
         name=_name(job, path, root),
-        ranks=pipeline.ranks,
         microbatches=pipeline.microbatches,
-        stages=stages,
-        paths=placed.paths,
-        path_of=placed.path_of(pipeline.microbatches),
-        links=links,
-        memory_limit_bytes=memory_limits(job.memory, stages, placed, pipeline.ranks, root / "memory"),
+        layers=layers,
+        devices=devices,
+        network=network,
+        static_bytes=static,
+        data_parallel=read_data_parallel(job.data_parallel, placed, trunks, root / "data_parallel"),
         split_backward=pipeline.split_backward,
-        cut_blocks=pipeline.semantics == "schedc",
-        placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
-        data_parallel=build_data_parallel(job.data_parallel, placed, links, root / "data_parallel"),
+        semantics=pipeline.semantics,
         objective=job.objective.minimize,
     )
-    _check_messages(problem, job.profile, root / "profile" / ("message" if job.profile.path is None else "path"))
-    _check_size(problem, root / "profile")
-    return problem
+    layout = Layout(
+        layers_of_stage=layers_of_stage,
+        rank_of_stage=placed.rank_of_stage,
+        paths=placed.paths,
+        placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
+    )
+    if job.memory is not None:
+        check_capacity(devices, static_bytes(workload, layout), job.memory.capacity_bytes, root / "memory" / "capacity")
+    return workload, layout
 
 
-def _place(pipeline: PipelineSection, location: Location) -> Placed:
+def _place(pipeline: PipelineSection, location: Location) -> Placement:
     """The placement, with `chunks` checked against it, as an explicit one already says how many stages each rank has."""
     placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
     count = ranks * (chunks or 1) if isinstance(placement, str) else len(placement)
@@ -129,7 +147,16 @@ def _place(pipeline: PipelineSection, location: Location) -> Placed:
     return placed
 
 
-def _check_ops(pipeline: PipelineSection, placed: Placed, location: Location) -> None:
+def _check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
+    """Refuse a placement that the runtime cannot execute."""
+    if pipeline.semantics == "torch" and len(placed.paths) > 1:
+        raise location.refuse(
+            f'"torch" where pipeline.placement is {show(pipeline.placement)}',
+            "a placement with one path, as torch's stages form one chain",
+        )
+
+
+def _check_ops(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
     """Refuse at once what is too large to be planned. All paths of a placement are equally long."""
     per_microbatch = 3 * len(placed.paths[0])
     if pipeline.microbatches * per_microbatch > MOST_OPS:
@@ -150,14 +177,14 @@ def _name(job: JobFile, path: Path, root: Location) -> str:
 
 
 def _check_messages(problem: Problem, profile: ProfileSection, location: Location) -> None:
-    """Refuse messages of no size on a link with a bandwidth, which would silently take no time."""
-    given = profile.message_bytes is not None
+    """Refuse messages of no size on a link with a bandwidth, which would silently take no time; `location` is [profile]."""
+    at, given = location / ("message" if profile.path is None else "path"), profile.message_bytes is not None
     sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
     for path in problem.paths:
         for stage, following in pairwise(path):
             source, destination = problem.stages[stage].rank, problem.stages[following].rank
             if (source, destination) in sized and not problem.stages[stage].message_bytes:
-                raise location.refuse(
+                raise at.refuse(
                     f"a message of 0 B from stage {stage}" if given else f"no message size of stage {stage}",
                     f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
                 )

@@ -1,7 +1,7 @@
-"""[profile] made into the problem's stages, from values for each stage or from a profile.json with measured layers.
+"""[profile] and the partition: the workload's layers, and which of them each stage has.
 
-Takes the sections [pipeline] and [profile] and the placement; gives one `Stage` for each stage of it. Where the layers of a stage
-are not known, the two replicas of a bidirectional placement still get equal numbers, so that they are recognized as such.
+Takes values for each stage, or a profile.json with measured layers. What a job gives by stage is a layer that no layout cuts. Where
+the model's layers are not known, the two replicas of a bidirectional placement still get a position, by which they are recognized.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
-from schedc.frontend.profile_file import Layer, ProfileFile
-from schedc.ir.problem import Stage
+from schedc.frontend.profile_file import ProfileFile
+from schedc.ir.workload import Layer
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.frontend.placement import Placed
+    from schedc.frontend.profile_file import LayerEntry
+    from schedc.ir.layout import Placement
 
-__all__ = ["build_stages", "per_stage"]
+__all__ = ["Partition", "per_stage", "read_layers"]
+
+Partition = tuple[tuple[int, int], ...]
+"""Per stage, its layers [first, last) of the workload."""
 
 _MOST_LAYERS = 2**16
 
 
-def build_stages(
-    pipeline: PipelineSection, profile: ProfileSection, placed: Placed, directory: Path, root: Location
-) -> tuple[Stage, ...]:
-    """The stages, with their costs.
+def read_layers(
+    pipeline: PipelineSection, profile: ProfileSection, placed: Placement, directory: Path, root: Location
+) -> tuple[tuple[Layer, ...], Partition]:
+    """The layers with their costs, and those of each stage.
 
     Args:
         pipeline: for `partition` and `split_backward`.
         profile: the costs, or the path of a file that has them.
-        placed: ranks and model pieces of the stages.
+        placed: for the stages and the pieces of the model.
         directory: what a path in the job is relative to.
         root: the job file, for errors.
 
@@ -59,7 +62,7 @@ def build_stages(
     return _from_layers(pipeline, file, placed, Location(str(path)), root)
 
 
-def per_stage(values: int | tuple[int, ...], placed: Placed, location: Location) -> tuple[int, ...]:
+def per_stage(values: int | tuple[int, ...], placed: Placement, location: Location) -> tuple[int, ...]:
     """The value of each stage, from one for all, one per stage, or one per piece of a model that the ranks hold twice.
 
     Raises:
@@ -76,7 +79,9 @@ def per_stage(values: int | tuple[int, ...], placed: Placed, location: Location)
     raise location.refuse(_values(len(values)), f"{stages}, one per stage{pieces}")
 
 
-def _from_values(pipeline: PipelineSection, profile: ProfileSection, placed: Placed, root: Location) -> tuple[Stage, ...]:
+def _from_values(
+    pipeline: PipelineSection, profile: ProfileSection, placed: Placement, root: Location
+) -> tuple[tuple[Layer, ...], Partition]:
     at = root / "profile"
     fused_only = profile.backward_ns is not None and not pipeline.split_backward
     given = _by_key(profile)
@@ -101,10 +106,10 @@ def _from_values(pipeline: PipelineSection, profile: ProfileSection, placed: Pla
         _check_held(whole, rest, place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place)
     message = values("message", nothing)
     forward, gradient = values("forward", nothing), values("gradient_message", message)
-    layers = _layers_of_pieces(pipeline, placed, None, root)
-    return tuple(
-        Stage(
-            rank=rank,
+    positions = _layers_of_pieces(pipeline, placed, None, root)
+    pieces = placed.piece_of_stage
+    layers = tuple(
+        Layer(
             forward_ns=(forward[stage],),
             backward_input_ns=(backward_input[stage],),
             backward_weight_ns=(weight[stage],),
@@ -113,10 +118,14 @@ def _from_values(pipeline: PipelineSection, profile: ProfileSection, placed: Pla
             activation_after_input_bytes=after[stage],
             message_bytes=message[stage],
             gradient_message_bytes=gradient[stage],
-            layers=layers[placed.piece_of_stage[stage]],
+            position=positions[piece],
         )
-        for stage, rank in enumerate(placed.rank_of_stage)
+        for stage, piece in enumerate(pieces)
     )
+    first_path = layers[: placed.pieces]
+    if first_path * len(placed.paths) == layers:  # replicas that cost the same have the same layer
+        return first_path, tuple((piece, piece + 1) for piece in pieces)
+    return layers, tuple((stage, stage + 1) for stage in range(len(layers)))
 
 
 def _by_key(profile: ProfileSection) -> dict[str, int | tuple[int, ...] | None]:
@@ -134,8 +143,8 @@ def _by_key(profile: ProfileSection) -> dict[str, int | tuple[int, ...] | None]:
 
 
 def _from_layers(
-    pipeline: PipelineSection, profile: ProfileFile, placed: Placed, file: Location, root: Location
-) -> tuple[Stage, ...]:
+    pipeline: PipelineSection, profile: ProfileFile, placed: Placement, file: Location, root: Location
+) -> tuple[tuple[Layer, ...], Partition]:
     total = sum(layer.repeat for layer in profile.layers)
     if total > _MOST_LAYERS:
         raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
@@ -144,35 +153,30 @@ def _from_layers(
         _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place)
     if total < placed.pieces:
         raise (file / "layers").refuse(_layers(total), f"{placed.pieces} or more, one for each piece of the model")
-    layers = [layer for layer in profile.layers for _ in range(layer.repeat)]
-    ranges = _layers_of_pieces(pipeline, placed, total, root)
-    pieces = [layers[slice(*bounds)] for bounds in ranges if bounds]
-    return tuple(
-        _stage(rank, pieces[piece], ranges[piece]) for rank, piece in zip(placed.rank_of_stage, placed.piece_of_stage, strict=True)
-    )
+    entries = [entry for entry in profile.layers for _ in range(entry.repeat)]
+    layers = tuple(_layer(entry, position) for position, entry in enumerate(entries))
+    of_piece = _layers_of_pieces(pipeline, placed, total, root)
+    return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
 
 
-def _stage(rank: int, layers: Sequence[Layer], bounds: tuple[int, int] | None) -> Stage:
-    fused = (
-        layer.backward_input_ns + layer.backward_weight_ns if layer.backward_ns is None else layer.backward_ns for layer in layers
-    )
-    message, gradient = layers[-1].message_bytes or 0, layers[-1].gradient_message_bytes
-    return Stage(
-        rank=rank,
-        forward_ns=(sum(layer.forward_ns for layer in layers),),
-        backward_input_ns=(sum(layer.backward_input_ns for layer in layers),),
-        backward_weight_ns=(sum(layer.backward_weight_ns for layer in layers),),
-        backward_ns=(sum(fused),),
-        activation_bytes=sum(layer.activation_bytes or 0 for layer in layers),
-        activation_after_input_bytes=sum(layer.activation_after_input_bytes or 0 for layer in layers),
+def _layer(entry: LayerEntry, position: int) -> Layer:
+    message, gradient = entry.message_bytes or 0, entry.gradient_message_bytes
+    both_ns = entry.backward_input_ns + entry.backward_weight_ns
+    return Layer(
+        forward_ns=(entry.forward_ns,),
+        backward_input_ns=(entry.backward_input_ns,),
+        backward_weight_ns=(entry.backward_weight_ns,),
+        backward_ns=(both_ns if entry.backward_ns is None else entry.backward_ns,),
+        activation_bytes=entry.activation_bytes or 0,
+        activation_after_input_bytes=entry.activation_after_input_bytes or 0,
         message_bytes=message,
         gradient_message_bytes=message if gradient is None else gradient,
-        layers=bounds,
+        position=(position, position + 1),
     )
 
 
 def _layers_of_pieces(
-    pipeline: PipelineSection, placed: Placed, total: int | None, root: Location
+    pipeline: PipelineSection, placed: Placement, total: int | None, root: Location
 ) -> tuple[tuple[int, int] | None, ...]:
     """The layers [first, last) of each model piece; `total` is how many the profile has, None if it says nothing of layers."""
     pieces, counts = placed.pieces, pipeline.partition

@@ -17,10 +17,10 @@ from msgspec import Meta
 
 from schedc.frontend.quantities import Count, Duration, Section, Size
 
-__all__ = ["Layer", "ProfileFile"]
+__all__ = ["LayerEntry", "ProfileFile"]
 
 
-class Layer(Section, frozen=True, kw_only=True):
+class LayerEntry(Section, frozen=True, kw_only=True):
     """One layer, or several equal ones in a row."""
 
     name: Annotated[str, Meta(description="For people.")] = ""
@@ -41,4 +41,4 @@ class ProfileFile(Section, frozen=True, kw_only=True):
     format: Literal["schedc.profile"]
     version: Literal[1]
     model: Annotated[str, Meta(description="For people.")] = ""
-    layers: Annotated[tuple[Layer, ...], Meta(min_length=1, description="In the order of the forward.")]
+    layers: Annotated[tuple[LayerEntry, ...], Meta(min_length=1, description="In the order of the forward.")]

@@ -1,13 +1,12 @@
-"""[topology] made into the problem's links.
+"""[topology] read: the sites and the costs of links, from the job or from a file of their own, as a `Network`.
 
-Takes the sites and the costs of links, from the job or from a file of their own; gives one `Link` for each directed pair of ranks
-that a transfer crosses. What is said of a pair of ranks wins over what is said of their sites, and that over `between` and
-`within`, each for its latency and its occupancy (bandwidth or transfer) on its own.
+What is said of a pair of ranks wins over what is said of their sites, and that over `between` and `within`, each for its latency
+and its occupancy (bandwidth or transfer) on its own.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
@@ -16,15 +15,15 @@ from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_toml
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
+from schedc.ir.costs import FREE, MessageCost
 from schedc.ir.problem import Link
+from schedc.ir.workload import Network, SiteLink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from schedc.frontend.placement import Placed
-
-__all__ = ["build_links", "read_topology", "trunk_name"]
+__all__ = ["check_connected", "read_network", "read_topology"]
 
 Override = TypeVar("Override", LinkOverride, SiteLinkOverride)
 
@@ -49,11 +48,6 @@ def read_topology(section: TopologySection, directory: Path, root: Location) -> 
     return conform(parse_toml(content, str(path)), TopologyFile, file), file
 
 
-def trunk_name(source: int, destination: int) -> str:
-    """The name of the trunk from one site to another, `site0>site1`."""
-    return f"site{source}>site{destination}"
-
-
 def _site_of_ranks(topology: TopologyFile, ranks: int, location: Location) -> tuple[int, ...]:
     """The site of each rank.
 
@@ -68,61 +62,56 @@ def _site_of_ranks(topology: TopologyFile, ranks: int, location: Location) -> tu
     return tuple(site for site, size in enumerate(sites) for _ in range(size))
 
 
-def build_links(topology: TopologyFile, placed: Placed, ranks: int, location: Location) -> tuple[Link, ...]:
-    """The links that transfers cross, by source and destination; `location` is the topology's place.
+def read_network(topology: TopologyFile, ranks: int, location: Location) -> Network:
+    """What the topology says of any two ranks; `location` is its place.
 
     Raises:
-        InvalidInput: sites or ranks that do not exist, a pair given twice, or sites whose trunk nobody describes.
+        InvalidInput: sites or ranks that do not exist, or a pair given twice.
     """
     site = _site_of_ranks(topology, ranks, location)
     _check_cost(topology.within, location / "within")
     _check_cost(topology.between, location / "between")
     if topology.between is not None and site[-1] == 0:
         raise (location / "between").refuse("a table where all ranks are in one site", "two or more sites in topology.sites")
+    between = None if topology.between is None else _over(FREE, topology.between)
     of_sites = _directed(topology.site_link, site[-1] + 1, location / "site_link", "sites")
-    of_ranks = _directed(topology.link, ranks, location / "link", "ranks")
+    network = Network(
+        site_of_rank=site,
+        within=FREE if topology.within is None else _over(FREE, topology.within),
+        between=between,
+        site_links=tuple(
+            SiteLink(source=source, destination=destination, cost=_over(between or FREE, override))
+            for (source, destination), override in of_sites.items()
+        ),
+    )
     links = []
-    for source, destination in _crossed(placed):
-        here, there = site[source], site[destination]
-        override = of_ranks.get((source, destination))
-        if here == there:
-            base, trunk = topology.within or LinkCost(), None
-        else:
-            between = of_sites.get((here, there))
-            if topology.between is None and between is None and override is None:
-                raise (location / "between").refuse(
-                    "nothing", f"a table, as ranks {source} and {destination} are in the sites {here} and {there}"
-                )
-            base = _over(topology.between or LinkCost(), between)
-            trunk = trunk_name(here, there) if override is None or override.trunk else None
-        cost = _over(base, override)
-        links.append(
-            Link(
-                source=source,
-                destination=destination,
-                latency_ns=cost.latency_ns or 0,
-                transfer_ns=cost.transfer_ns,
-                bytes_per_second=cost.bytes_per_second,
-                trunk=trunk,
+    for (source, destination), override in _directed(topology.link, ranks, location / "link", "ranks").items():
+        cost = _over(network.cost(source, destination) or FREE, override)
+        trunk = network.trunk(source, destination) if override.trunk else None
+        links.append(Link.of(source, destination, cost, trunk))
+    return replace(network, links=tuple(links))
+
+
+def check_connected(network: Network, pairs: Sequence[tuple[int, int]], location: Location) -> None:
+    """Refuse a topology, whose place is `location`, that says nothing of a pair of ranks that transfers cross.
+
+    Raises:
+        InvalidInput: nobody describes the trunk of their sites.
+    """
+    for source, destination in pairs:
+        if network.link(source, destination) is None:
+            here, there = network.site_of_rank[source], network.site_of_rank[destination]
+            raise (location / "between").refuse(
+                "nothing", f"a table, as ranks {source} and {destination} are in the sites {here} and {there}"
             )
-        )
-    return tuple(links)
 
 
-def _crossed(placed: Placed) -> list[tuple[int, int]]:
-    """The directed pairs of ranks that activations, and on the way back gradients, cross."""
-    rank = placed.rank_of_stage
-    forth = {(rank[a], rank[b]) for path in placed.paths for a, b in pairwise(path) if rank[a] != rank[b]}
-    return sorted(forth | {(b, a) for a, b in forth})
-
-
-def _over(base: LinkCost, cost: LinkCost | None) -> LinkCost:
+def _over(base: MessageCost, cost: LinkCost) -> MessageCost:
     """The cost, completed by what is known of the pair otherwise."""
-    if cost is None:
-        return base
-    occupancy = base if cost.bytes_per_second is None and cost.transfer_ns is None else cost
     latency_ns = base.latency_ns if cost.latency_ns is None else cost.latency_ns
-    return LinkCost(latency_ns=latency_ns, bytes_per_second=occupancy.bytes_per_second, transfer_ns=occupancy.transfer_ns)
+    if cost.bytes_per_second is None and cost.transfer_ns is None:
+        return replace(base, latency_ns=latency_ns)
+    return MessageCost(latency_ns=latency_ns, bytes_per_second=cost.bytes_per_second, transfer_ns=cost.transfer_ns)
 
 
 def _directed(overrides: Sequence[Override], count: int, location: Location, key: str) -> Mapping[tuple[int, int], Override]:

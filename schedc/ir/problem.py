@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.ir.costs import BlockCosts, MessageCost
 from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
@@ -19,83 +20,46 @@ __all__ = ["MOST_OPS", "DataParallel", "Link", "Problem", "Stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A consecutive piece of the model on one rank, with the costs of its blocks.
-
-    Each `*_ns` tuple holds one value for all microbatches, or one per microbatch.
-    """
+class Stage(BlockCosts):
+    """A consecutive piece of the model on one rank, with the costs of its blocks."""
 
     rank: int
-    forward_ns: tuple[int, ...]
-    backward_input_ns: tuple[int, ...]
-    backward_weight_ns: tuple[int, ...]
-    backward_ns: tuple[int, ...]
-    """The fused backward, `BW`: its input and weight parts together, unless measured otherwise."""
-    activation_bytes: int = 0
-    """Held from the start of F."""
-    activation_after_input_bytes: int = 0
-    """What of it is still held between the end of B and the end of W."""
-    message_bytes: int = 0
-    """What F sends to the next stage of the path."""
-    gradient_message_bytes: int = 0
-    """What comes back for it: the gradient that the next stage of the path sends to this one."""
     layers: tuple[int, int] | None = None
     """The model's layers [first, last) of this stage, where known. Stages of two paths with the same layers are replicas."""
 
     def __post_init__(self) -> None:
-        """Refuse negative numbers and a held remainder larger than the activation."""
-        for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"):
-            values: tuple[int, ...] = getattr(self, name)
-            if not values or min(values) < 0:
-                raise ValueError(f"{name} must hold durations of at least 0, got {values}")
-        for name in ("rank", "activation_bytes", "activation_after_input_bytes", "message_bytes", "gradient_message_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.activation_after_input_bytes > self.activation_bytes:
-            raise ValueError(
-                f"activation_after_input_bytes ({self.activation_after_input_bytes}) exceeds activation_bytes"
-                f" ({self.activation_bytes})"
-            )
-
-    def durations_ns(self, kind: Kind) -> tuple[int, ...]:
-        """The durations of the stage's blocks of this kind: one value for all microbatches, or one per microbatch."""
-        if kind is Kind.F:
-            return self.forward_ns
-        if kind is Kind.B:
-            return self.backward_input_ns
-        return self.backward_weight_ns if kind is Kind.W else self.backward_ns
+        """Refuse a negative rank, and costs that cannot be."""
+        BlockCosts.__post_init__(self)
+        if self.rank < 0:
+            raise ValueError(f"rank must be at least 0, got {self.rank}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(MessageCost):
     """The directed link from one rank to another: `arrival = max(ready, link free) + occupancy + latency`."""
 
     source: int
     destination: int
-    latency_ns: int = 0
-    transfer_ns: int | None = None
-    """The occupancy of one message, given outright; wins over `bytes_per_second`."""
-    bytes_per_second: int | None = None
-    """Bandwidth; None: a message occupies the link for no time."""
     trunk: str | None = None
     """Links with the same trunk are one resource; its name has a direction in it (`site0>site1`)."""
 
     def __post_init__(self) -> None:
-        """Refuse negative numbers and a link from a rank to itself."""
+        """Refuse a link from a rank to itself, and costs that cannot be."""
+        MessageCost.__post_init__(self)
         if self.source == self.destination:
             raise ValueError(f"a link needs two ranks, got {self.source} twice")
-        if self.latency_ns < 0 or (self.transfer_ns or 0) < 0:
-            raise ValueError(f"latency and transfer must be at least 0, got {self.latency_ns} and {self.transfer_ns}")
-        if self.bytes_per_second is not None and self.bytes_per_second <= 0:
-            raise ValueError(f"bytes_per_second must be above 0, got {self.bytes_per_second}")
 
-    def occupancy_ns(self, message_bytes: int) -> int:
-        """For how long a message of this size occupies the link; a fraction of a nanosecond counts as a whole one."""
-        if self.transfer_ns is not None:
-            return self.transfer_ns
-        if self.bytes_per_second is None:
-            return 0
-        return -(-message_bytes * 1_000_000_000 // self.bytes_per_second)
+    @classmethod
+    def of(cls, source: int, destination: int, cost: MessageCost, trunk: str | None) -> Link:
+        """The link of this cost."""
+        return cls(
+            source=source,
+            destination=destination,
+            latency_ns=cost.latency_ns,
+            transfer_ns=cost.transfer_ns,
+            bytes_per_second=cost.bytes_per_second,
+            trunk=trunk,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.files.pretty_json import pretty_json
-from schedc.frontend.profile_file import Layer
+from schedc.frontend.profile_file import LayerEntry
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from schedc.files.pretty_json import JsonValue
 
-__all__ = ["Layer", "layers_json"]
+__all__ = ["LayerEntry", "layers_json"]
 
 DIGITS = 4
 """What is kept of a duration. Measured times are rarely good to more, and fewer read better in a review."""
 
 
-def layers_json(layers: Sequence[Layer], *, model: str = "") -> str:
+def layers_json(layers: Sequence[LayerEntry], *, model: str = "") -> str:
     """The text of the file.
 
     Args:
@@ -32,7 +32,7 @@ def layers_json(layers: Sequence[Layer], *, model: str = "") -> str:
     return pretty_json({**file, "layers": [_layer(layer) for layer in layers]})
 
 
-def _layer(layer: Layer) -> dict[str, JsonValue]:
+def _layer(layer: LayerEntry) -> dict[str, JsonValue]:
     entry: dict[str, JsonValue] = {}
     if layer.name:
         entry["name"] = layer.name

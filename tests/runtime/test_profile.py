@@ -17,7 +17,7 @@ from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
 from schedc.runtime.profiling.held import meter_for
-from schedc.text.layers_file import Layer, layers_json
+from schedc.text.layers_file import LayerEntry, layers_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -390,7 +390,7 @@ def test_the_median_and_the_spread() -> None:
 
 
 def test_the_profile_says_durations_to_four_digits_and_keeps_the_order_of_sizes() -> None:
-    layer = Layer(
+    layer = LayerEntry(
         name="a",
         forward_ns=4_123_456,
         backward_input_ns=0,

@@ -13,8 +13,8 @@ from problems import M70_NS, MS, m70, make_problem, problems
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
-from schedc.frontend.placement import place
 from schedc.ir.ops import WHOLE, Kind
+from schedc.lower.placement import place
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight

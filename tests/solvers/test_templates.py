@@ -14,8 +14,8 @@ from problems import make_problem, problems
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.frontend.placement import PLACEMENTS
 from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.lower.placement import PLACEMENTS
 from schedc.solvers.driver.registry import TEMPLATE_NAMES
 from schedc.solvers.templates import TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule

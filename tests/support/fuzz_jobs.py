@@ -11,10 +11,12 @@ import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from schedc.frontend.placement import Placed, place
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from random import Random
+
+    from schedc.ir.layout import Placement
 
 __all__ = ["Job", "job_text", "random_job", "read_extra"]
 
@@ -133,7 +135,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
     return {key: value for key, value in job.items() if value or key != "extra"}
 
 
-def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placed]:
+def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placement]:
     random = draw.random
     ranks = random.choice([1, 2, 2, 3, 3, 3, 4, 4, 5])
     pipeline: dict[str, Any] = {"ranks": ranks, "microbatches": random.choice([1, 2, 2, 3, 3, 4, 6])}
@@ -157,7 +159,7 @@ def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placed]:
     return pipeline, placed
 
 
-def _profile(draw: _Draw, pipeline: dict[str, Any], placed: Placed, bandwidth: bool) -> tuple[dict[str, Any], list[int] | None]:
+def _profile(draw: _Draw, pipeline: dict[str, Any], placed: Placement, bandwidth: bool) -> tuple[dict[str, Any], list[int] | None]:
     """The section, and the activation of each stage."""
     stages, random = len(placed.rank_of_stage), draw.random
     counts = [stages, placed.pieces]
@@ -189,7 +191,7 @@ def _profile(draw: _Draw, pipeline: dict[str, Any], placed: Placed, bandwidth: b
     return profile, held
 
 
-def _layers(draw: _Draw, pipeline: dict[str, Any], placed: Placed, bandwidth: bool) -> dict[str, Any]:
+def _layers(draw: _Draw, pipeline: dict[str, Any], placed: Placement, bandwidth: bool) -> dict[str, Any]:
     """A profile.json, with a partition or without."""
     layers: list[dict[str, Any]] = []
     count = placed.pieces + draw.random.randint(0, 3)
@@ -212,7 +214,7 @@ def _layers(draw: _Draw, pipeline: dict[str, Any], placed: Placed, bandwidth: bo
     return {"format": "schedc.profile", "version": 1, "layers": layers}
 
 
-def _memory(draw: _Draw, ranks: int, placed: Placed, held: list[int]) -> dict[str, Any]:
+def _memory(draw: _Draw, ranks: int, placed: Placement, held: list[int]) -> dict[str, Any]:
     """Just what one microbatch needs, or a little more, in one of the three ways; sometimes too little."""
     random = draw.random
     one = [
@@ -235,13 +237,13 @@ def _memory(draw: _Draw, ranks: int, placed: Placed, held: list[int]) -> dict[st
     return {"capacity": capacity, "static": [f"{size} B" for size in static]}
 
 
-def _crossed_ranks(placed: Placed) -> list[tuple[int, int]]:
+def _crossed_ranks(placed: Placement) -> list[tuple[int, int]]:
     rank = placed.rank_of_stage
     forth = {(rank[a], rank[b]) for path in placed.paths for a, b in pairwise(path) if rank[a] != rank[b]}
     return sorted(forth | {(b, a) for a, b in forth})
 
 
-def _topology(draw: _Draw, ranks: int, placed: Placed, bandwidth: bool) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+def _topology(draw: _Draw, ranks: int, placed: Placement, bandwidth: bool) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """The section, and the ordered pairs of sites whose trunk the pipeline's transfers cross."""
     random = draw.random
     topology: dict[str, Any] = {}
@@ -282,7 +284,7 @@ def _some_pairs(draw: _Draw, count: int) -> list[tuple[tuple[int, int], dict[str
     return list(found.items())
 
 
-def _data_parallel(draw: _Draw, placed: Placed, crossed: list[tuple[int, int]]) -> dict[str, Any]:
+def _data_parallel(draw: _Draw, placed: Placement, crossed: list[tuple[int, int]]) -> dict[str, Any]:
     stages = len(placed.rank_of_stage)
     counts = [stages, placed.pieces]
     section: dict[str, Any] = {"size": draw.random.randint(1, 4), "zero_stage": draw.random.randint(0, 1)}

@@ -10,7 +10,7 @@ import copy
 import re
 from typing import TYPE_CHECKING, Any
 
-from schedc.frontend.placement import place
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from schedc.frontend.placement import place
 from schedc.ir.problem import Link, Problem, Stage
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

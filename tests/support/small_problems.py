@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from problems import make_problem
 
-from schedc.frontend.placement import place
 from schedc.ir.problem import DataParallel
+from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

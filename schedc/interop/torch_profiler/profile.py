@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, Times
 from schedc.errors import InvalidInput
-from schedc.text.layers_file import Layer
+from schedc.text.layers_file import LayerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ def stage_times(traces: Sequence[TorchTrace]) -> dict[int, StageTimes]:
     return {stage: {kind: Times(tuple(found)) for (of, kind), found in samples.items() if of == stage} for stage in stages}
 
 
-def stages_profile(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def stages_profile(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes]) -> tuple[tuple[LayerEntry, ...], tuple[str, ...]]:
     """One layer for each stage, and notes for people.
 
     Args:
@@ -74,12 +74,12 @@ def stages_profile(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes]
     return layers, tuple(_notes(traces, times, layers))
 
 
-def _layer(stage: int, times: StageTimes, message_bytes: int | None) -> Layer:
+def _layer(stage: int, times: StageTimes, message_bytes: int | None) -> LayerEntry:
     median = {kind: found.median_ns for kind, found in times.items()}
     if "F" not in median or not median.keys() & {"B", "W"}:
         raise InvalidInput(f"--from-trace: stage {stage} has only {', '.join(sorted(median))}, expected F, and B or I and W")
     split = "W" in median
-    return Layer(
+    return LayerEntry(
         name=f"stage {stage}",
         forward_ns=median["F"],
         backward_input_ns=median.get("I", 0) if split else median["B"],
@@ -89,7 +89,7 @@ def _layer(stage: int, times: StageTimes, message_bytes: int | None) -> Layer:
     )
 
 
-def _notes(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes], layers: Sequence[Layer]) -> Iterator[str]:
+def _notes(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes], layers: Sequence[LayerEntry]) -> Iterator[str]:
     for stage, kinds in times.items():
         for kind, found in kinds.items():
             if found.spread > LARGE_SPREAD and found.median_ns * 20 > kinds["F"].median_ns:

@@ -1,42 +1,24 @@
-"""Placements: which rank each stage sits on, and which stages a microbatch visits (CrossPipe, figure 5).
+"""Placements by name: which rank each stage is on, and which stages a microbatch visits (CrossPipe, figure 5).
 
-Takes the placement's name, or an explicit list with the rank of each stage; gives stages, paths and the model piece of each stage.
-A *piece* is a consecutive part of the model; only a bidirectional placement holds each piece twice.
+Takes the placement's name, or an explicit list with the rank of each stage; gives a `Placement`. Only a bidirectional one has two
+paths, and each piece of the model twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from schedc.ir.layout import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PLACEMENTS", "Placed", "place"]
+__all__ = ["PLACEMENTS", "place"]
 
 PLACEMENTS = ("unidirectional", "loop", "wave", "bidirectional")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Stages on ranks, and the paths through them."""
-
-    rank_of_stage: tuple[int, ...]
-    paths: tuple[tuple[int, ...], ...]
-    piece_of_stage: tuple[int, ...]
-    """The model piece of each stage; replicas of one piece share its weights."""
-
-    @property
-    def pieces(self) -> int:
-        """Into how many pieces the model is cut."""
-        return max(self.piece_of_stage) + 1
-
-    def path_of(self, microbatches: int) -> tuple[int, ...]:
-        """The path of each microbatch: the paths in turn, so that both directions start at once (Chimera)."""
-        return tuple(microbatch % len(self.paths) for microbatch in range(microbatches))
-
-
-def place(placement: str | Sequence[int], ranks: int, chunks: int = 1) -> Placed:
+def place(placement: str | Sequence[int], ranks: int, chunks: int = 1) -> Placement:
     """The stages and paths of a placement.
 
     Args:
@@ -56,7 +38,7 @@ def place(placement: str | Sequence[int], ranks: int, chunks: int = 1) -> Placed
         if placement == "unidirectional":
             return _single_path(forth)
         down, up = tuple(range(ranks)), tuple(range(ranks, 2 * ranks))
-        return Placed(rank_of_stage=forth + back, paths=(down, up), piece_of_stage=2 * forth)
+        return Placement(rank_of_stage=forth + back, paths=(down, up))
     if placement not in PLACEMENTS:
         raise ValueError(f"unknown placement {placement!r}; expected {', '.join(PLACEMENTS)} or a list with the rank of each stage")
     if chunks < 2:
@@ -65,7 +47,7 @@ def place(placement: str | Sequence[int], ranks: int, chunks: int = 1) -> Placed
     return _single_path(tuple(rank for one_pass in passes for rank in one_pass))
 
 
-def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placed:
+def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placement:
     for stage, rank in enumerate(rank_of_stage):
         if not 0 <= rank < ranks:
             raise ValueError(f"stage {stage} is on rank {rank}, but the ranks are 0 to {ranks - 1}")
@@ -75,6 +57,5 @@ def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placed:
     return _single_path(rank_of_stage)
 
 
-def _single_path(rank_of_stage: tuple[int, ...]) -> Placed:
-    stages = tuple(range(len(rank_of_stage)))
-    return Placed(rank_of_stage=rank_of_stage, paths=(stages,), piece_of_stage=stages)
+def _single_path(rank_of_stage: tuple[int, ...]) -> Placement:
+    return Placement(rank_of_stage=rank_of_stage, paths=(tuple(range(len(rank_of_stage))),))

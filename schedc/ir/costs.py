@@ -1,0 +1,84 @@
+"""What blocks and messages cost, whoever has the cost: a layer or a stage, a pair of sites or of ranks.
+
+Times are integer nanoseconds, sizes integer bytes. The rules of one value are checked on construction (`ValueError`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedc.ir.ops import Kind
+
+__all__ = ["FREE", "BlockCosts", "MessageCost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCosts:
+    """The costs of the blocks of one microbatch. Each `*_ns` tuple holds one value for all microbatches, or one per microbatch."""
+
+    forward_ns: tuple[int, ...]
+    backward_input_ns: tuple[int, ...]
+    backward_weight_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    """The fused backward, `BW`: its input and weight parts together, unless measured otherwise."""
+    activation_bytes: int = 0
+    """Held from the start of F."""
+    activation_after_input_bytes: int = 0
+    """What of it is still held between the end of B and the end of W."""
+    message_bytes: int = 0
+    """What F sends to the next stage of the path."""
+    gradient_message_bytes: int = 0
+    """What comes back for it: the gradient that the next stage of the path sends to this one."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers and a held remainder larger than the activation."""
+        for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"):
+            values: tuple[int, ...] = getattr(self, name)
+            if not values or min(values) < 0:
+                raise ValueError(f"{name} must hold durations of at least 0, got {values}")
+        for name in ("activation_bytes", "activation_after_input_bytes", "message_bytes", "gradient_message_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.activation_after_input_bytes > self.activation_bytes:
+            raise ValueError(
+                f"activation_after_input_bytes ({self.activation_after_input_bytes}) exceeds activation_bytes"
+                f" ({self.activation_bytes})"
+            )
+
+    def durations_ns(self, kind: Kind) -> tuple[int, ...]:
+        """The durations of the blocks of this kind: one value for all microbatches, or one per microbatch."""
+        if kind is Kind.F:
+            return self.forward_ns
+        if kind is Kind.B:
+            return self.backward_input_ns
+        return self.backward_weight_ns if kind is Kind.W else self.backward_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCost:
+    """What a message costs on its way: it arrives `latency_ns` after it has left the link, which it occupies."""
+
+    latency_ns: int = 0
+    transfer_ns: int | None = None
+    """The occupancy of one message, given outright; wins over `bytes_per_second`."""
+    bytes_per_second: int | None = None
+    """Bandwidth; None: a message occupies the link for no time."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers."""
+        if self.latency_ns < 0 or (self.transfer_ns or 0) < 0:
+            raise ValueError(f"latency and transfer must be at least 0, got {self.latency_ns} and {self.transfer_ns}")
+        if self.bytes_per_second is not None and self.bytes_per_second <= 0:
+            raise ValueError(f"bytes_per_second must be above 0, got {self.bytes_per_second}")
+
+    def occupancy_ns(self, message_bytes: int) -> int:
+        """For how long a message of this size occupies the link; a fraction of a nanosecond counts as a whole one."""
+        if self.transfer_ns is not None:
+            return self.transfer_ns
+        if self.bytes_per_second is None:
+            return 0
+        return -(-message_bytes * 1_000_000_000 // self.bytes_per_second)
+
+
+FREE = MessageCost()
+"""A message takes no time."""

@@ -1,0 +1,131 @@
+"""Workload + Layout → Problem: each stage costs what its layers do together, and the links are those that the placement crosses.
+
+A pure function for what `schedc.verify.workload` and `schedc.verify.layout` accept; a search over layouts calls it thousands of
+times a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from schedc.ir.problem import Problem, Stage
+from schedc.lower.semantics import as_torch_executes
+from schedc.units import MAX_QUANTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.layout import Layout
+    from schedc.ir.problem import DataParallel
+    from schedc.ir.workload import Layer, Workload
+
+__all__ = ["problem_of", "static_bytes"]
+
+
+def problem_of(workload: Workload, layout: Layout) -> Problem:
+    """The problem of training the workload in this layout.
+
+    Raises:
+        ValueError: the placement crosses from one rank to another that nothing connects.
+    """
+    parts = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
+    stages = tuple(_stage(rank, workload.layers[first:last]) for rank, (first, last) in parts)
+    if workload.semantics == "torch":
+        stages = as_torch_executes(stages, layout.paths[0][0])
+    links = []
+    for source, destination in layout.crossed():
+        link = workload.network.link(source, destination)
+        if link is None:
+            raise ValueError(f"nothing connects rank {source} to rank {destination}")
+        links.append(link)
+    return Problem(
+        name=workload.name,
+        ranks=workload.ranks,
+        microbatches=workload.microbatches,
+        stages=stages,
+        paths=layout.paths,
+        path_of=layout.path_of(workload.microbatches),
+        links=tuple(links),
+        memory_limit_bytes=_memory_limits(workload, layout, stages),
+        split_backward=workload.split_backward,
+        cut_blocks=workload.semantics == "schedc",
+        placement=layout.placement,
+        data_parallel=None if workload.data_parallel is None else _collectives(workload.data_parallel, len(stages)),
+        objective=workload.objective,
+    )
+
+
+def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
+    """What each rank holds all the time: the sum over its stages, a fraction of a byte of a stage counting as a whole one."""
+    held = [0] * workload.ranks
+    given = _spread(workload.static_bytes, len(layout.rank_of_stage))
+    for rank, (first, last), size in zip(layout.rank_of_stage, layout.layers_of_stage, given, strict=True):
+        parameters = sum(layer.parameters for layer in workload.layers[first:last])
+        held[rank] += size + ceil(workload.static_bytes_per_parameter * parameters)
+    return tuple(held)
+
+
+def _stage(rank: int, layers: Sequence[Layer]) -> Stage:
+    first, last = layers[0].position, layers[-1].position
+    return Stage(
+        rank=rank,
+        forward_ns=_sum([layer.forward_ns for layer in layers]),
+        backward_input_ns=_sum([layer.backward_input_ns for layer in layers]),
+        backward_weight_ns=_sum([layer.backward_weight_ns for layer in layers]),
+        backward_ns=_sum([layer.backward_ns for layer in layers]),
+        activation_bytes=sum([layer.activation_bytes for layer in layers]),
+        activation_after_input_bytes=sum([layer.activation_after_input_bytes for layer in layers]),
+        message_bytes=layers[-1].message_bytes,
+        gradient_message_bytes=layers[-1].gradient_message_bytes,
+        layers=None if first is None or last is None else (first[0], last[1]),
+    )
+
+
+def _sum(durations_ns: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The durations of layers together: one for all microbatches if that holds for each of them, else one per microbatch."""
+    if len(durations_ns) == 1:
+        return durations_ns[0]
+    microbatches = max(map(len, durations_ns))
+    if microbatches == 1:
+        return (sum([duration_ns for (duration_ns,) in durations_ns]),)
+    return tuple(map(sum, zip(*(_spread(each, microbatches) for each in durations_ns), strict=True)))
+
+
+def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage]) -> tuple[int | None, ...]:
+    """How much of activations each rank can hold, in bytes; None: no limit."""
+    devices = workload.devices
+    static = static_bytes(workload, layout) if any(device.capacity_bytes is not None for device in devices) else ()
+    held = _held_by_a_microbatch(layout, stages, len(devices)) if any(device.in_flight is not None for device in devices) else []
+    limits: list[int | None] = []
+    for rank, device in enumerate(devices):
+        if device.capacity_bytes is not None:
+            limits.append(device.capacity_bytes - static[rank])
+        elif device.in_flight is not None:
+            limits.append(min(device.in_flight * held[rank], MAX_QUANTITY))  # no rank of a job holds more than that in all
+        else:
+            limits.append(device.limit_bytes)
+    return tuple(limits)
+
+
+def _held_by_a_microbatch(layout: Layout, stages: Sequence[Stage], ranks: int) -> list[int]:
+    """What one microbatch holds on each rank after its forwards there, on the path where that is most."""
+    most = [0] * ranks
+    for path in layout.paths:
+        held = [0] * ranks
+        for stage in path:
+            held[stages[stage].rank] += stages[stage].activation_bytes
+        most = list(map(max, most, held))
+    return most
+
+
+def _collectives(given: DataParallel, stages: int) -> DataParallel:
+    """With a duration for each stage."""
+    gather_ns = _spread(given.all_gather_ns, stages)
+    return replace(given, reduce_scatter_ns=_spread(given.reduce_scatter_ns, stages), all_gather_ns=gather_ns)
+
+
+def _spread(values: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """One value for all becomes one for each."""
+    return values * count if len(values) == 1 else values
