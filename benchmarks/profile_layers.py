@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from schedc.analysis.comparison.times import Times
-from schedc.cli.profile_render import Row, print_profile
+from schedc.cli.rendering.profile import Row, print_profile
 from schedc.runtime.profiling import Model, merged, profile_layer, profile_model, warnings
 from schedc.units import format_bytes, format_duration_ns
 

@@ -1,4 +1,4 @@
-"""The commands. Each parses its options, makes one call into the compiler, and hands the result to `schedc.cli.render`.
+"""The commands. Each parses its options, makes one call into the compiler, and hands the result to `schedc.cli.rendering.results`.
 
 Heavy modules are imported inside the command that needs them, so that `schedc --help` is instant. `main` is the one place where a
 `SchedcError` becomes a line on standard error and an exit status.
@@ -96,9 +96,9 @@ def compile_command(
 
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
-        from schedc.cli import render
         from schedc.cli.defect import defects_kept
-        from schedc.cli.progress import live
+        from schedc.cli.rendering import results
+        from schedc.cli.rendering.progress import live
         from schedc.compile import compile_problem
         from schedc.files.outputs import check_outputs, is_standard, write_output
         from schedc.frontend.job import load_job
@@ -138,9 +138,9 @@ def compile_command(
                 f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
             )
         if as_json:
-            render.print_json(render.compiled_json(compiled))
+            results.print_json(results.compiled_json(compiled))
         elif not quiet:
-            render.print_compiled(compiled, output, interrupted=interruption.requested)
+            results.print_compiled(compiled, output, interrupted=interruption.requested)
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()
         where = "standard output" if is_standard(output) else one_line(str(output))
@@ -150,7 +150,7 @@ def compile_command(
 @app.command()
 def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
     """Check every rule of a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is its plan."""
-    from schedc.cli import render
+    from schedc.cli.rendering import results
     from schedc.compile import check_plan
     from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
@@ -162,9 +162,9 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
         problem = load_job(job).problem
         violations += check_pipeline(read, problem) + check_costs(read, problem)
     if as_json:
-        render.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
+        results.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
     else:
-        render.print_verdict(read, violations, plan)
+        results.print_verdict(read, violations, plan)
     if violations:
         raise typer.Exit(1)
 
@@ -172,7 +172,7 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
 @app.command()
 def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
-    from schedc.cli import render
+    from schedc.cli.rendering import results
     from schedc.compile import time_plan
     from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
@@ -181,9 +181,9 @@ def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption 
     problem = read.problem if job is None else load_job(job).problem
     timeline = time_plan(read, problem)
     if as_json:
-        render.print_json(render.timeline_json(problem, read.schedule(), timeline))
+        results.print_json(results.timeline_json(problem, read.schedule(), timeline))
     else:
-        render.print_timeline(problem, read.schedule(), timeline)
+        results.print_timeline(problem, read.schedule(), timeline)
 
 
 @app.command()
@@ -212,32 +212,32 @@ def show(
 def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
     """Print the lower bounds of a job: no schedule is faster than any of them."""
     from schedc.analysis.bounds.lower_bounds import lower_bounds
-    from schedc.cli import render
+    from schedc.cli.rendering import results
     from schedc.frontend.job import load_job
 
     problem = load_job(job).problem
     found = lower_bounds(problem)
     if as_json:
-        render.print_json({bound.name: {"value_ns": bound.value_ns, "where": bound.detail} for bound in found})
+        results.print_json({bound.name: {"value_ns": bound.value_ns, "where": bound.detail} for bound in found})
     else:
-        render.print_bounds(problem, found)
+        results.print_bounds(problem, found)
 
 
 @app.command()
 def templates(job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job.")] = None) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
-    from schedc.cli import render
+    from schedc.cli.rendering import results
     from schedc.frontend.job import load_job
     from schedc.solvers.templates import TEMPLATES
 
     if job is None:
-        render.print_templates(tuple(TEMPLATES.values()))
+        results.print_templates(tuple(TEMPLATES.values()))
         return
     from schedc.compile import time_methods
 
     problem = load_job(job).problem
     candidates = time_methods(problem, tuple(TEMPLATES))
-    render.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
+    results.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
 
 
 @app.command()
@@ -256,16 +256,16 @@ def bench(
 @app.command()
 def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="Which of the two files.")]) -> None:
     """Print the JSON Schema of the job or the plan file."""
-    from schedc.cli import render
+    from schedc.cli.rendering import results
 
     if file is SchemaName.job:
         from schedc.text.schema import job_schema
 
-        render.print_json(job_schema())
+        results.print_json(job_schema())
     else:
         from schedc.text.plan.plan_file import plan_schema
 
-        render.print_json(plan_schema())
+        results.print_json(plan_schema())
 
 
 app.command("profile")(profile_command)

@@ -12,7 +12,7 @@ from rich.text import Text
 from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
-from schedc.cli.render import console
+from schedc.cli.rendering.results import console
 from schedc.errors import InvalidInput
 from schedc.files.outputs import check_outputs
 from schedc.solvers.common.base import Limits

@@ -33,8 +33,8 @@ def compare_command(
 ) -> None:
     """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.comparison.compare import compare
-    from schedc.cli.compare_render import comparison_table, print_comparison
-    from schedc.cli.render import print_json
+    from schedc.cli.rendering.comparison import comparison_table, print_comparison
+    from schedc.cli.rendering.results import print_json
     from schedc.compile import time_plan
     from schedc.files.outputs import check_outputs
     from schedc.interop.perfetto.comparison import write_comparison

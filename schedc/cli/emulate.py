@@ -37,8 +37,8 @@ def emulate_command(
     from rich.text import Text
 
     from schedc.analysis.comparison.compare import compare
-    from schedc.cli.compare_render import comparison_table, print_comparison
-    from schedc.cli.render import console, print_json
+    from schedc.cli.rendering.comparison import comparison_table, print_comparison
+    from schedc.cli.rendering.results import console, print_json
     from schedc.compile import time_plan
     from schedc.files.outputs import check_outputs
     from schedc.text.plan.plan_file import read_plan
@@ -101,7 +101,7 @@ def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
     """A line on standard error, where that is a terminal; yields what is told of each run that has ended."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from schedc.cli.render import console
+    from schedc.cli.rendering.results import console
 
     errors = console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())

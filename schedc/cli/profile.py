@@ -91,8 +91,8 @@ def _measure(
     merge: bool,
     as_json: bool,
 ) -> None:
-    from schedc.cli.profile_render import Row, print_profile, telling
-    from schedc.cli.render import print_json
+    from schedc.cli.rendering.profile import Row, print_profile, telling
+    from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import check_outputs, write_output
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.named import described, device_named, dtype_named
@@ -122,8 +122,8 @@ def _measure(
 
 
 def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
-    from schedc.cli.profile_render import Row, print_profile
-    from schedc.cli.render import print_json
+    from schedc.cli.rendering.profile import Row, print_profile
+    from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import write_output
     from schedc.interop.torch_profiler.profile import stage_times, stages_profile
     from schedc.interop.torch_profiler.trace import read_torch_trace

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
-from schedc.cli.gantt import Span, Window, collective_spans, legend, link_spans, memory_row, rank_row, row_of, ruler, spread_ranks
-from schedc.cli.render import certificate_lines, console
+from schedc.cli.rendering.gantt import (
+    Span,
+    Window,
+    collective_spans,
+    legend,
+    link_spans,
+    memory_row,
+    rank_row,
+    row_of,
+    ruler,
+    spread_ranks,
+)
+from schedc.cli.rendering.results import certificate_lines, console
 from schedc.errors import InvalidInput
 from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource

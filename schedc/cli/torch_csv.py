@@ -99,7 +99,7 @@ def lint(
     """Name what is wrong with a schedule CSV of torch's, by row and cell; time it under the job's costs if nothing is."""
     from schedc.analysis.bounds.lower_bounds import best_bound
     from schedc.analysis.simulation.simulate import simulate
-    from schedc.cli import render
+    from schedc.cli.rendering import results
     from schedc.files.input_file import read_bytes
     from schedc.frontend.job import load_job
     from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
@@ -111,14 +111,14 @@ def lint(
     findings = verify_torch_csv(rows, problem, chosen)
     if findings:
         if as_json:
-            render.print_json({"sound": False, "format": chosen, "findings": [finding._asdict() for finding in findings]})
+            results.print_json({"sound": False, "format": chosen, "findings": [finding._asdict() for finding in findings]})
         else:
             _print_findings(csv, chosen, findings)
         raise typer.Exit(1)
     schedule = schedule_of(rows, problem)
     timeline, bound = simulate(problem, schedule), best_bound(problem)
     if as_json:
-        render.print_json({"sound": True, "format": chosen, "findings": [], **_worth(problem, schedule, timeline, bound)})
+        results.print_json({"sound": True, "format": chosen, "findings": [], **_worth(problem, schedule, timeline, bound)})
     else:
         _print_sound(csv, chosen, problem, timeline, bound)
 
@@ -133,7 +133,7 @@ def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None
 
 def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:
     from schedc.analysis.gap import relative_gap
-    from schedc.cli.render import timeline_json
+    from schedc.cli.rendering.results import timeline_json
 
     return {
         **timeline_json(problem, schedule, timeline),

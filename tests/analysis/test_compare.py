@@ -14,7 +14,8 @@ from traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.compare import compare
-from schedc.analysis.comparison.step_times import lanes_of, measured_times
+from schedc.analysis.comparison.measured_steps import measured_times
+from schedc.analysis.comparison.step_times import lanes_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op

@@ -9,7 +9,7 @@ import pytest
 from problems import m70, make_problem
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.cli.render import compiled_json
+from schedc.cli.rendering.results import compiled_json
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.plan import MadeBy

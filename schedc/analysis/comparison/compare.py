@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from schedc.analysis.comparison.account import accounts
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.measured_costs import block_costs, link_costs, measured_problem
+from schedc.analysis.comparison.measured_steps import check_trace, measured_timeline, measured_times
 from schedc.analysis.comparison.spread import spread_of
-from schedc.analysis.comparison.step_times import check_trace, lanes_of, measured_timeline, measured_times, planned_times
+from schedc.analysis.comparison.step_times import lanes_of, planned_times
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.render import console
+from schedc.cli.rendering.results import console
 from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns

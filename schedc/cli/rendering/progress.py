@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from schedc.cli.render import console
+from schedc.cli.rendering.results import console
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

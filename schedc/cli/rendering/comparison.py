@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.gantt import Window, legend, rank_row, ruler, spread_ranks
-from schedc.cli.render import console
+from schedc.cli.rendering.gantt import Window, legend, rank_row, ruler, spread_ranks
+from schedc.cli.rendering.results import console
 from schedc.files.location import one_line
 from schedc.ir.ops import KIND_NAMES, token
 from schedc.units import format_duration_ns
