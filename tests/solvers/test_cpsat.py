@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,19 @@ def exact(problem: Problem) -> bool:
     return all(len(each) == 1 for each in users.values())
 
 
+MOST_STATES = 1_000
+"""Where the model is a relaxation, and only bounds can be compared, brute force gives up on larger searches."""
+
+
 def check(seed: int) -> bool:
     """One random tiny problem; returns whether its optimum was compared for equality."""
     random = Random(seed)
     problem = tiny_problem(random, most_ops=18)
+    certain = problem.objective == "makespan" or bool(certain_first_ops(problem))
+    equal = exact(problem) and certain and blocks_of(problem, grid_of(problem, 1)).complete
     incumbent = constructive("greedy{n_sub=1}")(problem)
     try:
-        best_ns = optimum(problem)
+        best_ns = optimum(problem) if equal else optimum(problem, most_states=MOST_STATES)
     except SearchTooLarge:
         return False
     assert best_ns is not None
@@ -49,23 +56,21 @@ def check(seed: int) -> bool:
     assert not verify_schedule(problem, solved.schedule)
     assert simulate(problem, solved.schedule).objective_ns(problem.objective) == solved.objective_ns
     assert solved.lower_bound_ns <= best_ns <= solved.objective_ns
-    certain = problem.objective == "makespan" or certain_first_ops(problem)
-    if not exact(problem) or not certain or not blocks_of(problem, grid_of(problem, 1)).complete:
-        return False
-    assert solved.lower_bound_ns == solved.objective_ns == best_ns
-    return True
-
-
-@pytest.mark.slow
-def test_equals_brute_force_on_tiny_problems() -> None:
-    compared = sum(check(seed) for seed in range(120))
-    assert compared >= 20
+    if equal:
+        assert solved.lower_bound_ns == solved.objective_ns == best_ns
+    return equal
 
 
 @pytest.mark.slow
 def test_equals_brute_force_on_three_hundred_tiny_problems() -> None:
-    compared = sum(check(seed) for seed in range(1000, 2400))
-    assert compared >= 300
+    """Of some it is only known that the bound is one; these do not count."""
+    compared = tried = 0
+    for seed in count(1000):
+        compared += check(seed)
+        tried += 1
+        if compared == 300:
+            break
+    assert tried < 1400
 
 
 @pytest.mark.slow

@@ -165,9 +165,9 @@ def best_schedule(
             log.pop()
         if able and not state.may_come(facts, rank):
             return
-        following = state.copy()
-        following.declined[rank] = frozenset(able)
-        decide(following, rank + 1)
+        before, state.declined[rank] = state.declined[rank], frozenset(able)
+        decide(state, rank + 1)
+        state.declined[rank] = before
 
     def out_of_turn(state: State, op: Op) -> bool:
         if not symmetry or op.kind != Kind.F or op.part > 0 or problem.path(op.microbatch)[0] != op.stage:

@@ -5,7 +5,6 @@ Shares no code with the product. Durations, of parts too, are at least 1 ns: all
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -36,8 +35,24 @@ class Facts:
         self.visitors = Counter(stage for stage, _ in self.visits)
         self.chain = {visit: self.chain_from(*visit) for visit in self.visits}
         self.twins = self.identical_before()
+        self._neighbours: dict[tuple[int, int, int], int | None] = {}
+        self._pieces: dict[tuple[Kind, int, int], list[int]] = {}
+        for microbatch in range(problem.microbatches):
+            for stage, after in pairwise((None, *problem.path(microbatch), None)):
+                if stage is not None:
+                    self._neighbours[stage, microbatch, 1] = after
+                if after is not None:
+                    self._neighbours[after, microbatch, -1] = stage
+        self.least = {visit: self.least_work(*visit) for visit in self.visits}
 
     def pieces(self, kind: Kind, stage: int, microbatch: int) -> list[int]:
+        """The durations of the parts that the block is cut into."""
+        key = (kind, stage, microbatch)
+        if key not in self._pieces:
+            self._pieces[key] = self._cut(kind, stage, microbatch)
+        return self._pieces[key]
+
+    def _cut(self, kind: Kind, stage: int, microbatch: int) -> list[int]:
         block = self.problem.duration_ns(kind, stage, microbatch)
         shares = self.cut.get((kind, stage), (1,))
         edges = [block * sum(shares[:count]) // sum(shares) for count in range(len(shares) + 1)]
@@ -47,9 +62,7 @@ class Facts:
         return found
 
     def neighbour(self, stage: int, microbatch: int, step: int) -> int | None:
-        path = self.problem.path(microbatch)
-        at = path.index(stage) + step
-        return path[at] if 0 <= at < len(path) else None
+        return self._neighbours[stage, microbatch, step]
 
     def hop(self, op: Op) -> tuple[tuple[int, int] | str | None, int, int, int] | None:
         """The transfer that the op's block sends: (resource, occupancy, latency, receiving stage); resource None on one rank."""
@@ -99,6 +112,23 @@ class Facts:
 class State:
     """A moment: what runs, what has been done, what is on its way."""
 
+    __slots__ = (
+        "begun",
+        "collectives_end",
+        "complete",
+        "declined",
+        "ended",
+        "free",
+        "gathered",
+        "held",
+        "input_at",
+        "now",
+        "parts_done",
+        "running",
+        "weights_left",
+        "work",
+    )
+
     def __init__(self, facts: Facts) -> None:
         problem = facts.problem
         self.now = 0
@@ -113,7 +143,7 @@ class State:
         """(backward, stage, microbatch) to when its input is there; absent: not sent yet."""
         self.parts_done: dict[tuple[Kind, int, int], int] = {}
         self.complete: frozenset[tuple[Kind, int, int]] = frozenset()
-        self.work = [sum(problem.duration_ns(Kind.F, *v) + facts.least_work(*v) for v in mine) for mine in facts.on_rank]
+        self.work = [sum(problem.duration_ns(Kind.F, *v) + facts.least[v] for v in mine) for mine in facts.on_rank]
         self.weights_left = dict(facts.visitors)
         self.gathered = dict.fromkeys(facts.visitors, 0)
         parallel = problem.data_parallel
@@ -136,9 +166,21 @@ class State:
         return self.free[resource]
 
     def copy(self) -> State:
-        other = copy.copy(self)
-        for name in ("running", "declined", "begun", "ended", "held", "free", "input_at", "parts_done", "work", "weights_left"):
-            setattr(other, name, getattr(self, name).copy())
+        other = State.__new__(State)  # attribute by attribute: a search spends most of its time here
+        other.now = self.now
+        other.running = self.running.copy()
+        other.declined = self.declined.copy()
+        other.begun = self.begun.copy()
+        other.ended = self.ended.copy()
+        other.held = self.held.copy()
+        other.free = self.free.copy()
+        other.collectives_end = self.collectives_end
+        other.input_at = self.input_at.copy()
+        other.parts_done = self.parts_done.copy()
+        other.complete = self.complete
+        other.work = self.work.copy()
+        other.weights_left = self.weights_left.copy()
+        other.gathered = self.gathered
         return other
 
     def is_there(self, backward: bool, visit: tuple[int, int]) -> bool:
@@ -147,11 +189,12 @@ class State:
 
     def may_come(self, facts: Facts, rank: int) -> bool:
         """Whether the rank has a block whose input is still to come, so that waiting can make sense."""
-        return any(
-            not self.is_there(False, visit)
-            or (facts.neighbour(*visit, 1) is not None and (Kind.F, *visit) in self.complete and not self.is_there(True, visit))
-            for visit in facts.on_rank[rank]
-        )
+        for visit in facts.on_rank[rank]:
+            if not self.is_there(False, visit):
+                return True
+            if (Kind.F, *visit) in self.complete and facts.neighbour(*visit, 1) is not None and not self.is_there(True, visit):
+                return True
+        return False
 
     def candidates(self, facts: Facts, rank: int) -> Iterator[Op]:
         """The ops, or next parts, that the rank could start now."""
@@ -193,7 +236,7 @@ class State:
         self.work[rank] -= duration
         if op.kind in (Kind.B, Kind.BW) and op.part <= 0:  # what the choice of fused or split costs
             chosen = sum(sum(facts.pieces(k, *op[1:3])) for k in ((Kind.BW,) if op.kind == Kind.BW else (Kind.B, Kind.W)))
-            self.work[rank] += chosen - facts.least_work(op.stage, op.microbatch)
+            self.work[rank] += chosen - facts.least[op.stage, op.microbatch]
 
     def end_ops(self, facts: Facts) -> None:
         """End every op that is due, and send what they send in the links' order."""
