@@ -12,9 +12,10 @@ A training job loads a plan with its stages and runs steps; everything between i
 from __future__ import annotations
 
 from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
+from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.session.loading import load
+from schedc.runtime.session.offers import Swap
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.session.swap import Swap
 
-__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "Swap", "TransferFailed", "load"]
+__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "Swap", "TransferFailed", "load"]

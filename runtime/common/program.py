@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["Instruction", "Message", "Program", "Slot", "Wire", "connecting_order", "program_of", "wires_of"]
+__all__ = ["Instruction", "Message", "Program", "Slot", "Wire", "connecting_order", "program_of", "replicas_of", "wires_of"]
 
 
 class Message(NamedTuple):
@@ -170,6 +170,23 @@ def program_of(plan: Plan, rank: int) -> Program:
         )
     split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)
     return Program(rank=rank, wires=wires, instructions=tuple(instructions), split=split)
+
+
+def replicas_of(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The sets of two or more stages that hold the same weights, in a bidirectional placement, by their first stage.
+
+    They are stages of different paths with equal `layers`, or, where those are not known, at the same place of their paths.
+    """
+    if len(problem.paths) == 1:
+        return ()
+    sets: dict[tuple[int, int] | int, list[int]] = {}
+    for path in problem.paths:
+        for place, stage in enumerate(path):
+            layers = problem.stages[stage].layers
+            members = sets.setdefault(place if layers is None else layers, [])
+            if stage not in members:
+                members.append(stage)
+    return tuple(sorted(tuple(members) for members in sets.values() if len(members) > 1))
 
 
 def _neighbour(problem: Problem, op: Op, step: int) -> int | None:

@@ -16,11 +16,11 @@ from schedc.runtime.common.observer import OpTimes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.common.program import Instruction, Message, Program
     from schedc.runtime.common.values import Value
     from schedc.runtime.execution.wiring import Wiring
-    from schedc.runtime.replicas.collectives import Collectives
 
 __all__ = ["Compute", "Executor"]
 
@@ -45,7 +45,7 @@ class Executor:
         wiring: Wiring,
         compute: Compute,
         observer: Observer | None,
-        collectives: Collectives | None = None,
+        hooks: ReplicaHooks | None = None,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
         """Take what the rank does and with what; `now` is the clock of the times that the observer hears."""
@@ -53,7 +53,7 @@ class Executor:
         self._wiring = wiring
         self._compute = compute
         self._observer = observer
-        self._collectives = collectives
+        self._hooks = hooks
         self._now = now
         self._local: dict[Message, Value] = {}
 
@@ -77,8 +77,8 @@ class Executor:
         for slot in instruction.posts:
             self._wiring.receivers[slot.wire].post(slot.at)
         value = self._take(instruction)
-        if instruction.opens and self._collectives is not None:
-            self._collectives.await_weights(instruction.op.stage)
+        if instruction.opens and self._hooks is not None:
+            self._hooks.on_weights_needed(instruction.op.stage)
         begun_ns = self._now()
         try:
             given = self._compute.run(instruction, value)
@@ -90,8 +90,8 @@ class Executor:
         ended_ns = self._now()
         if instruction.gives is not None:
             self._give(instruction, given)
-        if instruction.completes and self._collectives is not None:
-            self._collectives.complete(instruction.op.stage)
+        if instruction.completes and self._hooks is not None:
+            self._hooks.on_gradients_complete(instruction.op.stage)
         if self._observer is not None:
             self._observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
         return ended_ns

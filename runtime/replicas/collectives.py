@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Collective
+from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 from schedc.runtime.replicas.pipelines import await_replicas, start_with_replicas
 from schedc.runtime.replicas.shards import ShardedBucket
@@ -19,10 +20,12 @@ from schedc.runtime.replicas.shards import ShardedBucket
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
     import torch.distributed as dist
     from torch import nn
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.replicas.shards import Shard
 
 __all__ = ["Collectives", "check_same_collectives", "check_weights", "queue_of"]
@@ -78,25 +81,24 @@ def check_weights(stages: Mapping[int, nn.Module]) -> None:
                 raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")
 
 
-class Collectives:
+class Collectives(ReplicaHooks):
     """The collectives of one rank's stages with their replicas in other pipelines."""
 
-    def __init__(
-        self, plan: Plan, rank: int, stages: Mapping[int, nn.Module], group: dist.ProcessGroup, timeout_s: float | None
-    ) -> None:
+    def __init__(self, plan: Plan, rank: int, stages: Mapping[int, nn.Module], pipelines: Pipelines) -> None:
         """Take the stages; for ZeRO 1, lay their weights out and take this replica's share.
 
         Args:
             plan: whose queue it is.
             rank: this one.
             stages: its stages.
-            group: this rank of every pipeline; on the stages' device.
-            timeout_s: how long to wait for the other replicas; None: the device waits, not this thread.
+            pipelines: the connections to this rank of every pipeline, closed with this.
         """
         parallel = plan.problem.data_parallel
         self._sharded = parallel is not None and parallel.zero_stage > 0
         self._rank = rank
-        self._timeout_s = timeout_s
+        self._pipelines = pipelines
+        self.pipelines = pipelines.size
+        group, self._timeout_s = pipelines.over(stages.values())
         self._queue = queue_of(plan, rank)
         self._buckets: dict[int, list[Bucket | ShardedBucket]] = {}
         self._shards: dict[int, list[ShardedBucket]] = {}
@@ -127,7 +129,7 @@ class Collectives:
             raise InvalidInput("there are no shards: the plan is not for ZeRO 1; give the modules' parameters to the optimizer")
         return [shard for _, buckets in sorted(self._shards.items()) for bucket in buckets for shard in bucket.shards]
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Before a step: start the all-gathers.
 
         Raises:
@@ -140,7 +142,7 @@ class Collectives:
                 bucket.begin()
         self._advance()
 
-    def await_weights(self, stage: int) -> None:
+    def on_weights_needed(self, stage: int) -> None:
         """Before a stage's first F: wait until its weights are whole.
 
         Raises:
@@ -150,7 +152,7 @@ class Collectives:
             for work in self._gathers.pop(owner, ()):
                 await_replicas(work, f"rank {self._rank} gathers the weights of stage {owner}", self._timeout_s)
 
-    def complete(self, stage: int) -> None:
+    def on_gradients_complete(self, stage: int) -> None:
         """After a stage's last W or BW: its gradients are what they are.
 
         Raises:
@@ -159,17 +161,19 @@ class Collectives:
         self._complete.add(stage)
         self._advance()
 
-    def finish(self) -> None:
-        """After the step's last op: wait for the sums.
+    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """After the step's last op: wait for the sums; the mean loss of all pipelines.
 
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
+        self._pipelines.share(loss)
         for stage, works in self._sums.items():
             for work, bucket in zip(works, self._buckets[stage], strict=True):
                 await_replicas(work, f"rank {self._rank} sums the gradients of stage {stage}", self._timeout_s)
                 bucket.finish()
         self._sums.clear()
+        return self._pipelines.mean()
 
     def gather(self) -> None:
         """Bring the shares of all weights together, so that the modules' parameters are whole.
@@ -180,7 +184,15 @@ class Collectives:
         for stage in sorted(self._shards):
             self._gather(stage)
         for stage in self._needed:
-            self.await_weights(stage)
+            self.on_weights_needed(stage)
+
+    def check_swap(self, running: Plan, other: Plan) -> None:
+        """As `check_same_collectives`."""
+        check_same_collectives(running, other)
+
+    def close(self) -> None:
+        """Close the connections to the other pipelines."""
+        self._pipelines.close()
 
     def _advance(self) -> None:
         """Start what the queue has next, as far as it can start."""

@@ -1,7 +1,4 @@
-"""Stages that hold the same weights on different paths (bidirectional placements): their gradients are summed after a step.
-
-Replicas are stages of different paths with equal `layers`, or, where those are not known, at the same place of their paths.
-"""
+"""Stages that hold the same weights on different paths (bidirectional placements): their gradients are summed after a step."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import TransferFailed, is_own
+from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.gradients import gradient_type
 
 if TYPE_CHECKING:
@@ -21,22 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.ir.problem import Problem
+    from schedc.runtime.common.groups import Groups
 
-__all__ = ["ReplicaSum", "check_equal_weights", "replicas_of", "weights_digest"]
-
-
-def replicas_of(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """The sets of two or more stages that hold the same weights, by their first stage."""
-    sets: dict[tuple[int, int] | int, list[int]] = {}
-    for path in problem.paths:
-        for place, stage in enumerate(path):
-            layers = problem.stages[stage].layers
-            members = sets.setdefault(place if layers is None else layers, [])
-            if stage not in members:
-                members.append(stage)
-    if len(problem.paths) == 1:
-        return ()
-    return tuple(sorted(tuple(members) for members in sets.values() if len(members) > 1))
+__all__ = ["ReplicaSums", "weights_digest"]
 
 
 def weights_digest(stage: nn.Module) -> str:
@@ -48,22 +33,47 @@ def weights_digest(stage: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_equal_weights(replicas: Sequence[Sequence[int]], digests: Mapping[int, str]) -> None:
-    """Refuse replicas that do not start equal.
+class ReplicaSums(ReplicaHooks):
+    """All sets of replicas that this rank has a stage of."""
 
-    Raises:
-        CheckFailed: names the first two that differ.
-    """
-    for first, *others in replicas:
-        for other in others:
-            if digests[first] != digests[other]:
-                raise CheckFailed(
-                    f"stages {first} and {other} are replicas, but their weights differ;"
-                    " build both from the same seed or checkpoint"
-                )
+    def __init__(self, problem: Problem, stages: Mapping[int, nn.Module], groups: Groups) -> None:
+        """Connect their ranks; all ranks do this together.
+
+        Args:
+            problem: of the plan.
+            stages: this rank's.
+            groups: makes the process groups.
+
+        Raises:
+            TransferFailed: another rank does not come.
+        """
+        self._sums: list[_ReplicaSum] = []
+        for members in replicas_of(problem):
+            own = [stages[stage] for stage in members if stage in stages]
+            if own:
+                ranks = sorted({problem.stages[stage].rank for stage in members})
+                group = groups.make(ranks) if len(ranks) > 1 else None
+                others = " and ".join(f"rank {rank}" for rank in ranks if rank != groups.rank)
+                doing = f"rank {groups.rank} sums the gradients of stages {' and '.join(map(str, members))} with {others}"
+                self._sums.append(_ReplicaSum(own, group, doing))
+
+    def begin_step(self) -> None:
+        """Put aside gradients from before the step, which are summed already."""
+        for one in self._sums:
+            one.begin()
+
+    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """Give every replica the sum of what the step has added to each.
+
+        Raises:
+            TransferFailed: another rank of a set is lost.
+        """
+        for one in self._sums:
+            one.finish()
+        return loss
 
 
-class ReplicaSum:
+class _ReplicaSum:
     """One set of replicas, as one rank sees it."""
 
     def __init__(self, stages: Sequence[nn.Module], group: dist.ProcessGroup | None, doing: str) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
-from schedc.runtime.replicas.collectives import check_weights
-from schedc.runtime.replicas.shared_weights import replicas_of
+from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.text.plan.plan_file import read_plan
 from schedc.verify.plan.checks import verify_plan
@@ -46,6 +45,7 @@ def accept(
     loss_fn: Callable[[Any, Any], torch.Tensor] | None,
     groups: Groups,
     replicas: int | None,
+    own_hooks: bool,
     recompute: bool | Collection[int],
 ) -> Plan:
     """The plan, unless it is unsound, or not for this rank of this job.
@@ -64,7 +64,11 @@ def accept(
             f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
         )
     recomputed_stages(recompute, plan)
-    _check_replicas(plan, stages, replicas)
+    _check_replicas(plan, replicas, own_hooks)
+    if replicas is not None:
+        from schedc.runtime.replicas.collectives import check_weights
+
+        check_weights(stages)
     expected = problem.stages_on(rank)
     if sorted(stages) != list(expected):
         raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
@@ -76,13 +80,26 @@ def accept(
     return plan
 
 
-def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None) -> None:
-    """Refuse a plan for another number of pipelines than the job has; `replicas` is None where there is one.
+def _check_replicas(plan: Plan, replicas: int | None, own_hooks: bool) -> None:
+    """Refuse a plan for another number of pipelines than the job has.
+
+    Args:
+        plan: the plan.
+        replicas: how many the data_parallel_group has; None: none was given.
+        own_hooks: whether the job sums gradients over replicas itself.
 
     Raises:
         SchedcError: says why.
     """
     parallel = plan.problem.data_parallel
+    if replicas_of(plan.problem) and (own_hooks or replicas is not None):
+        given = "replicas were" if own_hooks else "a data_parallel_group was"
+        raise Unsupported(
+            f"plan {plan.name!r} has stages that are replicas of each other, and {given} given;"
+            " the runtime sums gradients inside a pipeline or between pipelines, not both"
+        )
+    if own_hooks:
+        return
     if replicas is None:
         if parallel is not None:
             raise InvalidInput(
@@ -95,9 +112,3 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int |
             f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
             " start as many pipelines, or compile for as many"
         )
-    if replicas_of(plan.problem):
-        raise Unsupported(
-            f"plan {plan.name!r} has stages that are replicas of each other, and a data_parallel_group was given;"
-            " the runtime sums gradients inside a pipeline or between pipelines, not both"
-        )
-    check_weights(stages)

@@ -14,15 +14,12 @@ from torch.distributed.distributed_c10d import _world
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir.plan import Plan
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.program import wires_of
+from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.execution.wiring import bare
-from schedc.runtime.replicas.gradients import set_gradient_type
-from schedc.runtime.replicas.pipelines import Pipelines
-from schedc.runtime.replicas.shared_weights import check_equal_weights, replicas_of, weights_digest
 from schedc.runtime.session.acceptance import accept, recomputed_stages
-from schedc.runtime.session.lockstep import Lockstep
+from schedc.runtime.session.offers import Offer, disagreement
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.session.swap import Offer, disagreement
 from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.settings import missing_settings
@@ -38,6 +35,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.replicas.pipelines import Pipelines
+    from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.transports.base import Connect
     from schedc.runtime.transports.choice import Channels
 
@@ -68,6 +67,7 @@ def load(
     recompute: bool | Collection[int] = False,
     grad_dtype: torch.dtype | None = None,
     data_parallel_group: dist.ProcessGroup | None = None,
+    replicas: ReplicaHooks | None = None,
     swap_group: dist.ProcessGroup | None = None,
     channels: Channels = "auto",
     queues: int = QUEUES,
@@ -91,6 +91,8 @@ def load(
             weight's own.
         data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the
             plan's `size`. None: there is one pipeline.
+        replicas: what to do between this process's replicas in other pipelines, in place of the sums and gathers that come with a
+            `data_parallel_group`.
         swap_group: this process's peers in other pipelines that must move to another plan with the same step, since their stages
             have collectives with this one's (tensor or expert parallelism): the same rank of each of these pipelines. None: this
             pipeline moves by itself.
@@ -103,18 +105,25 @@ def load(
             plan's links say.
 
     Raises:
-        InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job.
+        InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job; or both
+            `data_parallel_group` and `replicas` are given.
         CheckFailed: the plan breaks a rule, or another rank has refused or has another plan or other weights of a replica.
         Unsupported: the plan asks for what this runtime does not do.
         TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
     """
+    if data_parallel_group is not None and replicas is not None:
+        raise InvalidInput("load was given a data_parallel_group and replicas; give it one of them")
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
     lockstep: Lockstep | None = None
     try:
         if data_parallel_group is not None:
+            from schedc.runtime.replicas.pipelines import Pipelines
+
             pipelines = Pipelines(timeout_s, data_parallel_group)
         if swap_group is not None:
+            from schedc.runtime.session.lockstep import Lockstep
+
             lockstep = Lockstep(timeout_s, swap_group)
         accepts = partial(
             accept,
@@ -122,10 +131,13 @@ def load(
             loss_fn=loss_fn,
             groups=groups,
             replicas=None if pipelines is None else pipelines.size,
+            own_hooks=replicas is not None,
             recompute=recompute,
         )
         checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, wrap is not None)
         if grad_dtype is not None:
+            from schedc.runtime.replicas.gradients import set_gradient_type
+
             set_gradient_type(stages.values(), grad_dtype)
         pipe = Pipe(
             checked,
@@ -137,7 +149,7 @@ def load(
             accept=accepts,
             check_loss=check_loss,
             recompute=recomputed_stages(recompute, checked),
-            pipelines=pipelines,
+            hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
             lockstep=lockstep,
             connect=connect,
             wrap=bare if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
@@ -178,9 +190,12 @@ def _agree(
         device = stage_device(stages)
         wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
         replicated = {stage for members in replicas_of(plan.problem) for stage in members}
-        weights = {
-            stage: weights_digest(module) for stage, module in stages.items() if pipelines is not None or stage in replicated
-        }
+        compared = stages.keys() if pipelines is not None else stages.keys() & replicated
+        weights: dict[int, str] = {}
+        if compared:
+            from schedc.runtime.replicas.shared_weights import weights_digest
+
+            weights = {stage: weights_digest(stages[stage]) for stage in compared}
         offer = Offer(refusal=None, plan_sha256=plan_sha256(plan))
         report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, wrapped=wrapped)
     except SchedcError as error:
@@ -200,7 +215,13 @@ def _agree(
         raise CheckFailed(reason)
     assert isinstance(plan, Plan)
     everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
-    check_equal_weights(replicas_of(plan.problem), everywhere)
+    for first, *same in replicas_of(plan.problem):
+        for stage in same:
+            if everywhere[first] != everywhere[stage]:
+                raise CheckFailed(
+                    f"stages {first} and {stage} are replicas, but their weights differ;"
+                    " build both from the same seed or checkpoint"
+                )
     wishes = [other.wish for other in reports if other.wish is not None]
     unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
     if unlike is not None:
@@ -212,6 +233,19 @@ def _agree(
     if missing is not None:
         warnings.warn(missing, RuntimeWarning, stacklevel=3)
     return plan, connection(wishes, groups.rank, device)
+
+
+def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
+    """What sums the gradients of this rank's stages over their replicas, where they have any."""
+    if pipelines is not None:
+        from schedc.runtime.replicas.collectives import Collectives
+
+        return Collectives(plan, groups.rank, stages, pipelines)
+    if replicas_of(plan.problem):
+        from schedc.runtime.replicas.shared_weights import ReplicaSums
+
+        return ReplicaSums(plan.problem, stages, groups)
+    return ReplicaHooks()
 
 
 def _apart(reports: Sequence[_Report], *, replicas: bool) -> str | None:

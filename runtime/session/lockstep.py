@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.session.swap import Handshake
+from schedc.runtime.session.handshake import Handshake
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from schedc.runtime.common.values import handed_over, tensors_of
 from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
 from schedc.runtime.stage.frontier import find_cut
 from schedc.runtime.stage.precision import outside_autocast
-from schedc.runtime.stage.recompute import Replay, saving_nothing
 from schedc.runtime.stage.saved import SavedTensors, give_own_weights
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.frontier import Cut, Joint
+    from schedc.runtime.stage.recompute import Replay
 
 __all__ = ["Block"]
 
@@ -84,6 +84,8 @@ class Block:
         self._replay: Replay | None = None
         self._weight_work: list[Work] = []
         if recompute:
+            from schedc.runtime.stage.recompute import Replay, saving_nothing
+
             self._replay = Replay(work, self._inputs, devices, buffers)
             with torch.enable_grad(), saving_nothing():
                 outputs = tensors_of(work(*self._aliases()))

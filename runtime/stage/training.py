@@ -9,11 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import WHOLE, Kind
-from schedc.runtime.replicas.shared_weights import replicas_of
+from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.batches import cut, inputs_of
 from schedc.runtime.stage.block import Block
-from schedc.runtime.stage.buffers import Buffers
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import Seeds
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.common.values import Value
     from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.losses import Losses
 
 __all__ = ["Training"]
@@ -61,7 +61,11 @@ class Training:
         self._stages = stages
         self._loss_fn = loss_fn
         self._recompute = recompute
-        self._buffers = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
+        self._buffers: dict[int, Buffers] = {}
+        if recompute:
+            from schedc.runtime.stage.buffers import Buffers
+
+            self._buffers = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
         self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))

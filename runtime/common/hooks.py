@@ -1,0 +1,72 @@
+"""What happens between a stage and its replicas in a step: hooks that the executor and the pipe call, empty here.
+
+The built-in data parallelism is one user of them (`schedc.runtime.replicas.collectives`); a job may pass its own to `load`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from schedc.ir.plan import Plan
+
+__all__ = ["ReplicaHooks"]
+
+
+class ReplicaHooks:
+    """Called in every step of one rank, in the thread of the step; these methods do nothing, override those that matter.
+
+    An exception that one of them raises leaves `step` and closes the pipe, so that the other ranks fail as well.
+    """
+
+    pipelines: int = 1
+    """The step divides its gradients by this number, so that their sum over this many pipelines belongs to the mean loss of all."""
+
+    def begin_step(self) -> None:
+        """Before the step's first op. The stages' `.grad` are what they were before the step."""
+
+    def on_weights_needed(self, stage: int) -> None:
+        """Before the first F of a stage of this rank; return when the stage's weights are those that the step is to use."""
+
+    def on_gradients_complete(self, stage: int) -> None:
+        """After the last W or BW of a stage: the step adds nothing more to its weights' `.grad`.
+
+        Start what replicas do with them, and return: the rank's next op waits. A weight that two stages share is complete with the
+        later of the two.
+        """
+
+    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """After the step's last op and transfer: return when the gradients are what the optimizer is to see.
+
+        Args:
+            loss: the mean loss of this pipeline, a float64 scalar on the CPU, the same on all its ranks.
+
+        Returns:
+            What `step` returns; the same on all ranks of the pipeline.
+        """
+        return loss
+
+    def gather(self) -> None:
+        """Make the modules' weights whole after the optimizer's step, for a checkpoint; all replicas do this together."""
+
+    def shards(self) -> list[Any]:
+        """What this process owns of its stages' weights.
+
+        Raises:
+            InvalidInput: the weights are not sharded.
+        """
+        raise InvalidInput("there are no shards: load was given no data_parallel_group; the modules' parameters are the weights")
+
+    def check_swap(self, running: Plan, other: Plan) -> None:
+        """Refuse to move from one plan to another, which moves no stage.
+
+        Raises:
+            InvalidInput: says why not.
+        """
+
+    def close(self) -> None:
+        """The pipe is closed; closing again does nothing."""

@@ -1,0 +1,60 @@
+"""What each rank says about a plan that it was given, at `load` and when it moves to another; and what became of a move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Offer", "Swap", "disagreement"]
+
+
+class Swap:
+    """What has become of one `Pipe.swap`, as its rank knows it."""
+
+    def __init__(self) -> None:
+        self.state: Literal["pending", "done", "refused"] = "pending"
+        """`pending` until all ranks have called `swap`; then `done` or `refused`, the same on all of them."""
+        self.step: int | None = None
+        """The number of the first step of the new plan, or the first for which its refusal was known."""
+        self.reason: str | None = None
+        """Why it was refused."""
+
+    def __repr__(self) -> str:
+        """Its state."""
+        return f"Swap(state={self.state!r}, step={self.step}, reason={self.reason!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a rank says about the plan that it was given."""
+
+    refusal: str | None
+    """Why it does not take it; None: it does."""
+    plan_sha256: str
+
+
+def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
+    """Why the ranks cannot all run the plan that each was given; None where they can.
+
+    Args:
+        offers: of all ranks; of several pipelines one after the other, where they are to agree.
+        ranks: how many a pipeline has.
+    """
+
+    def named(at: int) -> str:
+        return f"rank {at}" if len(offers) == ranks else f"rank {at % ranks} of pipeline {at // ranks}"
+
+    for rank, offer in enumerate(offers):
+        if offer.refusal is not None:
+            return f"{named(rank)} has refused the plan: {offer.refusal}"
+    for rank, offer in enumerate(offers):
+        if offer.plan_sha256 != offers[0].plan_sha256:
+            both = f"ranks 0 and {rank}" if len(offers) == ranks else f"{named(0)} and {named(rank)}"
+            return (
+                f"{both} have different plans (sha256 {offers[0].plan_sha256[:12]}… and {offer.plan_sha256[:12]}…);"
+                " give all ranks the same file"
+            )
+    return None
