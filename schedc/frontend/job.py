@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schedc.errors import Defect
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, one_line, show
@@ -27,6 +28,8 @@ from schedc.ir.workload import Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
+from schedc.verify.layout import verify_layout
+from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +80,8 @@ def load_job(path: str | PathLike[str]) -> Job:
     content = read_bytes(path)
     file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
     workload, layout = _workload_and_layout(file, path)
+    for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
+        raise Defect(f"{path}: what the front end made of it breaks a rule: {violation}")
     problem = problem_of(workload, layout)
     _check_messages(problem, file.profile, Location(str(path)) / "profile")
     _check_size(problem, Location(str(path)) / "profile")

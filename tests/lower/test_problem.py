@@ -1,0 +1,205 @@
+"""Workload + Layout → Problem, beside the cost model's words written down once more, slowly, op by op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from workloads import random_workload
+
+from schedc.frontend.job import load_job
+from schedc.ir.costs import FREE
+from schedc.ir.layout import Layout
+from schedc.ir.ops import Kind
+from schedc.ir.problem import DataParallel, Link
+from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.lower.problem import problem_of, static_bytes
+from schedc.verify.layout import verify_layout
+from schedc.verify.problem import verify_problem
+from schedc.verify.workload import verify_workload
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def value(values: tuple[int, ...], index: int) -> int:
+    """Of one value for all, or one for each."""
+    return values[0] if len(values) == 1 else values[index]
+
+
+def own_layers(workload: Workload, layout: Layout, stage: int) -> list[Layer]:
+    first, last = layout.layers_of_stage[stage]
+    return [workload.layers[layer] for layer in range(first, last)]
+
+
+def durations_ns(workload: Workload, layout: Layout, stage: int, microbatch: int) -> dict[Kind, int]:
+    """What a stage's blocks take: all that its layers take, and in torch on the first stage B nothing and W the whole backward."""
+    found = {
+        kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own_layers(workload, layout, stage)) for kind in Kind
+    }
+    if workload.semantics == "torch" and stage == layout.paths[0][0]:
+        found |= {Kind.B: 0, Kind.W: found[Kind.BW]}
+    return found
+
+
+def stages_cost_what_their_layers_cost(workload: Workload, layout: Layout, problem: Problem) -> None:
+    assert [stage.rank for stage in problem.stages] == list(layout.rank_of_stage)
+    for stage in range(len(layout.rank_of_stage)):
+        for microbatch in range(workload.microbatches):
+            found = {kind: problem.duration_ns(kind, stage, microbatch) for kind in Kind}
+            assert found == durations_ns(workload, layout, stage, microbatch)
+
+
+def sizes(workload: Workload, layout: Layout, problem: Problem) -> None:
+    for index, stage in enumerate(problem.stages):
+        own = own_layers(workload, layout, index)
+        assert stage.activation_bytes == sum(layer.activation_bytes for layer in own)
+        after = "activation_bytes" if workload.semantics == "torch" else "activation_after_input_bytes"
+        assert stage.activation_after_input_bytes == sum(getattr(layer, after) for layer in own)
+        assert stage.message_bytes == own[-1].message_bytes
+        assert stage.gradient_message_bytes == own[-1].gradient_message_bytes
+        known = own[0].position, own[-1].position
+        assert stage.layers == (known[0] and known[1] and (known[0][0], known[1][1]))
+
+
+def links_are_those_that_the_paths_cross(workload: Workload, layout: Layout, problem: Problem) -> None:
+    """What is said of two ranks wins over what is said of their sites, and that over `between`."""
+    network = workload.network
+    expected = {}
+    for path in layout.paths:
+        for before, after in pairwise(path):
+            for pair in ((before, after), (after, before)):
+                source, destination = (layout.rank_of_stage[stage] for stage in pair)
+                if source == destination:
+                    continue
+                here, there = network.site_of_rank[source], network.site_of_rank[destination]
+                cost = network.within if here == there else network.between
+                trunk = None if here == there else f"site{here}>site{there}"
+                for sites in network.site_links:
+                    if (sites.source, sites.destination) == (here, there):
+                        cost = sites.cost
+                for link in network.links:
+                    if (link.source, link.destination) == (source, destination):
+                        cost, trunk = link, link.trunk
+                assert cost is not None
+                expected[source, destination] = (cost.latency_ns, cost.transfer_ns, cost.bytes_per_second, trunk)
+    found = {
+        (link.source, link.destination): (link.latency_ns, link.transfer_ns, link.bytes_per_second, link.trunk)
+        for link in problem.links
+    }
+    assert list(found.items()) == sorted(expected.items())
+
+
+def memory_limits(workload: Workload, layout: Layout, problem: Problem) -> None:
+    stages = list(enumerate(layout.rank_of_stage))
+    static = [0] * workload.ranks
+    for stage, rank in stages:
+        parameters = sum(layer.parameters for layer in own_layers(workload, layout, stage))
+        static[rank] += value(workload.static_bytes, stage) + ceil(workload.static_bytes_per_parameter * parameters)
+    assert static_bytes(workload, layout) == tuple(static)
+    for rank, limit in enumerate(problem.memory_limit_bytes):
+        device = workload.devices[rank]
+        if device == Device():
+            assert limit is None
+        elif device.capacity_bytes is not None:
+            assert limit == device.capacity_bytes - static[rank]
+        elif device.limit_bytes is not None:
+            assert limit == device.limit_bytes
+        else:
+            of_paths = [
+                sum(
+                    layer.activation_bytes
+                    for stage in path
+                    if stages[stage][1] == rank
+                    for layer in own_layers(workload, layout, stage)
+                )
+                for path in layout.paths
+            ]
+            assert limit == (device.in_flight or 0) * max(of_paths)
+
+
+def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
+    parallel = workload.data_parallel
+    assert (problem.name, problem.ranks, problem.microbatches) == (workload.name, len(workload.devices), workload.microbatches)
+    assert (problem.paths, problem.placement) == (layout.paths, layout.placement)
+    assert list(problem.path_of) == [microbatch % len(layout.paths) for microbatch in range(workload.microbatches)]
+    assert (problem.split_backward, problem.objective) == (workload.split_backward, workload.objective)
+    assert problem.cut_blocks == (workload.semantics != "torch")
+    if parallel is None:
+        assert problem.data_parallel is None
+        return
+    made, stages = problem.data_parallel, range(len(layout.rank_of_stage))
+    assert made is not None and (made.size, made.zero_stage, made.trunk) == (parallel.size, parallel.zero_stage, parallel.trunk)
+    assert list(made.reduce_scatter_ns) == [value(parallel.reduce_scatter_ns, stage) for stage in stages]
+    assert list(made.all_gather_ns) == [value(parallel.all_gather_ns, stage) for stage in stages if parallel.zero_stage]
+
+
+@given(seed=st.integers(0, 2**32))
+def test_random_problems(seed: int) -> None:
+    workload, layout = random_workload(Random(seed))
+    assert verify_workload(workload) == verify_layout(workload, layout) == ()
+    problem = problem_of(workload, layout)
+    assert verify_problem(problem) == ()
+    for hold in (stages_cost_what_their_layers_cost, sizes, links_are_those_that_the_paths_cross, memory_limits, all_the_rest):
+        hold(workload, layout, problem)
+
+
+def test_by_hand() -> None:
+    """Four layers in three stages on two ranks of two sites."""
+    costs = [(1, 2, 3), (10, 20, 30), (100, 200, 300), (1000, 2000, 3000)]
+    workload = Workload(
+        name="by hand",
+        microbatches=2,
+        layers=tuple(
+            Layer(
+                forward_ns=(f, 5 * f),
+                backward_input_ns=(b,),
+                backward_weight_ns=(w,),
+                backward_ns=(b + w,),
+                activation_bytes=f,
+                parameters=w,
+            )
+            for f, b, w in costs
+        ),
+        devices=(Device(capacity_bytes=10_000), Device(in_flight=3)),
+        network=Network(site_of_rank=(0, 1), between=replace(FREE, latency_ns=7)),
+        static_bytes=(50,),
+        static_bytes_per_parameter=Fraction(3, 2),
+        data_parallel=DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(4,)),
+    )
+    layout = Layout(layers_of_stage=((0, 1), (1, 3), (3, 4)), rank_of_stage=(0, 1, 0), paths=((0, 1, 2),))
+    problem = problem_of(workload, layout)
+    assert [stage.forward_ns for stage in problem.stages] == [(1, 5), (110, 550), (1000, 5000)]
+    assert [stage.backward_ns for stage in problem.stages] == [(5,), (550,), (5000,)]
+    assert problem.memory_limit_bytes == (10_000 - (50 + 5) - (50 + 4500), 330)  # 1.5 bytes for each of 3 and of 3000 parameters
+    assert problem.links == (
+        Link(source=0, destination=1, latency_ns=7, trunk="site0>site1"),
+        Link(source=1, destination=0, latency_ns=7, trunk="site1>site0"),
+    )
+    assert problem.data_parallel == DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(4, 4, 4))
+
+
+def test_ranks_that_nothing_connects() -> None:
+    layer = Layer(forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,))
+    workload = Workload(
+        name="apart", microbatches=1, layers=(layer, layer), devices=(Device(),) * 2, network=Network(site_of_rank=(0, 1))
+    )
+    with pytest.raises(ValueError, match="nothing connects rank 0 to rank 1"):
+        problem_of(workload, Layout(layers_of_stage=((0, 1), (1, 2)), rank_of_stage=(0, 1), paths=((0, 1),)))
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_examples(example: Path) -> None:
+    job = load_job(example)
+    assert verify_workload(job.workload) == verify_layout(job.workload, job.layout) == ()
+    assert problem_of(job.workload, job.layout) == job.problem

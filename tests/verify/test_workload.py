@@ -1,0 +1,104 @@
+"""Each rule of a workload: a workload that breaks only it, and where; sound ones break none (`tests/lower/test_problem.py`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import schedc.verify.workload as rules
+from schedc.ir.costs import FREE
+from schedc.ir.problem import DataParallel, Link
+from schedc.ir.workload import Device, Layer, Network, SiteLink, Workload
+from schedc.verify.workload import verify_workload
+
+LAYER = Layer(forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,), position=(0, 1))
+PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5,), all_gather_ns=(3, 3))
+NETWORK = Network(
+    site_of_rank=(0, 1),
+    between=FREE,
+    site_links=(SiteLink(source=0, destination=1, cost=FREE),),
+    links=(Link(source=0, destination=1),),
+)
+SOUND = Workload(
+    name="sound",
+    microbatches=3,
+    layers=(LAYER, replace(LAYER, position=(1, 3))),
+    devices=(Device(in_flight=2), Device()),
+    network=NETWORK,
+    data_parallel=PARALLEL,
+)
+
+
+def _workload(**changes: Any) -> Workload:
+    return replace(SOUND, **changes)
+
+
+def _network(**changes: Any) -> Workload:
+    return replace(SOUND, network=replace(NETWORK, **changes))
+
+
+def _parallel(**changes: Any) -> Workload:
+    return replace(SOUND, data_parallel=replace(PARALLEL, **changes))
+
+
+def _layer(**changes: Any) -> Workload:
+    return replace(SOUND, layers=(LAYER, replace(LAYER, **({"position": (1, 2)} | changes))))
+
+
+TWICE = NETWORK.site_links * 2
+BROKEN = [
+    ("counts", "microbatches", _workload(microbatches=0), "expected at least 1, found 0"),
+    ("counts", "layers", _workload(layers=()), "at least 1"),
+    ("counts", "devices", _workload(devices=(), network=Network(site_of_rank=())), "at least 1"),
+    ("microbatch-costs", "layers[1]", _layer(backward_ns=(1, 2)), "expected 1 duration of BW, or 3, one per microbatch; found 2"),
+    ("layer-values", "layers[1].parameters", _layer(parameters=-1), "expected at least 0, found -1"),
+    ("positions", "layers[1].position", _layer(position=None), "of all layers or of none"),
+    ("positions", "layers[1].position", _layer(position=(2, 2)), "found 2 to 2, expected one or more layers"),
+    ("devices", "devices[1]", _workload(devices=(Device(), Device(in_flight=1, limit_bytes=3))), "limit_bytes and in_flight"),
+    ("devices", "devices[0].capacity_bytes", _workload(devices=(Device(capacity_bytes=-1), Device())), "at least 0, found -1"),
+    ("sites", "network.site_of_rank", _workload(devices=(Device(),) * 3), "expected one site for each of the 3 ranks, found 2"),
+    ("sites", "network.site_of_rank[0]", _network(site_of_rank=(-1, 1)), "at least 0, found -1"),
+    (
+        "link-ends",
+        "network.site_links[0]",
+        _network(site_links=(SiteLink(source=0, destination=2, cost=FREE),)),
+        "site 2 does not exist; the sites are 0 to 1",
+    ),
+    ("link-ends", "network.site_links[0]", _network(site_links=(SiteLink(source=1, destination=1, cost=FREE),)), "two sites"),
+    ("link-ends", "network.links[0]", _network(links=(Link(source=-1, destination=1),)), "rank -1 does not exist"),
+    ("link-unique", "network.site_links[1]", _network(site_links=TWICE), "0 to 1 is already given by site_links[0]"),
+    ("link-unique", "network.links[1]", _network(links=NETWORK.links * 2), "0 to 1 is already given by links[0]"),
+    ("static", "static_bytes", _workload(static_bytes=()), "found none"),
+    ("static", "static_bytes[1]", _workload(static_bytes=(0, -1)), "found -1"),
+    ("static", "static_bytes_per_parameter", _workload(static_bytes_per_parameter=Fraction(-1, 2)), "found -1/2"),
+    ("collectives", "data_parallel.size", _parallel(size=0), "at least 1"),
+    ("collectives", "data_parallel.zero_stage", _parallel(zero_stage=2, all_gather_ns=()), "expected 0 or 1, found 2"),
+    ("collectives", "data_parallel.all_gather_ns", _parallel(zero_stage=0), "found (3, 3) for 0"),
+    ("collectives", "data_parallel.all_gather_ns", _parallel(all_gather_ns=()), "found () for 1"),
+    ("collectives", "data_parallel.reduce_scatter_ns", _parallel(reduce_scatter_ns=()), "found none"),
+    ("collectives", "data_parallel.reduce_scatter_ns[0]", _parallel(reduce_scatter_ns=(-2,)), "at least 0, found -2"),
+    ("names", "semantics", _workload(semantics="jax"), "expected schedc or torch, found 'jax'"),
+    ("names", "objective", _workload(objective="speed"), "expected makespan or stage-span, found 'speed'"),
+]
+
+
+@pytest.mark.parametrize(("rule", "place", "workload", "says"), BROKEN, ids=[f"{case[0]}-{case[1]}" for case in BROKEN])
+def test_only_this_rule_is_broken(rule: str, place: str, workload: Workload, says: str) -> None:
+    found = verify_workload(workload)
+    assert [(violation.rule, violation.place) for violation in found] == [(rule, place)]
+    assert says in found[0].message
+
+
+def test_the_sound_one_is_accepted() -> None:
+    assert verify_workload(SOUND) == ()
+
+
+def test_every_rule_is_a_check_of_the_same_name_and_is_tested() -> None:
+    checks = {name.removeprefix("check_").replace("_", "-") for name in rules.__all__ if name.startswith("check_")}
+    named = set(re.findall(r'Violation\(\s*"([a-z-]+)"', Path(rules.__file__).read_text()))
+    assert checks == named == {case[0] for case in BROKEN}
