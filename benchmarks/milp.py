@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import greedy
@@ -61,7 +61,7 @@ def run(seed: int) -> Run:
         placement=problem.placement,
         milp_s=seconds[0],
         cpsat_s=seconds[1],
-        proven=all(one.status == "OPTIMAL" for one in solved),
+        proven=all(one.status is SolverStatus.OPTIMAL for one in solved),
         equal=solved[0].lower_bound_ns == solved[1].lower_bound_ns,
     )
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -72,10 +73,10 @@ def windows_of(problem: Problem, blocks: Blocks) -> Windows:
             waiting[later] -= 1
             if waiting[later] == 0:
                 order.append(later)
-    first_ops = tuple(certain_first_ops(problem)) if problem.objective == "stage-span" else ()
+    first_ops = tuple(certain_first_ops(problem)) if problem.objective is Objective.STAGE_SPAN else ()
     origin = dict.fromkeys(range(problem.ranks), 0) | {problem.rank_of(op): head[op] for op in first_ops}
     tail = {op: -origin[problem.rank_of(op)] for op in blocks.duration}
-    if problem.objective == "makespan":
+    if problem.objective is Objective.MAKESPAN:
         for chain in blocks.chains:
             tail[chain[-1]] = blocks.scatter.get(chain[-1].stage, 0)
     for op in reversed(order):

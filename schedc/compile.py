@@ -19,7 +19,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.index import tables_of
-from schedc.ir.plan import Certificate, MadeBy, Plan, RankPlan
+from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan
 from schedc.lower.lower import lower
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.incumbent import Improvement, Incumbent
@@ -150,7 +150,7 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
     if violations:
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     candidates: list[Candidate] = []
-    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by="", report=lambda _: None)
+    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by=BoundName.WORK, report=lambda _: None)
     try_methods(incumbent, methods, candidates)
     for candidate in candidates:
         if candidate.failure is not None:
@@ -206,7 +206,7 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
 def _only_orders(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
     """A schedule that cannot be lowered as a plan without channels and times, to be looked at."""
     nothing = Certificate(
-        makespan_ns=0, lower_bound_ns=0, gap=0.0, bound="work", bubble_ratio=0.0, peak_activation_bytes=(0,) * problem.ranks
+        makespan_ns=0, lower_bound_ns=0, gap=0.0, bound=BoundName.WORK, bubble_ratio=0.0, peak_activation_bytes=(0,) * problem.ranks
     )
     ranks = tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders))
     return Plan(problem=problem, ranks=ranks, parts=schedule.parts, certificate=nothing, made_by=made_by)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
@@ -138,7 +139,9 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             model.add(variables.start[ends[stage, Kind.F][0]] >= begin + length)
         length = blocks.scatter.get(stage, 0)
-        if length and problem.objective == "makespan":  # the stage span ends with compute, and what follows can always come last
+        if (
+            length and problem.objective is Objective.MAKESPAN
+        ):  # the stage span ends with compute, and what follows can always come last
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             model.add(begin >= variables.end(ends[stage, last_kind][-1]))

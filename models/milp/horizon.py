@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.models.start_windows import windows_of
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ class Horizon:
 
 def horizon_of(problem: Problem, blocks: Blocks, graph: Graph, upper: int) -> Horizon:
     """The windows of all schedules whose objective is at most `upper` ticks."""
-    windows = windows_of(replace(problem, objective="makespan"), blocks)
+    windows = windows_of(replace(problem, objective=Objective.MAKESPAN), blocks)
     earliest, length = windows.head, blocks.duration
     ranks = sorted({problem.rank_of(op) for op in length})
-    if problem.objective == "makespan":
+    if problem.objective is Objective.MAKESPAN:
         latest = {op: upper - windows.tail[op] - length[op] for op in length}
         return Horizon(earliest, latest, windows.tail, upper, dict.fromkeys(ranks, 0), windows.path)
     busy = sum(length.values()) + sum(move.occupancy + move.latency for move in blocks.transfers)

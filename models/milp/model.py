@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pulp
 
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.milp.graph import graph_of
@@ -133,7 +134,7 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
             task = _collective(variables, f"AG{stage}", length, 0, horizon.latest[forward] - length, until=forward)
             variables.model += variables.start[forward] >= task.start + length
             shared[resource].append(task)
-        if (length := blocks.scatter.get(stage, 0)) and problem.objective == "makespan":
+        if (length := blocks.scatter.get(stage, 0)) and problem.objective is Objective.MAKESPAN:
             last = ends[stage, last_kind][-1]
             earliest = horizon.earliest[last] + blocks.duration[last]
             task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=last)

@@ -29,6 +29,7 @@ from schedc.bench.published import (
 )
 from schedc.bench.random_set import RANDOM_SEEDS, random_problem
 from schedc.errors import InvalidInput
+from schedc.ir.problem import Objective
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _zero_bubble_span() -> tuple[Instance, ...]:
             found.append(
                 Instance(
                     name=name,
-                    problem=_profiled(name, profile, placement, times, objective="stage-span"),
+                    problem=_profiled(name, profile, placement, times, objective=Objective.STAGE_SPAN),
                     published=published,
                     unit=Unit.BUBBLE_RATE,
                     comparable=tuple(method for method in (*within_p, *within_2p) if method in published),
@@ -232,7 +233,7 @@ def _in_forwards(latency: float, occupancy: float) -> LinkCost:
     return LinkCost(int(latency * M70_NS[0]), int(occupancy * M70_NS[0]))
 
 
-def _profiled(name: str, profile: Profile, placement: str, times: int, objective: str = "makespan") -> Problem:
+def _profiled(name: str, profile: Profile, placement: str, times: int, objective: Objective = Objective.MAKESPAN) -> Problem:
     return pipeline(
         name,
         profile.ranks,

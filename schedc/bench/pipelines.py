@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.problem import Link, Objective, Problem, Stage
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pipeline(
     placement: str = "unidirectional",
     slow: Mapping[tuple[int, int], LinkCost] | None = None,
     otherwise: LinkCost = FREE,
-    objective: str = "makespan",
+    objective: Objective = Objective.MAKESPAN,
 ) -> Problem:
     """A pipeline whose ranks all cost the same.
 

@@ -15,6 +15,7 @@ from schedc.bench.run import run, split_methods
 from schedc.cli.rendering.results import console
 from schedc.errors import InvalidInput
 from schedc.files.outputs import check_outputs
+from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import check_method
 from schedc.units import format_bytes, parse_duration_ns
@@ -90,7 +91,7 @@ def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
 
 def _rows_table(set_name: str, rows: Sequence[Row]) -> Table:
     """One line for each cell; the best of an instance stands out."""
-    spans = any(row.instance.problem.objective == "stage-span" for row in rows)
+    spans = any(row.instance.problem.objective is Objective.STAGE_SPAN for row in rows)
     table = _table(f"{set_name}: times in ms" + (", bound, gap and ratio of the stage span" if spans else ""))
     table.add_column("instance", overflow="fold")
     table.add_column("method", overflow="fold")

@@ -1,4 +1,4 @@
-"""A plain table made into the frozen struct that its file's types describe, or refused in one line.
+"""A file's content made into the frozen struct that its types describe, or refused in one line: the one validator of all files.
 
 Takes what TOML or JSON gave and a `msgspec.Struct` class; gives an instance of it, quantities parsed into integers. msgspec's own
 decoder names neither the value that it found nor the key that was probably meant, so the types are walked here instead; the
@@ -8,12 +8,13 @@ JSON Schema is generated from the same types.
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import inspect
 
-from schedc.files.location import show
+from schedc.files.location import PRINTABLE, show
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:
         raise location.refuse(show(value), "a table")
     fields = {field.encode_name: field for field in kind.fields}
     for key in value:
-        if key not in fields:
+        if key not in fields and kind.cls.__struct_config__.forbid_unknown_fields:
             raise _unknown_key(key, list(fields), location, root)
     made = {}
     for name, field in fields.items():
+        if name in value and value[name] is None and not field.required:
+            raise (location / name).refuse("null", f"{_expected(field.type)}, or no such key")
         if name in value:
             made[field.name] = _value(value[name], field.type, location / name, root)
         elif field.required:
@@ -70,16 +73,20 @@ def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
     if isinstance(kind, inspect.UnionType):
         member = next((member for member in kind.types if _fits(value, member)), None)
         if member is None:
-            literals = [literal for member in kind.types if isinstance(member, inspect.LiteralType) for literal in member.values]
+            literals = [choice for member in kind.types for choice in _choices(member)]
             raise location.refuse(show(value), _expected(kind) + _near(value, literals))
         return _value(value, member, location, root)
     if isinstance(kind, inspect.StructType):
         return _struct(value, kind, location, root)
     if not _fits(value, kind) or not _in_range(value, kind):
-        hint = _near(value, kind.values) if isinstance(kind, inspect.LiteralType) else ""
-        raise location.refuse(show(value), _expected(kind) + hint)
+        raise location.refuse(show(value), _expected(kind) + _near(value, _choices(kind)))
     if isinstance(kind, inspect.VarTupleType):
         return tuple(_value(item, kind.item_type, location / index, root) for index, item in enumerate(value))
+    if isinstance(kind, inspect.TupleType):
+        pairs = zip(value, kind.item_types, strict=True)
+        return tuple(_value(item, inner, location / index, root) for index, (item, inner) in enumerate(pairs))
+    if isinstance(kind, inspect.EnumType):
+        return kind.cls(value)
     return float(value) if isinstance(kind, inspect.FloatType) else value
 
 
@@ -97,8 +104,8 @@ def _fits(value: Any, kind: Any) -> bool:
     """Whether the value's type is the one described; ranges and inner values are not looked at, except for literals."""
     if isinstance(kind, inspect.Metadata):
         return isinstance(value, str) if kind.extra and "parse" in kind.extra else _fits(value, kind.type)
-    if isinstance(kind, inspect.LiteralType):
-        return any(value == known and type(value) is type(known) for known in kind.values)
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return any(value == known and type(value) is type(known) for known in _choices(kind))
     if isinstance(kind, inspect.BoolType):
         return isinstance(value, bool)
     if isinstance(kind, inspect.IntType):
@@ -107,9 +114,11 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if isinstance(kind, inspect.StrType):
         return isinstance(value, str)
-    if isinstance(kind, inspect.VarTupleType):
+    if isinstance(kind, inspect.VarTupleType | inspect.TupleType):
         return isinstance(value, list)
-    return isinstance(kind, inspect.StructType) and isinstance(value, dict)
+    if isinstance(kind, inspect.NoneType):
+        return value is None
+    return isinstance(kind, inspect.AnyType) or (isinstance(kind, inspect.StructType) and isinstance(value, dict))
 
 
 def _in_range(value: Any, kind: Any) -> bool:
@@ -120,6 +129,10 @@ def _in_range(value: Any, kind: Any) -> bool:
             and (kind.gt is None or value > kind.gt)
             and (kind.lt is None or value < kind.lt)
         )
+    if isinstance(kind, inspect.TupleType):
+        return len(value) == len(kind.item_types)
+    if isinstance(kind, inspect.StrType) and kind.pattern is not None and re.search(kind.pattern, value) is None:
+        return False
     if isinstance(kind, inspect.StrType | inspect.VarTupleType):
         long_enough = kind.min_length is None or len(value) >= kind.min_length
         return long_enough and (kind.max_length is None or len(value) <= kind.max_length)
@@ -136,8 +149,10 @@ def _expected(kind: Any) -> str:
             "a list of them" if isinstance(member, inspect.VarTupleType) and member.item_type in members else _expected(member)
             for member in members
         )
-    if isinstance(kind, inspect.LiteralType):
-        return _either([show(value) for value in kind.values])
+    if choices := _choices(kind):
+        return _either([show(value) for value in choices])
+    if isinstance(kind, inspect.TupleType):
+        return f"a list of {len(kind.item_types)}, each {_expected(kind.item_types[0])}"
     if isinstance(kind, inspect.VarTupleType):
         if kind.min_length is not None and kind.min_length == kind.max_length:
             return f"a list of {kind.min_length} whole numbers" if isinstance(kind.item_type, inspect.IntType) else "a list"
@@ -151,8 +166,17 @@ def _expected(kind: Any) -> str:
         said = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
         return f"{name} {said}".rstrip()
     if isinstance(kind, inspect.StrType):
+        if kind.pattern is not None:
+            return "printable text on one line" if kind.pattern == PRINTABLE else f"text that matches {kind.pattern}"
         return "text of at least one character" if kind.min_length else "text"
     return "true or false" if isinstance(kind, inspect.BoolType) else "a table"
+
+
+def _choices(kind: Any) -> list[object]:
+    """The values of a literal type or an enumeration, as the file has them; of other types none."""
+    if isinstance(kind, inspect.EnumType):
+        return [member.value for member in kind.cls]
+    return list(kind.values) if isinstance(kind, inspect.LiteralType) else []
 
 
 def _unknown_key(key: str, known: list[str], location: Location, root: Any) -> Exception:

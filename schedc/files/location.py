@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from schedc.errors import InvalidInput
 
-__all__ = ["Location", "one_line", "show"]
+__all__ = ["PRINTABLE", "Location", "one_line", "show"]
+
+PRINTABLE = r"^(?![\s\S]*[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069])"
+"""Text without control characters: it is shown in terminals, whose escape sequences begin with one."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN = 60

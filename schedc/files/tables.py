@@ -10,7 +10,7 @@ import re
 import tomllib
 from typing import Any
 
-from schedc.files.location import Location, one_line
+from schedc.files.location import Location, one_line, show
 
 __all__ = ["parse_json", "parse_toml"]
 
@@ -62,7 +62,7 @@ def parse_json(content: bytes, file: str) -> dict[str, Any]:
     except ValueError as error:
         raise Location(file).error("found text that is not JSON (a number of too many digits), expected JSON") from error
     if not isinstance(value, dict):
-        raise Location(file).refuse("JSON that is not an object", 'an object, { "layers": … }')
+        raise Location(file).refuse("a list" if isinstance(value, list) else show(value), "a JSON object, { … }")
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.frontend.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
+from schedc.ir.problem import Objective
 
 __all__ = [
     "DataParallelSection",
@@ -144,9 +145,9 @@ class ObjectiveSection(Section, frozen=True, kw_only=True):
     """What is sought."""
 
     minimize: Annotated[
-        Literal["makespan", "stage-span"],
+        Objective,
         Meta(description="The end of the last op, or the longest time from first start to last end on one rank."),
-    ] = "makespan"
+    ] = Objective.MAKESPAN
 
 
 class SolverSection(Section, frozen=True, kw_only=True):

@@ -7,8 +7,10 @@ writes and reads it as the plan file of the format document.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Parts
 
-__all__ = ["Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan"]
+__all__ = ["BoundName", "Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,24 @@ class RankPlan:
     collectives: tuple[Collective, ...] = ()
 
 
+class BoundName(StrEnum):
+    """Where a lower bound comes from."""
+
+    WORK = "work"
+    LINK = "link"
+    RESIDENCY = "residency"
+    WARM_UP = "warm-up"
+    WINDOWS = "windows"
+    PATH = "path"
+    CPSAT = "cpsat"
+    MILP = "milp"
+
+    @property
+    def is_solvers(self) -> bool:
+        """Whether it is a solver's word, for schedules of whole blocks; else whoever has the problem can compute it again."""
+        return self in (BoundName.CPSAT, BoundName.MILP)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What the plan is worth, and how well that is known."""
@@ -71,19 +91,18 @@ class Certificate:
     """No schedule of the problem has a smaller objective; where a solver says so (`bound`), none that cuts no block into parts."""
     gap: float
     """(objective − lower bound) / objective."""
-    bound: str
-    """Where the lower bound comes from: `work`, `link`, `residency`, `warm-up`, `windows`, `path`, or a solver."""
+    bound: BoundName
     bubble_ratio: float
     peak_activation_bytes: tuple[int, ...]
     stage_span_ns: int = 0
-    objective: str = "makespan"
+    objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str = ""
     """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
 
     @property
     def objective_ns(self) -> int:
         """What is minimized, as claimed."""
-        return self.stage_span_ns if self.objective == "stage-span" else self.makespan_ns
+        return self.stage_span_ns if self.objective is Objective.STAGE_SPAN else self.makespan_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

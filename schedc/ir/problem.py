@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts, MessageCost
@@ -16,7 +17,16 @@ from schedc.ir.ops import Kind, Op
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MOST_OPS", "DataParallel", "Link", "Problem", "Stage"]
+__all__ = ["MOST_OPS", "DataParallel", "Link", "Objective", "Problem", "Stage"]
+
+
+class Objective(StrEnum):
+    """What is minimized."""
+
+    MAKESPAN = "makespan"
+    """The end of the last op."""
+    STAGE_SPAN = "stage-span"
+    """The longest time from first start to last end on one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +113,7 @@ class Problem:
     placement: str = "explicit"
     """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
     data_parallel: DataParallel | None = None
-    objective: str = "makespan"
-    """`makespan` or `stage-span`."""
+    objective: Objective = Objective.MAKESPAN
 
     @property
     def num_ops(self) -> int:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import FREE, BlockCosts, MessageCost
-from schedc.ir.problem import Link
+from schedc.ir.problem import Link, Objective
 
 if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel
@@ -127,8 +127,7 @@ class Workload:
     """Whether B and W may run apart."""
     semantics: str = "schedc"
     """Whose B and W: `schedc` or `torch` (`schedc.lower.semantics`)."""
-    objective: str = "makespan"
-    """`makespan` or `stage-span`."""
+    objective: Objective = Objective.MAKESPAN
 
     @property
     def ranks(self) -> int:

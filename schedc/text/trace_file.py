@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from schedc.errors import InvalidInput
 from schedc.files.atomic_write import write_atomically
+from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.files.location import Location, show
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
-from schedc.text.plan.plan_errors import shown, without_regex
 from schedc.text.plan.plan_structs import Text
 from schedc.text.plan.tokens import OpWriter, TokenReader, parse_plan_op
 from schedc.text.trace_events import perfetto_json, trace_events
@@ -130,28 +130,19 @@ def parse_trace(content: bytes, name: str) -> Trace:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
-    content = without_mark(content)
-    try:
-        _check_header(msgspec.json.decode(content, type=_HeaderFile).schedc)
-        return _trace_of_entry(msgspec.json.decode(content, type=_TraceFile).schedc)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(
-            f"{name}: found something that is no trace ({without_regex(error)}); expected a file of a recording"
-        ) from error
-    except InvalidInput as error:
-        raise InvalidInput(f"{name}: {error}") from error
+    location, content = Location(name), without_mark(content)
+    _check_header(decode(content, _HeaderFile, location).schedc, location / "schedc")
+    return _trace_of_entry(decode(content, _TraceFile, location).schedc, location / "schedc")
 
 
-def _check_header(header: _Header | None) -> None:
+def _check_header(header: _Header | None, location: Location) -> None:
     """Refuse other formats and versions."""
     if header is None:
-        raise InvalidInput('$: found no key "schedc", expected a trace file; a plan or another tool\'s trace is none')
+        raise location.refuse("no such key", "a trace file; a plan or another tool's trace is none")
     if header.format != FORMAT:
-        raise InvalidInput(f'$.schedc.format: found {shown(header.format)}, expected "{FORMAT}"')
+        raise (location / "format").refuse(show(header.format), show(FORMAT))
     if header.version != VERSION:
-        raise InvalidInput(
-            f"$.schedc.version: found {shown(header.version)}, expected {VERSION}; another schedc has written this trace"
-        )
+        raise (location / "version").refuse(show(header.version), f"{VERSION}; another schedc has written this trace")
 
 
 def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
@@ -164,55 +155,46 @@ def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
             _ChannelEntry(name=channel.name, peer=channel.peer, transfers=writer.lines(channel.transfers))
             for channel in rank.channels
         ),
-        steps=tuple(
-            _StepEntry(
-                step=step.step,
-                step_begin_ns=step.step_begin_ns,
-                step_end_ns=step.step_end_ns,
-                asked_ns=step.asked_ns,
-                begun_ns=step.begun_ns,
-                ended_ns=step.ended_ns,
-                channels_ns=step.channels_ns,
-            )
-            for step in rank.steps
-        ),
+        steps=tuple(_StepEntry(**{name: getattr(step, name) for name in _StepEntry.__struct_fields__}) for step in rank.steps),
     )
 
 
-def _trace_of_entry(entry: _TraceEntry) -> Trace:
+def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
     reader = TokenReader(parse_plan_op)
-    ranks = tuple(_rank_trace(rank, reader, f"$.schedc.ranks[{number}]", number) for number, rank in enumerate(entry.ranks))
+    ranks = tuple(_rank_trace(rank, reader, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
     trace = Trace(plan_name=entry.plan.name, plan_sha256=entry.plan.sha256, scale=entry.scale, ranks=ranks)
     for rank in ranks:
         steps = tuple(step.step for step in rank.steps)
         if steps != trace.steps or list(steps) != sorted(set(steps)):
             expected = f"the steps of rank 0, {list(trace.steps)}" if rank.rank else "ascending numbers"
-            raise InvalidInput(f"$.schedc.ranks[{rank.rank}].steps: found {list(steps)}, expected {expected}")
+            raise (location / "ranks" / rank.rank / "steps").refuse(str(list(steps)), expected)
     if not trace.steps:
-        raise InvalidInput("$.schedc.ranks[0].steps: found none, expected one recorded step or more")
+        raise (location / "ranks" / 0 / "steps").refuse("none", "one recorded step or more")
     return trace
 
 
-def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], path: str, number: int) -> RankTrace:
+def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], location: Location, number: int) -> RankTrace:
     if entry.rank != number:
-        raise InvalidInput(f"{path}.rank: found {entry.rank}, expected {number}, the ranks in order")
-    compute = reader.read(entry.compute, f"{path}.compute")
+        raise (location / "rank").refuse(str(entry.rank), f"{number}, the ranks in order")
+    compute = reader.read(entry.compute, location / "compute")
     channels = tuple(
         TraceChannel(
-            name=channel.name, peer=channel.peer, transfers=reader.read(channel.transfers, f"{path}.channels[{at}].transfers")
+            name=channel.name,
+            peer=channel.peer,
+            transfers=reader.read(channel.transfers, location / "channels" / at / "transfers"),
         )
         for at, channel in enumerate(entry.channels)
     )
-    sizes = tuple(len(channel.transfers) for channel in channels)
+    sizes = [len(channel.transfers) for channel in channels]
     steps = []
     for at, step in enumerate(entry.steps):
+        place = location / "steps" / at
         for name in ("asked_ns", "begun_ns", "ended_ns"):
             if len(getattr(step, name)) != len(compute):
-                found = f"{len(getattr(step, name))} times"
-                raise InvalidInput(f"{path}.steps[{at}].{name}: found {found}, expected {len(compute)}, one for each op")
-        if tuple(map(len, step.channels_ns)) != sizes:
+                raise (place / name).refuse(f"{len(getattr(step, name))} times", f"{len(compute)}, one for each op")
+        if list(map(len, step.channels_ns)) != sizes:
             found = f"lists of {list(map(len, step.channels_ns))} times"
-            raise InvalidInput(f"{path}.steps[{at}].channels_ns: found {found}, expected {list(sizes)}, one for each transfer")
+            raise (place / "channels_ns").refuse(found, f"{sizes}, one for each transfer")
         steps.append(StepTrace(**msgspec.structs.asdict(step)))
     return RankTrace(
         rank=entry.rank,

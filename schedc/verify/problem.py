@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.ir.problem import MOST_OPS
+from schedc.ir.problem import MOST_OPS, Objective
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ __all__ = [
     "check_stage_on_path",
     "verify_problem",
 ]
-
-OBJECTIVES = ("makespan", "stage-span")
 
 
 def verify_problem(problem: Problem) -> tuple[Violation, ...]:
@@ -234,8 +232,8 @@ def check_length(problem: Problem) -> Iterator[Violation]:
 
 def check_objective(problem: Problem) -> Iterator[Violation]:
     """The objective is one that exists."""
-    if problem.objective not in OBJECTIVES:
-        yield Violation("objective", "objective", f"expected {' or '.join(OBJECTIVES)}, found {problem.objective!r}")
+    if not isinstance(problem.objective, Objective):
+        yield Violation("objective", "objective", f"expected {' or '.join(Objective)}, found {problem.objective!r}")
 
 
 def _shown(layers: tuple[int, int] | None) -> str:

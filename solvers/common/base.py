@@ -8,6 +8,7 @@ verifier accepts it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.analysis.gap import check_bound
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["NO_LIMITS", "Construct", "Limits", "Search", "Solved"]
+__all__ = ["NO_LIMITS", "Construct", "Limits", "Search", "Solved", "SolverStatus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,20 @@ NO_LIMITS = Limits()
 """No limits, seed 0."""
 
 
+class SolverStatus(StrEnum):
+    """How a solver ended, in CP-SAT's words."""
+
+    OPTIMAL = "OPTIMAL"
+    FEASIBLE = "FEASIBLE"
+    INFEASIBLE = "INFEASIBLE"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the question is settled, so that no clock and no race of threads had a part in it."""
+        return self in (SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
     """What a solver found: the best schedule known, and the bound that it proved, which is not above that schedule's objective."""
@@ -46,7 +61,7 @@ class Solved:
     schedule: Schedule
     objective_ns: int
     lower_bound_ns: int
-    status: str
+    status: SolverStatus
     log: tuple[str, ...] = ()
     """What the bound rests on, line by line: solver, version, parameters, model, status. Nothing in it depends on a clock."""
     work: float = field(default=0.0, compare=False)

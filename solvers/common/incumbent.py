@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.index import Tables
-    from schedc.ir.problem import Problem
+    from schedc.ir.plan import BoundName
+    from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
 
 __all__ = ["Improvement", "Incumbent"]
@@ -32,7 +33,7 @@ class Improvement:
 
     seconds: float
     makespan_ns: int
-    objective: str
+    objective: Objective
     """What is minimized: `makespan` or `stage-span`."""
     objective_ns: int
     """Of the best schedule; of this the lower bound speaks."""
@@ -53,7 +54,7 @@ class Incumbent:
     tables: Tables
     bound_ns: int
     """At first the best analytic bound."""
-    bound_by: str
+    bound_by: BoundName
     report: Callable[[Improvement], None]
     begun: float = field(default_factory=time.perf_counter)
     schedule: Schedule | None = None
@@ -71,7 +72,7 @@ class Incumbent:
     history: list[Improvement] = field(default_factory=list)
     interruption: Interruption = field(default_factory=Interruption)
     """Waits while what is known changes."""
-    _analytic: tuple[int, str] = field(init=False)
+    _analytic: tuple[int, BoundName] = field(init=False)
     _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ class Incumbent:
         if self.exceeds_memory(schedule) is None:
             self.offer(schedule, found_by)
 
-    def raise_bound(self, bound_ns: int, bound_by: str, solver_log: tuple[str, ...]) -> None:
+    def raise_bound(self, bound_ns: int, bound_by: BoundName, solver_log: tuple[str, ...]) -> None:
         """Take a solver's lower bound if it is better than the one known, or the same with the log that it had not yet.
 
         It holds for schedules of whole blocks, so it is taken only while the best schedule is one.

@@ -24,6 +24,7 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from schedc.ir.plan import BoundName
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Construct, Limits, Search
     from schedc.solvers.common.incumbent import Improvement
@@ -91,7 +92,7 @@ def solve(
     limits: Limits,
     *,
     bound_ns: int,
-    bound_by: str,
+    bound_by: BoundName,
     report: Callable[[Improvement], None],
     on_method: Callable[[str], None] = lambda _: None,
     interruption: Interruption | None = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
+from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -96,9 +97,9 @@ def cpsat(incumbent: Incumbent, limits: Limits) -> None:
         limits=limits,
         known_bound_ns=incumbent.bound_ns,
         on_schedule=lambda schedule: incumbent.offer_valid(schedule, "cpsat"),
-        on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, "cpsat", ()),
+        on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
     )
-    _take(incumbent, solved, "cpsat", limits)
+    _take(incumbent, solved, BoundName.CPSAT, limits)
 
 
 def refute(incumbent: Incumbent, limits: Limits) -> None:
@@ -113,7 +114,7 @@ def refute(incumbent: Incumbent, limits: Limits) -> None:
         bound_ns=incumbent.bound_ns,
         objective_ns=incumbent.objective_ns,
         limits=limits,
-        on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, "cpsat", log),
+        on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, BoundName.CPSAT, log),
     )
     incumbent.work += found.work
     incumbent.cut_short |= found.cut_short and limits.deterministic is None
@@ -130,7 +131,7 @@ def milp(incumbent: Incumbent, limits: Limits) -> None:
         known_bound_ns=incumbent.bound_ns,
         on_schedule=lambda schedule: incumbent.offer_valid(schedule, "milp"),
     )
-    _take(incumbent, solved, "milp", limits)
+    _take(incumbent, solved, BoundName.MILP, limits)
 
 
 def _start(incumbent: Incumbent) -> Schedule:
@@ -139,12 +140,12 @@ def _start(incumbent: Incumbent) -> Schedule:
     return incumbent.whole
 
 
-def _take(incumbent: Incumbent, solved: Solved, name: str, limits: Limits) -> None:
+def _take(incumbent: Incumbent, solved: Solved, name: BoundName, limits: Limits) -> None:
     """The solver's last word."""
     incumbent.work += solved.work
     incumbent.offer_valid(solved.schedule, name)
     incumbent.raise_bound(solved.lower_bound_ns, name, solved.log)
-    if limits.deterministic is None and (solved.status not in ("OPTIMAL", "INFEASIBLE") or incumbent.found_by == name):
+    if limits.deterministic is None and (not solved.status.is_final or incumbent.found_by == name):
         incumbent.cut_short = True  # threads raced for what was found, or a clock ended them
     _end(solved.ended_by)
 

@@ -17,12 +17,13 @@ from ortools.sat.python import cp_model
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
+from schedc.ir.problem import Objective
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.extract import add_hint, schedule_of
 from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.start_windows import windows_of
-from schedc.solvers.common.base import Solved
+from schedc.solvers.common.base import Solved, SolverStatus
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.proof import bound_of_none
 from schedc.verify.schedule.checks import verify_schedule
@@ -67,19 +68,21 @@ def solve_cpsat(
     blocks = blocks_of(problem, grid)
     windows = windows_of(problem, blocks)
     asked, asked_ns = problem, best_ns
-    if problem.objective == "stage-span" and not windows.first_ops:
+    if problem.objective is Objective.STAGE_SPAN and not windows.first_ops:
         # Where it is open with which op a rank's span begins, the makespan stands in for the span, and bounds nothing.
-        asked, asked_ns = dataclasses.replace(problem, objective="makespan"), timeline.makespan_ns
+        asked, asked_ns = dataclasses.replace(problem, objective=Objective.MAKESPAN), timeline.makespan_ns
         windows = windows_of(asked, blocks)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
-    valid = blocks.complete and asked is problem and (grid.exact or problem.objective == "makespan")
+    valid = blocks.complete and asked is problem and (grid.exact or problem.objective is Objective.MAKESPAN)
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
     try:
         variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
-        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status="INFEASIBLE", log=(str(reason),))
+        return Solved(
+            schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
+        )
     add_hint(variables, incumbent, timeline, grid, asked_ns)
     solver = solver_of(limits)
     listener = _Listener(variables, problem, on_schedule)
@@ -91,13 +94,13 @@ def solve_cpsat(
         found_ns = simulate(problem, found).objective_ns(problem.objective)
         if found_ns < best_ns and not verify_schedule(problem, found):
             best, best_ns = found, found_ns
-    name = solver.status_name(status)
     if status == cp_model.MODEL_INVALID:
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
     if status == cp_model.INFEASIBLE:
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
+    name = SolverStatus(solver.status_name(status))
     log, work = _log(solver, variables, name), solver.response_proto.deterministic_time
     return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work, ended_by=ended_by)
 

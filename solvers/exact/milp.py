@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.problem import Objective
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid, grid_of
-from schedc.solvers.common.base import Solved
+from schedc.solvers.common.base import Solved, SolverStatus
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.proof import bound_of_none
 from schedc.verify.schedule.checks import verify_schedule
@@ -82,14 +83,16 @@ def solve_milp(
     blocks = blocks_of(problem, grid, weight_parts)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
     exact = grid.exact and weight_parts == 1  # equal parts of a W need not be whole ticks
-    is_bound = blocks.complete and (exact or problem.objective == "makespan")
+    is_bound = blocks.complete and (exact or problem.objective is Objective.MAKESPAN)
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say.
     floor = -(-known_bound_ns // grid.tick_ns) if exact else 0
     try:
         variables = build(problem, blocks, floor, grid.ticks(best_ns))
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
-        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status="INFEASIBLE", log=(str(reason),))
+        return Solved(
+            schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
+        )
     slack = TOLERANCE * (1 + timeline.makespan_ns / grid.tick_ns) * (len(variables.start) + len(variables.send))
 
     def proven_ns(ticks: float) -> int:
@@ -140,9 +143,9 @@ def solve_milp(
     info = highs.getInfo()
     # With no order open, the model is linear and has no bound but its optimum.
     bound_ns = proven_ns(info.mip_dual_bound if variables.order else info.objective_function_value)
-    if status == "INFEASIBLE":
+    if status is SolverStatus.INFEASIBLE:
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
-    if status in ("OPTIMAL", "FEASIBLE"):
+    if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         values = highs.getSolution().col_value
         found = schedule_of(variables, problem, lambda variable: float(values[variable.index]))
         if not verify_schedule(problem, found):
@@ -201,15 +204,15 @@ def _options(limits: Limits, slack: float) -> dict[str, float | int]:
     return options
 
 
-def _status(highspy: ModuleType, highs: Any) -> str:
-    """The outcome, in CP-SAT's words."""
+def _status(highspy: ModuleType, highs: Any) -> SolverStatus:
+    """How HiGHS ended."""
     outcome, statuses = highs.getModelStatus(), highspy.HighsModelStatus
     if outcome == statuses.kOptimal:
-        return "OPTIMAL"
+        return SolverStatus.OPTIMAL
     if outcome == statuses.kInfeasible:
-        return "INFEASIBLE"
+        return SolverStatus.INFEASIBLE
     has_solution = highs.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    return "FEASIBLE" if has_solution else "UNKNOWN"
+    return SolverStatus.FEASIBLE if has_solution else SolverStatus.UNKNOWN
 
 
 def _digest(highs: Any, variables: Variables) -> str:

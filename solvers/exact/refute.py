@@ -20,6 +20,7 @@ from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
+from schedc.ir.problem import Objective
 from schedc.models.blocks import blocks_of
 from schedc.models.cpsat.refute import build_relaxed
 from schedc.models.grid import grid_of
@@ -79,7 +80,7 @@ def refute(
         Unsupported: the objective is another one, or no model holds every schedule of the problem.
         Defect: a bound is above the makespan of the known schedule.
     """
-    if problem.objective != "makespan":
+    if problem.objective is not Objective.MAKESPAN:
         raise Unsupported(f"refute bounds the makespan; the objective is {problem.objective}")
     check_bound(bound_ns, objective_ns, "known before refute")
     grid = grid_of(problem, objective_ns)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.kernel.scheduler_state import Rule, lanes_of
 
@@ -57,9 +58,9 @@ class ListSchedule:
             orders.append(tuple(order))
         return Schedule(orders=tuple(orders), parts=self.parts)
 
-    def objective_ns(self, objective: str) -> int:
+    def objective_ns(self, objective: Objective) -> int:
         """What the problem's objective makes of it, collectives left out."""
-        return self.span_ns if objective == "stage-span" else self.end_ns
+        return self.span_ns if objective is Objective.STAGE_SPAN else self.end_ns
 
 
 def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:

@@ -17,6 +17,7 @@ import numpy as np
 
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
@@ -97,7 +98,7 @@ def facts_of(problem: Problem) -> Facts:
         kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
         limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
         split=problem.split_backward,
-        span=problem.objective == "stage-span",
+        span=problem.objective is Objective.STAGE_SPAN,
     )
 
 

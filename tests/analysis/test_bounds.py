@@ -27,7 +27,8 @@ from schedc.analysis.bounds.lower_bounds import (
 from schedc.analysis.bounds.one_machine import Job, one_machine_bound
 from schedc.analysis.bounds.residency import load_of_slots
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.problem import DataParallel, Problem
+from schedc.ir.plan import BoundName
+from schedc.ir.problem import DataParallel, Objective, Problem
 
 BY_NAME = {
     "work": work_bound,
@@ -77,13 +78,13 @@ def test_no_bound_exceeds_the_optimum_of_larger_problems(seed: int) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(problem=problems(), seed=st.integers(0, 99), objective=st.sampled_from(["makespan", "stage-span"]))
-def test_no_bound_exceeds_any_schedule(problem: Problem, seed: int, objective: str) -> None:
+@given(problem=problems(), seed=st.integers(0, 99), objective=st.sampled_from(Objective))
+def test_no_bound_exceeds_any_schedule(problem: Problem, seed: int, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     schedule = random_schedule(Random(seed), problem)
     if schedule is not None:
         timeline = simulate(problem, schedule)
-        value_ns = timeline.makespan_ns if objective == "makespan" else timeline.stage_span_ns
+        value_ns = timeline.makespan_ns if objective is Objective.MAKESPAN else timeline.stage_span_ns
         assert best_bound(problem).value_ns <= value_ns
 
 
@@ -112,23 +113,25 @@ def test_a_bound_is_the_optimum(name: str, problem: Problem, value_ns: int) -> N
 
 UNEQUAL = make_problem(1, 3, costs_ns=(1, 1, 1))
 ALONE = {
-    "work": replace(UNEQUAL, stages=(replace(UNEQUAL.stages[0], forward_ns=(1, 5, 9)),)),  # the waves take the least of unequal
-    "link": replace(
+    BoundName.WORK: replace(
+        UNEQUAL, stages=(replace(UNEQUAL.stages[0], forward_ns=(1, 5, 9)),)
+    ),  # the waves take the least of unequal
+    BoundName.LINK: replace(
         make_problem(1, 2, placement=[0, 0]),  # its two all-gathers, one after the other
         data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1), all_gather_ns=(95, 95)),
     ),
-    "residency": make_problem(2, 3, placement="wave", chunks=2, costs_ns=(2, 2, 2), in_flight=1, links=FAR),
-    "warm-up": make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2),
-    "windows": make_problem(3, 3, costs_ns=[(2, 3, 4), (3, 4, 2), (5, 1, 1)], in_flight=2),
+    BoundName.RESIDENCY: make_problem(2, 3, placement="wave", chunks=2, costs_ns=(2, 2, 2), in_flight=1, links=FAR),
+    BoundName.WARM_UP: make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2),
+    BoundName.WINDOWS: make_problem(3, 3, costs_ns=[(2, 3, 4), (3, 4, 2), (5, 1, 1)], in_flight=2),
 }
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_bound_is_the_largest_alone_in_some_case(name: str) -> None:
+def test_a_bound_is_the_largest_alone_in_some_case(name: BoundName) -> None:
     values = {bound.name: bound.value_ns for bound in lower_bounds(ALONE[name])}
     own = values.pop(name)
-    if name != "windows":
-        values.pop("windows")  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
+    if name is not BoundName.WINDOWS:
+        values.pop(BoundName.WINDOWS)  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
     assert own > max(values.values())
 
 
@@ -167,11 +170,11 @@ def test_fused_backward_that_is_faster_than_its_halves_is_counted() -> None:
 
 def test_stage_span_leaves_out_what_is_outside_a_rank() -> None:
     problem = make_problem(2, 1, costs_ns=(2, 2, 2), links=FAR)
-    span = replace(problem, objective="stage-span")
+    span = replace(problem, objective=Objective.STAGE_SPAN)
     assert path_bound(problem).value_ns == 20
     assert path_bound(span).value_ns == optimum(span) == 20  # rank 0 sees all
     later = make_problem(2, 2, costs_ns=[(1, 1, 1), (9, 9, 9)], links=FAR)
-    span = replace(later, objective="stage-span")
+    span = replace(later, objective=Objective.STAGE_SPAN)
     assert optimum(span) == best_bound(span).value_ns
     assert best_bound(span).value_ns < best_bound(later).value_ns
 
@@ -180,8 +183,8 @@ def test_collectives_lengthen_the_makespan_bound() -> None:
     parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(50, 7), all_gather_ns=(11, 40))
     problem = replace(make_problem(2, 2), data_parallel=parallel)
     assert best_bound(problem).value_ns == optimum(problem) == 150
-    assert link_bound(ALONE["link"]).detail == "collectives of rank 0"
-    assert best_bound(replace(problem, objective="stage-span")).value_ns <= 100
+    assert link_bound(ALONE[BoundName.LINK]).detail == "collectives of rank 0"
+    assert best_bound(replace(problem, objective=Objective.STAGE_SPAN)).value_ns <= 100
 
 
 @pytest.mark.parametrize(("placement", "chunks", "expected"), [("unidirectional", 1, 3), ("wave", 2, 6), ("bidirectional", 1, 3)])
@@ -214,7 +217,7 @@ def test_less_memory_and_slower_links_never_lower_a_bound() -> None:
 @pytest.mark.slow
 def test_large_problem_keeps_all_bounds() -> None:
     values = {}
-    for objective in ("makespan", "stage-span"):
+    for objective in Objective:
         problem = replace(make_problem(64, 256, in_flight=64), objective=objective)
         bounds = lower_bounds(problem)
         assert [bound.name for bound in bounds] == list(BY_NAME)

@@ -14,6 +14,7 @@ from problems import M70_NS, m70, make_problem, problems
 from schedc.analysis.bounds.lower_bounds import windows_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.solvers.templates import TEMPLATES
 
@@ -24,9 +25,9 @@ SMALL = problems(max_ranks=3, max_microbatches=3, placements=("unidirectional", 
 
 
 @pytest.mark.slow
-@given(problem=SMALL, objective=st.sampled_from(["makespan", "stage-span"]), cut=st.sampled_from([None, Kind.F, Kind.B, Kind.W]))
+@given(problem=SMALL, objective=st.sampled_from(Objective), cut=st.sampled_from([None, Kind.F, Kind.B, Kind.W]))
 @settings(max_examples=50, deadline=None)
-def test_never_above_the_optimum(problem: Problem, objective: str, cut: Kind | None) -> None:
+def test_never_above_the_optimum(problem: Problem, objective: Objective, cut: Kind | None) -> None:
     problem = replace(problem, objective=objective)
     parts = [Parts(kind=cut, stage=0, shares=(1, 1))] if cut is not None and problem.split_backward else []
     try:

@@ -19,6 +19,7 @@ from schedc.analysis.bounds.lower_bounds import windows_bound
 from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
+from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -40,10 +41,10 @@ def best_bound(problem: Problem) -> int:
 @pytest.mark.slow
 @given(
     problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
-    objective=st.sampled_from(["makespan", "stage-span"]),
+    objective=st.sampled_from(Objective),
 )
 @settings(max_examples=60, deadline=None)
-def test_never_above_the_optimum(problem: Problem, objective: str) -> None:
+def test_never_above_the_optimum(problem: Problem, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     try:
         best_ns = optimum(problem, most_states=2_000)

@@ -14,6 +14,7 @@ from tiny_problems import random_parts, random_schedule, tiny_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -39,7 +40,7 @@ def test_search_finds_a_valid_schedule_that_takes_what_it_says(seed: int) -> Non
     best, schedule = best_schedule(problem)
     assert schedule is not None
     assert verify_schedule(problem, schedule) == ()
-    assert timing(problem, schedule)[problem.objective == "stage-span"] == best
+    assert timing(problem, schedule)[problem.objective is Objective.STAGE_SPAN] == best
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -72,7 +73,7 @@ def _enumerated(problem: Problem) -> int | None:
             if verify_schedule(problem, schedule):
                 continue
             timeline = simulate(problem, schedule)
-            objective = timeline.makespan_ns if problem.objective == "makespan" else timeline.stage_span_ns
+            objective = timeline.makespan_ns if problem.objective is Objective.MAKESPAN else timeline.stage_span_ns
             best = objective if best is None else min(best, objective)
     return best
 

@@ -18,6 +18,7 @@ from schedc.bench.run import Row, run
 from schedc.cli import bench as bench_module
 from schedc.cli.bench import run_bench
 from schedc.errors import InvalidInput
+from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def bench(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def small_set(objective: str) -> tuple[Instance, ...]:
+def small_set(objective: Objective) -> tuple[Instance, ...]:
     problem = pipeline(f"small-{objective}", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, objective=objective)
     return (Instance(name=problem.name, problem=problem, published={"them": 0.1}, unit=Unit.BUBBLE_RATE, comparable=("them",)),)
 
@@ -51,7 +52,7 @@ def small_set(objective: str) -> tuple[Instance, ...]:
 @pytest.fixture(autouse=True)
 def tiny_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of one small instance, by objective."""
-    for objective in ("makespan", "stage-span"):
+    for objective in Objective:
         monkeypatch.setitem(instances_module.SETS, f"tiny-{objective}", partial(small_set, objective))
 
 

@@ -108,7 +108,7 @@ def changed(layer: int, **keys: Any) -> dict[str, Any]:
         (PROFILE | {"layers": []}, "layers: found [], expected a list of at least 1"),
         (PROFILE | {"layers": [HEAD]}, "layers: found 1 layer, expected 3 or more, one for each piece of the model"),
         (PROFILE | {"layers": [3]}, "layers[0]: found 3, expected a table"),
-        ("[]", "found JSON that is not an object"),
+        ("[]", "found a list, expected a JSON object"),
         ('{"format": NaN}', "format: found nan"),
         ('{"a": 1, "a": 1}', 'found the key "a" twice in one object'),
         ('{\n  "a": 1,\n}', "line 3, column 1: found text that is not JSON"),

@@ -13,7 +13,7 @@ from ortools.sat.python import cp_model
 from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import DataParallel, Problem
+from schedc.ir.problem import DataParallel, Objective, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.model import Variables, build
 from schedc.models.grid import Grid
@@ -148,8 +148,8 @@ def test_the_reduce_scatter_of_a_rank_that_ends_early_counts() -> None:
     assert optimum(replace(make_problem(2, 1), data_parallel=parallel)) == 75
 
 
-@pytest.mark.parametrize(("objective", "expected"), [("makespan", 110), ("stage-span", 100)])
-def test_objective(objective: str, expected: int) -> None:
+@pytest.mark.parametrize(("objective", "expected"), [(Objective.MAKESPAN, 110), (Objective.STAGE_SPAN, 100)])
+def test_objective(objective: Objective, expected: int) -> None:
     """The last rank, with W of 30, works from 10 to 110 without a gap; the first, with W of 1, spans less."""
     problem = replace(make_problem(2, 2, costs_ns=[(10, 10, 1), (10, 10, 30)]), objective=objective)
     blocks = blocks_of(problem, NANOSECONDS)

@@ -11,7 +11,7 @@ import pytest
 from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import Grid
@@ -208,12 +208,12 @@ def test_collectives_share_a_trunk() -> None:
         assert (best(variables, {f(0, 0): first_forwards, f(1, 0): first_forwards}) is not None) == feasible
 
 
-@pytest.mark.parametrize(("objective", "expected"), [("makespan", 70), ("stage-span", 55)])
-def test_objective(objective: str, expected: int) -> None:
+@pytest.mark.parametrize(("objective", "expected"), [(Objective.MAKESPAN, 70), (Objective.STAGE_SPAN, 55)])
+def test_objective(objective: Objective, expected: int) -> None:
     """From 0, or from the rank's first forward, which starts at 15."""
     problem = replace(PAIR, objective=objective)
     variables, _, horizon = bare(problem)
-    if objective == "stage-span":
+    if objective is Objective.STAGE_SPAN:
         horizon = replace(horizon, origin={0: None, 1: None})
     milp.add_objective(variables, problem, horizon)
     assert best(variables, {f(1, 0): 15, w(1, 1): 60, f(0, 0): 0, f(0, 1): 20, b(0, 1): 30, w(0, 1): 40}) == expected

@@ -15,7 +15,7 @@ from small_problems import small_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Schedule
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import Grid
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.models.milp.horizon import Horizon
 
 NANOSECONDS = Grid(1, True)
-OBJECTIVES = st.sampled_from(["makespan", "stage-span"])
+OBJECTIVES = st.sampled_from(Objective)
 
 
 def horizon(problem: Problem, upper: int) -> Horizon:
@@ -74,7 +74,7 @@ def test_windows_of_the_makespan() -> None:
 
 def test_windows_of_the_stage_span() -> None:
     """The second rank begins at 15 in every schedule, so it ends by 15 more than the upper bound."""
-    problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective="stage-span")
+    problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective=Objective.STAGE_SPAN)
     found = horizon(problem, 85)
     assert found.origin == {0: 0, 1: 15}
     assert found.latest[Op(Kind.W, 1, 1)] == 90
@@ -96,12 +96,12 @@ def test_windows_of_the_stage_span() -> None:
     ],
 )
 def test_a_first_start_that_something_can_delay_is_not_certain(problem: Problem) -> None:
-    assert None in horizon(replace(problem, objective="stage-span"), 100).origin.values()
+    assert None in horizon(replace(problem, objective=Objective.STAGE_SPAN), 100).origin.values()
 
 
 @given(problems(), OBJECTIVES)
 @settings(max_examples=60)
-def test_windows_hold_a_simulated_schedule(problem: Problem, objective: str) -> None:
+def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     schedule = greedy_or_skip(problem)
     timeline = simulate(problem, schedule)
@@ -115,7 +115,7 @@ def test_windows_hold_a_simulated_schedule(problem: Problem, objective: str) -> 
 
 @given(st.integers(0, 10_000), OBJECTIVES, st.booleans())
 @settings(max_examples=40)
-def test_a_schedule_is_a_solution(seed: int, objective: str, shared_trunks: bool) -> None:
+def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks: bool) -> None:
     """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back."""
     problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks)
     schedule = greedy_or_skip(problem)

@@ -11,7 +11,7 @@ from problems import make_problem
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.index import tables_of
-from schedc.ir.problem import DataParallel, Link
+from schedc.ir.problem import DataParallel, Link, Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import Grid
@@ -56,7 +56,7 @@ def test_solvers_find_the_optimum_whatever_the_trunk_is_called(name: str, collec
 @pytest.mark.parametrize("name", NAMES)
 def test_the_certain_first_moves_do_not_depend_on_the_name(name: str) -> None:
     """For the stage span the models ask whether a message has a link of its own."""
-    problem, plain = (replace(on_a_trunk(each), objective="stage-span") for each in (name, "east"))
+    problem, plain = (replace(on_a_trunk(each), objective=Objective.STAGE_SPAN) for each in (name, "east"))
     least_ns = optimum(plain)
     for solve in (solve_cpsat, solve_milp):
         found, usual = (solve(each, greedy(each, n_sub=1), limits=LIMITS) for each in (problem, plain))

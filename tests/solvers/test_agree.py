@@ -8,6 +8,7 @@ import pytest
 from brute_force import SearchTooLarge, optimum
 from small_problems import small_problem
 
+from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
@@ -66,8 +67,8 @@ def test_milp_equals_cpsat_on_200_problems() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["makespan", "stage-span"])
-def test_milp_equals_brute_force(objective: str) -> None:
+@pytest.mark.parametrize("objective", list(Objective))
+def test_milp_equals_brute_force(objective: Objective) -> None:
     """Where the model leaves nothing to a link, its optimum is the optimum; elsewhere its bound is below it."""
     equal = 0
     for seed in range(30):

@@ -14,6 +14,7 @@ from tiny_problems import random_schedule, tiny_problem
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.problem import Objective
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import grid_of
 from schedc.models.start_windows import certain_first_ops
@@ -44,7 +45,7 @@ def check(seed: int) -> bool:
     """One random tiny problem; returns whether its optimum was compared for equality."""
     random = Random(seed)
     problem = tiny_problem(random, most_ops=18)
-    certain = problem.objective == "makespan" or bool(certain_first_ops(problem))
+    certain = problem.objective is Objective.MAKESPAN or bool(certain_first_ops(problem))
     equal = exact(problem) and certain and blocks_of(problem, grid_of(problem, 1)).complete
     incumbent = constructive("greedy{n_sub=1}")(problem)
     try:
@@ -105,12 +106,12 @@ def test_a_coarse_grid_does_not_bound_the_stage_span() -> None:
     """Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span."""
     second_ns = 1_000_000_007
     problem = make_problem(2, 2, costs_ns=[(second_ns + 1, second_ns, second_ns + 3), (second_ns + 7, second_ns + 2, second_ns)])
-    problem = replace(problem, objective="stage-span")
+    problem = replace(problem, objective=Objective.STAGE_SPAN)
     start = constructive("greedy{n_sub=1}")(problem)
     assert not grid_of(problem, simulate(problem, start).makespan_ns).exact
     assert solve_cpsat(problem, start, limits=Limits(workers=1)).lower_bound_ns == 0
     problem = make_problem(2, 2, costs_ns=[(4, 3, 6), (10, 5, 3)])
-    assert solve_cpsat(replace(problem, objective="stage-span"), start, limits=Limits(workers=1)).lower_bound_ns > 0
+    assert solve_cpsat(replace(problem, objective=Objective.STAGE_SPAN), start, limits=Limits(workers=1)).lower_bound_ns > 0
 
 
 def test_stages_that_two_paths_share_are_not_bounded() -> None:

@@ -17,11 +17,12 @@ from schedc.compile import compile_problem, time_methods
 from schedc.errors import Defect, InvalidInput, Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
+from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Parts, Schedule
 from schedc.models.cpsat import model as cpsat_model
 from schedc.models.milp import model as milp_model
 from schedc.models.milp import variables as milp
-from schedc.solvers.common.base import NO_LIMITS, Limits, Solved
+from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver import searches
 from schedc.solvers.exact.cpsat import solve_cpsat
@@ -160,7 +161,7 @@ def test_a_bound_above_the_incumbent_is_refused(solve: Callable[..., Solved]) ->
     with pytest.raises(Defect, match="1000 ns is above the objective of a known schedule"):
         solve(PROBLEM, known, limits=LIMITS, known_bound_ns=1000)
     with pytest.raises(Defect, match="is above"):
-        Solved(schedule=known, objective_ns=10, lower_bound_ns=11, status="OPTIMAL")
+        Solved(schedule=known, objective_ns=10, lower_bound_ns=11, status=SolverStatus.OPTIMAL)
 
 
 @pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
@@ -174,8 +175,8 @@ def test_what_is_raised_while_a_solver_runs_ends_it(solve: Callable[..., Solved]
 @pytest.mark.parametrize("method", ["cpsat", "milp", "refute"])
 def test_an_unsound_bound_is_told_and_not_certified(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsound(incumbent: Incumbent, _limits: Limits) -> None:
-        incumbent.raise_bound(incumbent.objective_ns, method, ("a log",))
-        incumbent.raise_bound(incumbent.objective_ns + 1, method, ("a log",))
+        incumbent.raise_bound(incumbent.objective_ns, BoundName.CPSAT, ("a log",))
+        incumbent.raise_bound(incumbent.objective_ns + 1, BoundName.CPSAT, ("a log",))
 
     monkeypatch.setattr(searches, method, unsound)
     compiled = compile_problem(PROBLEM, method=method)
@@ -196,7 +197,7 @@ def test_a_schedule_below_a_solvers_bound_is_taken_and_the_bound_dropped() -> No
     incumbent, analytic_ns = incumbent_of(problem), best_bound(problem).value_ns
     slow = Schedule(orders=tuple(tuple(Op(kind, s, m) for m in range(3) for kind in (Kind.F, Kind.B, Kind.W)) for s in range(2)))
     incumbent.offer(slow, "slow")
-    incumbent.raise_bound(incumbent.objective_ns, "cpsat", ("a log",))
+    incumbent.raise_bound(incumbent.objective_ns, BoundName.CPSAT, ("a log",))
     with pytest.raises(Defect, match="cpsat: the lower bound"):
         incumbent.offer(greedy(problem, n_sub=1), "greedy")
     assert incumbent.found_by == "greedy"
@@ -213,11 +214,11 @@ def test_a_schedule_that_cuts_blocks_leaves_a_solvers_bound_behind() -> None:
     cut = Schedule(orders=((Op(Kind.F, 0, 0), Op(Kind.B, 0, 0), *halves),), parts=(Parts(kind=Kind.W, stage=0, shares=(1, 1)),))
     incumbent.offer(whole, "whole")
     incumbent.objective_ns, incumbent.whole_ns = 31, 31
-    incumbent.raise_bound(31, "cpsat", ("a log",))
+    incumbent.raise_bound(31, BoundName.CPSAT, ("a log",))
     incumbent.offer(cut, "cut")
     assert (incumbent.found_by, incumbent.objective_ns) == ("cut", 30)
     assert (incumbent.bound_by, incumbent.solver_log) == (best_bound(problem).name, ())
-    incumbent.raise_bound(31, "cpsat", ("a log",))
+    incumbent.raise_bound(31, BoundName.CPSAT, ("a log",))
     assert incumbent.solver_log == ()
 
 
@@ -265,7 +266,7 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
     first = threading.Thread(target=incumbent.offer, args=(slow, "slow"))
     others = [
         threading.Thread(target=incumbent.offer, args=(greedy(PROBLEM, n_sub=1), "fast")),
-        threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, "cpsat", ("a log",))),
+        threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, BoundName.CPSAT, ("a log",))),
     ]
     first.start()
     assert entered.wait(10)

@@ -14,6 +14,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.problem import Objective
 from schedc.lower.placement import place
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
@@ -132,7 +133,7 @@ def test_stage_span_is_what_it_minimizes_where_asked() -> None:
     """Both choices end after 380 ns; of these, one has a rank that starts later."""
     problem = make_problem(2, 6, placement="wave", chunks=2, in_flight=3, links={(0, 1): (10, 0), (1, 0): (10, 0)})
     spans_ns = []
-    for objective in ("makespan", "stage-span"):
+    for objective in Objective:
         _, chosen = choose_rule(replace(problem, objective=objective), 2)
         assert chosen.span_ns == simulate(problem, chosen.schedule).stage_span_ns
         spans_ns.append(chosen.span_ns)

@@ -11,6 +11,7 @@ from problems import M70_NS, m70, make_problem, problems
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.problem import Objective
 from schedc.solvers.search.local import local_search
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -71,7 +72,7 @@ def test_none_where_every_rule_strands() -> None:
 
 @pytest.mark.slow
 def test_stage_span_is_what_it_minimizes_when_asked() -> None:
-    problem = dataclasses.replace(m70(0, 0), objective="stage-span")
+    problem = dataclasses.replace(m70(0, 0), objective=Objective.STAGE_SPAN)
     found = local_search(problem, rounds=4)
     assert found is not None
     assert found.end_ns == simulate(problem, found.schedule).stage_span_ns

@@ -15,6 +15,7 @@ from small_problems import small_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
@@ -123,7 +124,7 @@ def test_a_coarse_grid_bounds_the_true_problem() -> None:
 
 
 def test_a_coarse_grid_does_not_bound_the_stage_span() -> None:
-    problem = replace(make_problem(2, 3, costs_ns=(10_000_019, 11_000_027, 9_000_011)), objective="stage-span")
+    problem = replace(make_problem(2, 3, costs_ns=(10_000_019, 11_000_027, 9_000_011)), objective=Objective.STAGE_SPAN)
     assert solve_milp(problem, greedy(problem, n_sub=1), limits=NO_LIMITS).lower_bound_ns == 0
 
 

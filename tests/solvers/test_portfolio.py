@@ -13,6 +13,7 @@ from schedc.cli.rendering.results import compiled_json
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.plan import MadeBy
+from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import searches
 from schedc.solvers.driver.portfolio import solve
@@ -57,7 +58,7 @@ def test_the_history_only_improves_and_ends_at_the_plan() -> None:
 
 def test_the_history_of_a_stage_span_is_of_the_stage_span() -> None:
     """Ranks that start late have spans shorter than the makespan; the gap shown is the certificate's, of the objective."""
-    problem = replace(make_problem(2, 4, costs_ns=[(3, 1, 1), (5, 5, 9)]), objective="stage-span")
+    problem = replace(make_problem(2, 4, costs_ns=[(3, 1, 1), (5, 5, 9)]), objective=Objective.STAGE_SPAN)
     compiled = compile_problem(problem, limits=Limits(workers=2))
     certificate, last = compiled.plan.certificate, compiled.history[-1]
     assert certificate.stage_span_ns < certificate.makespan_ns

@@ -14,6 +14,7 @@ from tiny_problems import tiny_problem
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.refute import Refuted, refute
 from schedc.solvers.heuristics.greedy import greedy
@@ -34,7 +35,7 @@ def refuted(problem: Problem, *, bound_ns: int = 0, limits: Limits = LIMITS) -> 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_never_above_the_optimum(seed: int) -> None:
-    problem = replace(tiny_problem(Random(seed), most_ops=14, data_parallel=seed % 3 == 0), objective="makespan")
+    problem = replace(tiny_problem(Random(seed), most_ops=14, data_parallel=seed % 3 == 0), objective=Objective.MAKESPAN)
     try:
         least_ns = optimum(problem, most_states=30_000)
         found = refuted(problem)
@@ -84,7 +85,7 @@ def test_limits_end_it() -> None:
 
 def test_speaks_only_of_makespans_of_whole_blocks_that_are_alike() -> None:
     with pytest.raises(Unsupported, match="the objective is stage-span"):
-        refuted(replace(STARVED, objective="stage-span"))
+        refuted(replace(STARVED, objective=Objective.STAGE_SPAN))
     first, *others = STARVED.stages
     with pytest.raises(Unsupported, match="alike"):
         refuted(replace(STARVED, stages=(replace(first, forward_ns=(2, 3)), *others)))

@@ -12,6 +12,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.verify.schedule.checks import verify_schedule
@@ -46,7 +47,7 @@ def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: fl
 def test_it_fills_the_warm_up_as_zero_bubble_does(microbatches: int) -> None:
     """ZB-2p's published rates of 28.3B (Zero Bubble, table 5), which only an unhindered first backward reaches."""
     (instance,) = (each for each in instances("zero-bubble-span") if each.name == f"zb-28.3B-p32-n{microbatches}-linear-2p-span")
-    span_ns = simulate(instance.problem, rule_table(instance.problem, climb_ops=0)).objective_ns("stage-span")
+    span_ns = simulate(instance.problem, rule_table(instance.problem, climb_ops=0)).objective_ns(Objective.STAGE_SPAN)
     work_ns = microbatches * sum(instance.problem.duration_ns(kind, 0, 0) for kind in (Kind.F, Kind.B, Kind.W))
     assert round(1 - work_ns / span_ns, 4) <= instance.published["ZB-2p"]
 

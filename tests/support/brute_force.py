@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline_state import FAR, Facts, State
 
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def best_schedule(
 ) -> tuple[int | None, Schedule | None]:
     """The optimum, see there, and a schedule that reaches it."""
     facts = Facts(problem, parts)
-    makespan = problem.objective == "makespan"
+    makespan = problem.objective is Objective.MAKESPAN
     best = FAR
     best_log: list[tuple[int, Op]] = []
     log: list[tuple[int, Op]] = []

@@ -30,7 +30,8 @@ from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.frontend.job import load_job
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
-from schedc.ir.plan import Certificate, MadeBy
+from schedc.ir.plan import BoundName, Certificate, MadeBy
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.lower import lower
 from schedc.models.grid import grid_of
@@ -214,7 +215,7 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "memory limits": any(limit is not None for limit in problem.memory_limit_bytes),
         "collectives": problem.data_parallel is not None,
         "collectives on a trunk": problem.data_parallel is not None and problem.data_parallel.trunk is not None,
-        "stage span": problem.objective == "stage-span",
+        "stage span": problem.objective is Objective.STAGE_SPAN,
         "torch": not problem.cut_blocks,
         "durations by microbatch": any(len(stage.forward_ns) > 1 for stage in problem.stages),
     }
@@ -314,7 +315,7 @@ def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, chec
         checks.fail("simulator against brute force", f"{(timeline.makespan_ns, timeline.stage_span_ns)} against {found}")
 
 
-def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict[str, int]) -> Plan:
+def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict[BoundName, int]) -> Plan:
     """The plan of a schedule, made as the driver does, with the bounds that are known already."""
     objective_ns = timeline.objective_ns(problem.objective)
     name = max(bounds, key=bounds.__getitem__)
@@ -331,7 +332,7 @@ def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict
     return lower(problem, schedule, timeline, certificate=certificate, made_by=MadeBy(schedc="0", method="fuzz"))
 
 
-def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[str, int], checks: _Checks, *, text: bool) -> None:
+def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], checks: _Checks, *, text: bool) -> None:
     """The verifier accepts it, the replay has the simulator's times to the op, and its text gives it back."""
     checks.counts["plans"] += 1
     if violations := verify_plan(plan, bounds=bounds):

@@ -12,8 +12,8 @@ from random_schedules import random_schedules
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import Certificate, MadeBy
-from schedc.ir.problem import DataParallel
+from schedc.ir.plan import BoundName, Certificate, MadeBy
+from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Schedule
 from schedc.lower.lower import lower
 
@@ -30,7 +30,7 @@ def plan_of(problem: Problem, schedule: Schedule) -> Plan:
         makespan_ns=timeline.makespan_ns,
         lower_bound_ns=objective_ns // 2,
         gap=(objective_ns - objective_ns // 2) / objective_ns if objective_ns else 0.0,
-        bound="work",
+        bound=BoundName.WORK,
         bubble_ratio=timeline.bubble_ratio,
         peak_activation_bytes=peak_bytes(problem, schedule),
         stage_span_ns=timeline.stage_span_ns,
@@ -85,5 +85,5 @@ def plans(draw: st.DrawFn, *, shared_trunks: bool = True, min_duration_ns: int =
             trunk=draw(st.sampled_from([None, *trunks])),
         )
         problem = replace(problem, data_parallel=parallel)
-    problem = replace(problem, objective=draw(st.sampled_from(["makespan", "stage-span"])))
+    problem = replace(problem, objective=draw(st.sampled_from(Objective)))
     return plan_of(problem, draw(random_schedules(problem)))

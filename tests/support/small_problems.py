@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from problems import make_problem
 
-from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Objective
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PLACEMENTS = ("unidirectional", "loop", "wave", "bidirectional", "explicit")
 
 
-def small_problem(seed: int, *, objective: str = "makespan", shared_trunks: bool = False) -> Problem:
+def small_problem(seed: int, *, objective: Objective = Objective.MAKESPAN, shared_trunks: bool = False) -> Problem:
     """The problem of this number: at most 3 ranks and 4 microbatches, 2 and 3 where a rank has several stages.
 
     Its memory limits hold at least one microbatch. With `shared_trunks` some links share a trunk, on which the models may serve

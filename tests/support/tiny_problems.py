@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from problems import make_problem
 
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Parts, Schedule
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) 
             all_gather_ns=tuple(random.randint(0, 15) for _ in stages) if random.random() < 0.7 else (),
             trunk=random.choice([None, *sorted({link.trunk for link in problem.links if link.trunk})]),
         )
-    objective = random.choice(["makespan", "makespan", "stage-span"])
+    objective = random.choice([Objective.MAKESPAN, Objective.MAKESPAN, Objective.STAGE_SPAN])
     return replace(problem, stages=stages, data_parallel=parallel, objective=objective)
 
 

@@ -133,18 +133,18 @@ def test_planned_and_measured_lanes_in_one_file() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda trace: trace.update(format="x"), r'\$\.schedc\.format: found "x", expected "schedc\.trace"'),
-        (lambda trace: trace.update(version=2), r"\$\.schedc\.version: found 2, expected 1; another schedc"),
-        (lambda trace: trace.update(more=1), "unknown field `more`"),
-        (lambda trace: trace.update(ranks=[]), "length >= 1"),
-        (lambda trace: trace["ranks"].reverse(), r"\$\.schedc\.ranks\[0\]\.rank: found 2, expected 0"),
+        (lambda trace: trace.update(format="x"), r'schedc\.format: found "x", expected "schedc\.trace"'),
+        (lambda trace: trace.update(version=2), r"schedc\.version: found 2, expected 1; another schedc"),
+        (lambda trace: trace.update(more=1), r"schedc\.more: found an unknown key"),
+        (lambda trace: trace.update(ranks=[]), r"schedc\.ranks: found \[\], expected a list of at least 1"),
+        (lambda trace: trace["ranks"].reverse(), r"schedc\.ranks\[0\]\.rank: found 2, expected 0"),
         (lambda trace: trace["ranks"][1]["steps"].pop(), r"\[1\]\.steps: found \[3\], expected the steps of rank 0, \[3, 4\]"),
         (lambda trace: trace["ranks"][0]["steps"].reverse(), r"\[0\]\.steps: found \[4, 3\], expected ascending numbers"),
         (lambda trace: [rank.update(steps=[]) for rank in trace["ranks"]], "found none, expected one recorded step or more"),
         (lambda trace: step(trace)["asked_ns"].pop(), r"ranks\[0\]\.steps\[1\]\.asked_ns: found 7 times, expected 8"),
         (lambda trace: step(trace)["channels_ns"].pop(), r"\.channels_ns: found lists of \[4\] times, expected \[4, 4\]"),
         (lambda trace: trace["ranks"][0].update(compute=["F0.0 X"]), r"ranks\[0\]\.compute\[0\]: found 'X'|'X' is not an op"),
-        (lambda trace: step(trace)["begun_ns"].insert(0, -1), "is no trace"),
+        (lambda trace: step(trace)["begun_ns"].insert(0, -1), r"begun_ns\[0\]: found -1, expected a whole number from 0"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(change: Any, message: str) -> None:
@@ -162,7 +162,7 @@ def step(trace: dict[str, Any]) -> dict[str, list[Any]]:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for content in (plan_json(small_plan()), b"", b"[1]", b"\xff{}", b'{"schedc": ' + b"[" * 100_000):
-        with pytest.raises(InvalidInput, match="expected a"):
+        with pytest.raises(InvalidInput, match=r"expected (a|JSON|UTF-8)"):
             parse_trace(content, "trace.json")
     with pytest.raises(InvalidInput, match=r"found no readable file \(no such file or directory\), expected a file"):
         read_trace(tmp_path / "trace.json")

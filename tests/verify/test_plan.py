@@ -11,8 +11,8 @@ from problems import M70_NS, m70, make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import Collective
-from schedc.ir.problem import DataParallel
+from schedc.ir.plan import BoundName, Collective
+from schedc.ir.problem import DataParallel, Objective
 from schedc.text.plan.plan_file import parse_plan, plan_json
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.needs import needs_of
@@ -223,7 +223,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Plan], Plan], str, str]] = {
     "bubbles that are no number": (lambda p: claims(p, bubble_ratio=float("nan")), "bubble-ratio", "certificate.bubble_ratio"),
     "another peak": (lambda p: claims(p, peak_activation_bytes=(6, 5, 2)), "peak-memory", "certificate.peak_activation_bytes[1]"),
     "a peak is missing": (lambda p: claims(p, peak_activation_bytes=(6, 4)), "peak-memory", "certificate.peak_activation_bytes"),
-    "another objective": (lambda p: claims(p, objective="stage-span"), "certificate-objective", "certificate.objective"),
+    "another objective": (lambda p: claims(p, objective=Objective.STAGE_SPAN), "certificate-objective", "certificate.objective"),
     "a bound above the makespan": (lambda p: claims(p, lower_bound_ns=1000), "lower-bound", "certificate.lower_bound_ns"),
     "a negative bound": (lambda p: claims(p, lower_bound_ns=-1), "lower-bound", "certificate.lower_bound_ns"),
     "a smaller gap": (lambda p: claims(p, gap=0.25), "gap", "certificate.gap"),
@@ -311,14 +311,14 @@ def test_random_corruptions_are_caught(data: st.DataObject, plan: Plan) -> None:
 
 def test_bounds_that_are_computed_again() -> None:
     """The small plan claims 120 of 241 ns by `work`."""
-    assert verify_plan(SMALL, bounds={"work": 120, "path": 241}) == ()
-    wrong = verify_plan(SMALL, bounds={"work": 119, "path": 50})
+    assert verify_plan(SMALL, bounds={BoundName.WORK: 120, BoundName.PATH: 241}) == ()
+    wrong = verify_plan(SMALL, bounds={BoundName.WORK: 119, BoundName.PATH: 50})
     assert [(entry.rule, entry.place) for entry in wrong] == [("bounds", "certificate.lower_bound_ns")]
-    above = verify_plan(SMALL, bounds={"work": 120, "path": 242})
+    above = verify_plan(SMALL, bounds={BoundName.WORK: 120, BoundName.PATH: 242})
     assert [(entry.rule, entry.place) for entry in above] == [("bounds", "certificate")]
-    missing = verify_plan(SMALL, bounds={"path": 242})
+    missing = verify_plan(SMALL, bounds={BoundName.PATH: 242})
     assert [(entry.rule, entry.place) for entry in missing] == [("bounds", "certificate.bound"), ("bounds", "certificate")]
-    assert verify_plan(claims(SMALL, bound="cpsat"), bounds={"path": 50}) == ()
+    assert verify_plan(claims(SMALL, bound=BoundName.CPSAT), bounds={BoundName.PATH: 50}) == ()
 
 
 def test_a_late_receive_that_costs_nothing_is_valid() -> None:

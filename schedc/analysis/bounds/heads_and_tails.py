@@ -22,6 +22,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def visits_of(problem: Problem) -> tuple[Visit, ...]:
 
 def frames_of(problem: Problem, visits: tuple[Visit, ...]) -> dict[int | None, list[Frame]]:
     """Per frame of the problem's objective, by observer, the heads and tails of the visits that have a part in it."""
-    if problem.objective == "makespan":
+    if problem.objective is Objective.MAKESPAN:
         return {None: [_frame(problem, visit, None) for visit in visits]}
     on_rank = {rank: set(problem.stages_on(rank)) for rank in range(problem.ranks)}
     return {

@@ -19,6 +19,8 @@ from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.bounds.one_machine import Job, one_machine_bound
 from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds.warm_up import wave_jobs
+from schedc.ir.plan import BoundName
+from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
@@ -51,8 +53,7 @@ WAVE_BLOCKS = 400_000
 class Bound:
     """One lower bound."""
 
-    name: str
-    """`work`, `link`, `residency`, `path` or `warm-up`."""
+    name: BoundName
     value_ns: int
     """No schedule has a smaller objective."""
     detail: str
@@ -131,12 +132,12 @@ def _frames(problem: Problem) -> Frames:
 
 
 def _work(problem: Problem, frames: Frames) -> Bound:
-    return _largest("work", (each for frame in frames.values() for each in _by_resource(_rank_jobs(problem, frame))))
+    return _largest(BoundName.WORK, (each for frame in frames.values() for each in _by_resource(_rank_jobs(problem, frame))))
 
 
 def _link(problem: Problem, frames: Frames) -> Bound:
     jobs = (chain(_link_jobs(frame), _collective_jobs(problem, frame)) for frame in frames.values())
-    return _largest("link", (each for some in jobs for each in _by_resource(some)), otherwise="no transfers")
+    return _largest(BoundName.LINK, (each for some in jobs for each in _by_resource(some)), otherwise="no transfers")
 
 
 def _residency(problem: Problem, frames: Frames) -> Bound:
@@ -146,7 +147,7 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
         for rank in range(problem.ranks)
         if problem.memory_limit_bytes[rank] is not None
     )
-    return _largest("residency", candidates, otherwise="no memory limits")
+    return _largest(BoundName.RESIDENCY, candidates, otherwise="no memory limits")
 
 
 def _windows(problem: Problem, frames: Frames) -> Bound:
@@ -154,7 +155,7 @@ def _windows(problem: Problem, frames: Frames) -> Bound:
     candidates = (
         each for frame, way in ways for each in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
     )
-    return _largest("windows", candidates, otherwise="several paths")
+    return _largest(BoundName.WINDOWS, candidates, otherwise="several paths")
 
 
 def _rank_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
@@ -180,7 +181,8 @@ def _link_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterato
 
 def _path(frames: Frames) -> Bound:
     return _largest(
-        "path", ((_longest_path(frame), f"microbatch {frame.visit.microbatch}") for some in frames.values() for frame in some)
+        BoundName.PATH,
+        ((_longest_path(frame), f"microbatch {frame.visit.microbatch}") for some in frames.values() for frame in some),
     )
 
 
@@ -189,10 +191,10 @@ def _warm_up(problem: Problem, frames: Frames) -> Bound:
     if len(frames) * blocks > WAVE_BLOCKS:
         binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
         frames = {binding: frames[binding]}
-    return _largest("warm-up", (each for frame in frames.values() for each in _by_resource(_wave_jobs(problem, frame))))
+    return _largest(BoundName.WARM_UP, (each for frame in frames.values() for each in _by_resource(_wave_jobs(problem, frame))))
 
 
-def _largest(name: str, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
+def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
     value_ns, detail = max(candidates, key=lambda candidate: candidate[0], default=(0, otherwise))
     return Bound(name=name, value_ns=value_ns, detail=detail)
 
@@ -240,7 +242,7 @@ def _link_jobs(frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
 def _collective_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
     """All-gathers precede all forwards of their stage, reduce-scatters follow all its backwards. Only the makespan has them."""
     parallel = problem.data_parallel
-    if parallel is None or problem.objective != "makespan":
+    if parallel is None or problem.objective is not Objective.MAKESPAN:
         return
     visitors: dict[int, list[tuple[Frame, int]]] = {}
     for frame in frames:

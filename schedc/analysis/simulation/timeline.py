@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,9 +90,9 @@ class Timeline:
         whole_ns = self.ranks * self.makespan_ns
         return 1 - sum(self.busy_ns) / whole_ns if whole_ns else 0.0
 
-    def objective_ns(self, objective: str) -> int:
+    def objective_ns(self, objective: Objective) -> int:
         """The makespan or the stage span, as the problem's objective asks."""
-        return self.stage_span_ns if objective == "stage-span" else self.makespan_ns
+        return self.stage_span_ns if objective is Objective.STAGE_SPAN else self.makespan_ns
 
     def start_ns(self, rank: int) -> list[int]:
         """The start of each op of the rank, in its order."""

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
+from schedc.ir.problem import Objective
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ def certificate_lines(certificate: Certificate) -> list[str]:
 
 
 def print_candidates(
-    candidates: Sequence[Candidate], best: str | None, title: str, *, objective: str, stderr: bool = False
+    candidates: Sequence[Candidate], best: str | None, title: str, *, objective: Objective, stderr: bool = False
 ) -> None:
     """How each method did, the best by the objective first, then those that could not and why."""
-    spans = objective != "makespan"
+    spans = objective is Objective.STAGE_SPAN
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
     for header in ("makespan", *((objective,) if spans else ()), "against the best"):

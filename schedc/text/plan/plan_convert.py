@@ -6,12 +6,12 @@ keeps the file from being a Plan at all.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from schedc.errors import InvalidInput
+from schedc.files.location import show
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
@@ -37,9 +37,13 @@ from schedc.text.plan.tokens import OpWriter, TokenReader, lines_of, parse_colle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.files.location import Location
     from schedc.ir.plan import Collective
 
 __all__ = ["file_of_plan", "plan_of_file"]
+
+STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
+"""The fields of a stage that are sizes; the file has a list of each under the same name."""
 
 
 def file_of_plan(plan: Plan) -> PlanFile:
@@ -64,33 +68,24 @@ def _given(values: dict[str, Any], optional: str) -> dict[str, Any]:
 
 def _pipeline(problem: Problem) -> Pipeline:
     one_path = len(set(problem.path_of)) == 1
-    return Pipeline(
-        ranks=problem.ranks,
-        microbatches=problem.microbatches,
-        placement=problem.placement,
-        split_backward=problem.split_backward,
-        cut_blocks=problem.cut_blocks,
-        stages=tuple(StageEntry(rank=stage.rank, layers=stage.layers) for stage in problem.stages),
-        paths=problem.paths,
-        path_of=problem.path_of[:1] if one_path else problem.path_of,
-    )
+    own: dict[str, Any] = {
+        "stages": tuple(StageEntry(rank=stage.rank, layers=stage.layers) for stage in problem.stages),
+        "path_of": problem.path_of[:1] if one_path else problem.path_of,
+    }
+    return Pipeline(**own, **{name: getattr(problem, name) for name in Pipeline.__struct_fields__ if name not in own})
 
 
 def _costs(plan: Plan) -> Costs:
-    stages, parallel = plan.problem.stages, plan.problem.data_parallel
-    durations_ns = {kind.name: tuple(_one_or_all(stage.durations_ns(kind)) for stage in stages) for kind in Kind}
-    return Costs(
-        objective=plan.problem.objective,
-        durations_ns=Durations(**durations_ns),
-        activation_bytes=tuple(stage.activation_bytes for stage in stages),
-        activation_after_input_bytes=tuple(stage.activation_after_input_bytes for stage in stages),
-        message_bytes=tuple(stage.message_bytes for stage in stages),
-        gradient_message_bytes=tuple(stage.gradient_message_bytes for stage in stages),
-        memory_limit_bytes=plan.problem.memory_limit_bytes,
-        links=tuple(LinkEntry(**asdict(link)) for link in plan.problem.links),
-        parts=tuple(PartsEntry(kind=parts.kind.name, stage=parts.stage, shares=parts.shares) for parts in plan.parts),
-        data_parallel=DataParallelEntry(**asdict(parallel)) if parallel else None,
-    )
+    problem, parallel = plan.problem, plan.problem.data_parallel
+    durations_ns = {kind.name: tuple(_one_or_all(stage.durations_ns(kind)) for stage in problem.stages) for kind in Kind}
+    own: dict[str, Any] = {
+        "durations_ns": Durations(**durations_ns),
+        "links": tuple(LinkEntry(**asdict(link)) for link in problem.links),
+        "parts": tuple(PartsEntry(kind=parts.kind.name, stage=parts.stage, shares=parts.shares) for parts in plan.parts),
+        "data_parallel": DataParallelEntry(**asdict(parallel)) if parallel else None,
+        **{name: tuple(getattr(stage, name) for stage in problem.stages) for name in STAGE_SIZES},
+    }
+    return Costs(**own, **{name: getattr(problem, name) for name in Costs.__struct_fields__ if name not in own})
 
 
 def _one_or_all(values: tuple[int, ...]) -> int | tuple[int, ...]:
@@ -114,21 +109,21 @@ def _rank_entry(rank: RankPlan, writer: OpWriter) -> RankEntry:
     )
 
 
-def plan_of_file(file: PlanFile) -> Plan:
-    """The plan that the file holds.
+def plan_of_file(file: PlanFile, location: Location) -> Plan:
+    """The plan that the file holds; `location` is the file's.
 
     Raises:
         InvalidInput: names the place in the file, what was found and what was expected.
     """
     reader = _RankReader()
-    ranks = tuple(reader.rank(entry, f"$.ranks[{number}]") for number, entry in enumerate(file.ranks))
+    ranks = tuple(reader.rank(entry, location / "ranks" / number) for number, entry in enumerate(file.ranks))
     parts = []
     for at, entry in enumerate(file.costs.parts):
         if len(entry.shares) < 2:
-            raise InvalidInput(f"$.costs.parts[{at}].shares: found {list(entry.shares)}, expected the shares of two or more parts")
+            raise (location / "costs" / "parts" / at / "shares").refuse(show(entry.shares), "the shares of two or more parts")
         parts.append(Parts(kind=Kind[entry.kind], stage=entry.stage, shares=entry.shares))
     return Plan(
-        problem=_problem(file, sum(len(rank.compute) for rank in ranks)),
+        problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
         ranks=ranks,
         parts=tuple(parts),
         certificate=Certificate(**_given(structs.asdict(file.certificate), "solver_log_sha256")),
@@ -144,91 +139,85 @@ class _RankReader:
         self._indices = TokenReader(parse_index)
         self._collectives: TokenReader[Collective] = TokenReader(parse_collective)
 
-    def rank(self, entry: RankEntry, path: str) -> RankPlan:
+    def rank(self, entry: RankEntry, location: Location) -> RankPlan:
         return RankPlan(
             rank=entry.rank,
-            compute=self._ops.read(entry.compute, f"{path}.compute"),
-            channels=tuple(self._channel(channel, f"{path}.channels[{at}]") for at, channel in enumerate(entry.channels)),
-            collectives=self._collectives.read(entry.collectives, f"{path}.collectives"),
+            compute=self._ops.read(entry.compute, location / "compute"),
+            channels=tuple(self._channel(channel, location / "channels" / at) for at, channel in enumerate(entry.channels)),
+            collectives=self._collectives.read(entry.collectives, location / "collectives"),
         )
 
-    def _channel(self, entry: ChannelEntry, path: str) -> Channel:
+    def _channel(self, entry: ChannelEntry, location: Location) -> Channel:
         return Channel(
             name=entry.name,
             peer=entry.peer,
-            transfers=self._ops.read(entry.transfers, f"{path}.transfers"),
-            post_before=self._indices.read(entry.post_before or (), f"{path}.post_before"),
+            transfers=self._ops.read(entry.transfers, location / "transfers"),
+            post_before=self._indices.read(entry.post_before or (), location / "post_before"),
         )
 
 
-def _problem(file: PlanFile, num_ops: int) -> Problem:
+def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
     pipeline, costs = file.pipeline, file.costs
     if pipeline.ranks > len(pipeline.stages):  # as below, a wrong digit would have the verifier count indefinitely
-        found = f"found {pipeline.ranks}, but {len(pipeline.stages)} in $.pipeline.stages"
-        raise InvalidInput(f"$.pipeline.ranks: {found}; expected one stage or more for each rank")
+        found = f"{pipeline.ranks}, but {len(pipeline.stages)} in pipeline.stages"
+        raise (location / "pipeline" / "ranks").refuse(found, "one stage or more for each rank")
     path_of = pipeline.path_of
     if len(path_of) == 1:
         if pipeline.microbatches > max(num_ops, 1):  # else a wrong digit would ask for all the memory there is
-            found = f"found {pipeline.microbatches}, but the compute queues hold {num_ops} ops in all"
-            raise InvalidInput(f"$.pipeline.microbatches: {found}; expected one op or more for each microbatch")
+            found = f"{pipeline.microbatches}, but the compute queues hold {num_ops} ops in all"
+            raise (location / "pipeline" / "microbatches").refuse(found, "one op or more for each microbatch")
         path_of *= pipeline.microbatches
-    return Problem(
-        name=file.name,
-        ranks=pipeline.ranks,
-        microbatches=pipeline.microbatches,
-        stages=_stages(pipeline.stages, costs),
-        paths=pipeline.paths,
-        path_of=path_of,
-        links=tuple(_link(entry, f"$.costs.links[{at}]") for at, entry in enumerate(costs.links)),
-        memory_limit_bytes=costs.memory_limit_bytes,
-        split_backward=pipeline.split_backward,
-        cut_blocks=pipeline.cut_blocks,
-        placement=pipeline.placement,
-        data_parallel=DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
-        objective=costs.objective,
-    )
+    own: dict[str, Any] = {
+        "name": file.name,
+        "stages": _stages(pipeline.stages, costs, location / "costs"),
+        "path_of": path_of,
+        "links": tuple(_link(entry, location / "costs" / "links" / at) for at, entry in enumerate(costs.links)),
+        "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
+    }
+    same = structs.asdict(costs) | structs.asdict(pipeline)
+    return Problem(**own, **{field.name: same[field.name] for field in fields(Problem) if field.name not in own})
 
 
-def _link(entry: LinkEntry, path: str) -> Link:
+def _link(entry: LinkEntry, location: Location) -> Link:
     if entry.source == entry.destination:
-        raise InvalidInput(f"{path}: found a link from rank {entry.source} to itself, expected two ranks")
+        raise location.refuse(f"a link from rank {entry.source} to itself", "two ranks")
     return Link(**structs.asdict(entry))
 
 
-def _stages(entries: Sequence[StageEntry], costs: Costs) -> tuple[Stage, ...]:
+def _stages(entries: Sequence[StageEntry], costs: Costs, location: Location) -> tuple[Stage, ...]:
     durations_ns = {kind: getattr(costs.durations_ns, kind.name) for kind in Kind}
-    columns = {f"durations_ns.{kind.name}": values for kind, values in durations_ns.items()}
-    for name in ("activation_bytes", "activation_after_input_bytes", "message_bytes", "gradient_message_bytes"):
-        columns[name] = getattr(costs, name)
-    for name, values in columns.items():
+    sizes = {name: getattr(costs, name) for name in STAGE_SIZES}
+    columns = {location / "durations_ns" / kind.name: values for kind, values in durations_ns.items()}
+    columns |= {location / name: values for name, values in sizes.items()}
+    for place, values in columns.items():
         if len(values) != len(entries):
-            expected = f"expected {len(entries)}, one for each of $.pipeline.stages"
-            raise InvalidInput(f"$.costs.{name}: found {len(values)} values, {expected}")
-    for index, values in enumerate(zip(costs.activation_after_input_bytes, costs.activation_bytes, strict=True)):
-        if values[0] > values[1]:
-            expected = f"expected at most the stage's activation_bytes, {values[1]}"
-            raise InvalidInput(f"$.costs.activation_after_input_bytes[{index}]: found {values[0]}, {expected}")
+            raise place.refuse(f"{len(values)} values", f"{len(entries)}, one for each of pipeline.stages")
+    for index, (after_input, whole) in enumerate(zip(costs.activation_after_input_bytes, costs.activation_bytes, strict=True)):
+        if after_input > whole:
+            place = location / "activation_after_input_bytes" / index
+            raise place.refuse(str(after_input), f"at most the stage's activation_bytes, {whole}")
+
+    def durations_of(kind: Kind, index: int) -> tuple[int, ...]:
+        return _all(durations_ns[kind][index], location / "durations_ns" / kind.name / index)
+
     return tuple(
         Stage(
             rank=entry.rank,
-            forward_ns=_all(durations_ns[Kind.F][index], f"$.costs.durations_ns.F[{index}]"),
-            backward_input_ns=_all(durations_ns[Kind.B][index], f"$.costs.durations_ns.B[{index}]"),
-            backward_weight_ns=_all(durations_ns[Kind.W][index], f"$.costs.durations_ns.W[{index}]"),
-            backward_ns=_all(durations_ns[Kind.BW][index], f"$.costs.durations_ns.BW[{index}]"),
-            activation_bytes=costs.activation_bytes[index],
-            activation_after_input_bytes=costs.activation_after_input_bytes[index],
-            message_bytes=costs.message_bytes[index],
-            gradient_message_bytes=costs.gradient_message_bytes[index],
             layers=entry.layers,
+            forward_ns=durations_of(Kind.F, index),
+            backward_input_ns=durations_of(Kind.B, index),
+            backward_weight_ns=durations_of(Kind.W, index),
+            backward_ns=durations_of(Kind.BW, index),
+            **{name: values[index] for name, values in sizes.items()},
         )
         for index, entry in enumerate(entries)
     )
 
 
-def _all(values: int | tuple[int, ...], path: str) -> tuple[int, ...]:
+def _all(values: int | tuple[int, ...], location: Location) -> tuple[int, ...]:
     """The durations of one kind of block of a stage, from one number for all microbatches or a list."""
     if isinstance(values, int):
         return (values,)
     if not values:
-        raise InvalidInput(f"{path}: found an empty list, expected one duration, or one for each microbatch")
+        raise location.refuse("an empty list", "one duration, or one for each microbatch")
     return values

@@ -13,10 +13,11 @@ import msgspec
 
 from schedc.errors import InvalidInput
 from schedc.files.atomic_write import write_atomically
+from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.files.location import Location, show
 from schedc.files.pretty_json import pretty_json
 from schedc.text.plan.plan_convert import file_of_plan, plan_of_file
-from schedc.text.plan.plan_errors import explain, shown
 from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
 
 if TYPE_CHECKING:
@@ -68,20 +69,14 @@ def parse_plan(content: bytes, name: str) -> Plan:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
-    content = without_mark(content)
+    location, content = Location(name), without_mark(content)
     try:
-        content.decode()  # the decoder skips text that it does not need, and would accept anything there
-        _check_header(msgspec.json.decode(content, type=_Header))
-        return plan_of_file(msgspec.json.decode(content, type=PlanFile))
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{name}: found byte {error.start} not to be UTF-8, expected a JSON text in UTF-8") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        if _is_job(content):
-            said = "$: found a job (TOML), expected a plan (JSON), which `schedc compile` makes of a job"
-            raise InvalidInput(f"{name}: {said}") from error
-        raise InvalidInput(f"{name}: {explain(error, content)}") from error
+        _check_header(decode(content, _Header, location), location)
+        return plan_of_file(decode(content, PlanFile, location), location)
     except InvalidInput as error:
-        raise InvalidInput(f"{name}: {error}") from error
+        if _is_job(content):
+            raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error
+        raise
 
 
 def _is_job(content: bytes) -> bool:
@@ -94,9 +89,9 @@ def _is_job(content: bytes) -> bool:
         return False
 
 
-def _check_header(header: _Header) -> None:
+def _check_header(header: _Header, location: Location) -> None:
     """Refuse other formats and versions."""
     if header.format != FORMAT:
-        raise InvalidInput(f'$.format: found {shown(header.format)}, expected "{FORMAT}"')
+        raise (location / "format").refuse(show(header.format), show(FORMAT))
     if type(header.version) is not int or header.version != VERSION:
-        raise InvalidInput(f"$.version: found {shown(header.version)}, expected {VERSION}, the one version that this schedc reads")
+        raise (location / "version").refuse(show(header.version), f"{VERSION}, the one version that this schedc reads")

@@ -10,9 +10,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from schedc.files.location import PRINTABLE
+from schedc.ir.plan import BoundName
+from schedc.ir.problem import Objective
+
 __all__ = [
     "FORMAT",
-    "PRINTABLE",
     "VERSION",
     "CertificateEntry",
     "ChannelEntry",
@@ -40,8 +43,6 @@ Several = Annotated[int, Meta(ge=1, le=MOST)]
 Tokens = Annotated[
     tuple[str, ...], Meta(description='Lines of at most 16 tokens joined by single spaces; `" ".join(lines).split()` reads them.')
 ]
-PRINTABLE = r"^(?![\s\S]*[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069])"
-"""Text without control characters: it is shown in terminals, whose escape sequences begin with one."""
 Text = Annotated[str, Meta(pattern=PRINTABLE)]
 PerMicrobatch = Annotated[Count | tuple[Count, ...], Meta(description="One value for all microbatches, or one for each.")]
 
@@ -66,11 +67,11 @@ class CertificateEntry(_Entry, frozen=True):
     makespan_ns: Count
     lower_bound_ns: Count
     gap: float
-    bound: Text
+    bound: BoundName
     bubble_ratio: float
     peak_activation_bytes: tuple[Count, ...]
     stage_span_ns: Count = 0
-    objective: str = "makespan"
+    objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str | UnsetType = UNSET  # `omit_defaults` tells texts apart by identity, and would not always leave it out
 
 
@@ -135,7 +136,7 @@ class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
 class Costs(_Entry, frozen=True, omit_defaults=True):
     """All that is needed to simulate the plan without its job. Bytes per stage, but `memory_limit_bytes` per rank."""
 
-    objective: Annotated[str, Meta(pattern="^(makespan|stage-span)$")]
+    objective: Objective
     durations_ns: Durations
     activation_bytes: tuple[Count, ...]
     activation_after_input_bytes: tuple[Count, ...]

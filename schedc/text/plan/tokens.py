@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from schedc.errors import InvalidInput
 from schedc.ir.ops import Op, parse_op, token
 from schedc.ir.plan import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from schedc.files.location import Location
 
 __all__ = ["TOKENS_PER_LINE", "OpWriter", "TokenReader", "lines_of", "parse_collective", "parse_index", "parse_plan_op"]
 
@@ -56,8 +57,8 @@ class TokenReader(dict[str, T], Generic[T]):
         value = self[text] = self._parse(text)
         return value
 
-    def read(self, lines: Sequence[str], path: str) -> tuple[T, ...]:
-        """The tokens of the lines, which stand at `path` of the file.
+    def read(self, lines: Sequence[str], location: Location) -> tuple[T, ...]:
+        """The tokens of the lines, which are at `location` of the file.
 
         Raises:
             InvalidInput: a text is no token; names its line.
@@ -70,7 +71,7 @@ class TokenReader(dict[str, T], Generic[T]):
                     try:
                         self[text]
                     except ValueError as error:
-                        raise InvalidInput(f"{path}[{number}]: {error}") from error
+                        raise (location / number).error(str(error)) from error
             raise
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.problem import Objective
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from schedc.ir.plan import Plan, RankPlan
+    from schedc.ir.plan import BoundName, Plan, RankPlan
     from schedc.verify.plan.replay import Replay
 
 __all__ = [
-    "ANALYTIC_BOUNDS",
-    "SOLVER_BOUNDS",
     "check_bound_source",
     "check_bounds",
     "check_bubble_ratio",
@@ -30,12 +29,6 @@ __all__ = [
     "check_stage_span",
 ]
 
-ANALYTIC_BOUNDS = ("work", "link", "residency", "warm-up", "windows", "path")
-"""The bounds that follow from the problem alone, so that whoever has it can compute them again."""
-
-SOLVER_BOUNDS = ("cpsat", "milp")
-"""The bounds that rest on a solver's word. They hold for schedules of whole blocks."""
-
 TOLERANCE = 1e-6
 """How far a claimed ratio may be from the true one: files may round it."""
 
@@ -43,7 +36,7 @@ TOLERANCE = 1e-6
 def check_objective(plan: Plan) -> Iterator[Violation]:
     """The certificate is about what the problem minimizes."""
     if plan.certificate.objective != plan.problem.objective:
-        message = f"found {plan.certificate.objective!r}, but the problem minimizes {plan.problem.objective!r}"
+        message = f"found {plan.certificate.objective}, but the problem minimizes {plan.problem.objective}"
         yield Violation("certificate-objective", "certificate.objective", message)
 
 
@@ -100,7 +93,7 @@ def _peak_bytes(plan: Plan, rank: RankPlan) -> int:
 
 def _objective_ns(plan: Plan) -> int:
     claims = plan.certificate
-    return claims.stage_span_ns if plan.problem.objective == "stage-span" else claims.makespan_ns
+    return claims.stage_span_ns if plan.problem.objective is Objective.STAGE_SPAN else claims.makespan_ns
 
 
 def check_lower_bound(plan: Plan) -> Iterator[Violation]:
@@ -123,18 +116,15 @@ def check_gap(plan: Plan) -> Iterator[Violation]:
 def check_bound_source(plan: Plan) -> Iterator[Violation]:
     """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut."""
     claims = plan.certificate
-    if claims.bound not in ANALYTIC_BOUNDS + SOLVER_BOUNDS:
-        expected = ", ".join(ANALYTIC_BOUNDS + SOLVER_BOUNDS)
-        yield Violation("bound-source", "certificate.bound", f"names the bound {claims.bound!r}, expected one of {expected}")
-    if claims.bound in SOLVER_BOUNDS and plan.parts:
-        message = f"the bound {claims.bound!r} holds for whole blocks, but the plan cuts some"
+    if claims.bound.is_solvers and plan.parts:
+        message = f"the bound {claims.bound} holds for whole blocks, but the plan cuts some"
         yield Violation("bound-source", "certificate.bound", message)
-    if claims.solver_log_sha256 and claims.bound not in SOLVER_BOUNDS:
-        message = f"names a solver's log, but the bound {claims.bound!r} is no solver's"
+    if claims.solver_log_sha256 and not claims.bound.is_solvers:
+        message = f"names a solver's log, but the bound {claims.bound} is no solver's"
         yield Violation("bound-source", "certificate.solver_log_sha256", message)
 
 
-def check_bounds(plan: Plan, bounds: Mapping[str, int]) -> Iterator[Violation]:
+def check_bounds(plan: Plan, bounds: Mapping[BoundName, int]) -> Iterator[Violation]:
     """The bound that the certificate names is the one computed again, and the plan is not better than any of them.
 
     Args:
@@ -144,12 +134,12 @@ def check_bounds(plan: Plan, bounds: Mapping[str, int]) -> Iterator[Violation]:
     claims, objective_ns = plan.certificate, _objective_ns(plan)
     if claims.bound in bounds:
         if claims.lower_bound_ns != bounds[claims.bound]:
-            message = f"claims {claims.lower_bound_ns} ns, but the bound {claims.bound!r} is {bounds[claims.bound]} ns"
+            message = f"claims {claims.lower_bound_ns} ns, but the bound {claims.bound} is {bounds[claims.bound]} ns"
             yield Violation("bounds", "certificate.lower_bound_ns", message)
-    elif claims.bound in ANALYTIC_BOUNDS:
-        message = f"names the bound {claims.bound!r}, but the problem has only {', '.join(sorted(bounds)) or 'none'}"
+    elif not claims.bound.is_solvers:
+        message = f"names the bound {claims.bound}, but the problem has only {', '.join(sorted(bounds)) or 'none'}"
         yield Violation("bounds", "certificate.bound", message)
     for name, bound_ns in bounds.items():
         if bound_ns > objective_ns:
-            message = f"the plan's {plan.problem.objective} of {objective_ns} ns is below the bound {name!r} of {bound_ns} ns"
+            message = f"the plan's {plan.problem.objective} of {objective_ns} ns is below the bound {name} of {bound_ns} ns"
             yield Violation("bounds", "certificate", message)

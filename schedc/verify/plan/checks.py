@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan
+    from schedc.ir.plan import BoundName, Plan
     from schedc.verify.plan.needs import Need
 
 __all__ = ["check_ranks", "verify_plan"]
 
 
-def verify_plan(plan: Plan, *, bounds: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
+def verify_plan(plan: Plan, *, bounds: Mapping[BoundName, int] | None = None) -> tuple[Violation, ...]:
     """Every rule that the plan breaks, with its place (`ranks[3].channels[recv_prev].transfers[4]`); empty if it is valid.
 
     Args:
@@ -81,7 +81,7 @@ def check_ranks(plan: Plan) -> Iterator[Violation]:
             yield Violation("ranks", f"ranks[{index}].rank", f"found {rank.rank}, expected {index}")
 
 
-def _certificate(plan: Plan, needs: Mapping[Op, Need], bounds: Mapping[str, int] | None) -> Iterator[Violation]:
+def _certificate(plan: Plan, needs: Mapping[Op, Need], bounds: Mapping[BoundName, int] | None) -> Iterator[Violation]:
     replayed = replay(plan, needs)
     yield from check_objective(plan)
     yield from check_makespan(plan, replayed)
