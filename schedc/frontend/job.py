@@ -24,7 +24,7 @@ from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.ir.layout import Layout
 from schedc.ir.problem import MOST_OPS
-from schedc.ir.workload import Workload
+from schedc.ir.workload import Semantics, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
@@ -154,7 +154,7 @@ def _place(pipeline: PipelineSection, location: Location) -> Placement:
 
 def _check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
     """Refuse a placement that the runtime cannot execute."""
-    if pipeline.semantics == "torch" and len(placed.paths) > 1:
+    if pipeline.semantics is Semantics.TORCH and len(placed.paths) > 1:
         raise location.refuse(
             f'"torch" where pipeline.placement is {show(pipeline.placement)}',
             "a placement with one path, as torch's stages form one chain",

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from schedc.frontend.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
 from schedc.ir.problem import Objective
+from schedc.ir.workload import Semantics
 
 __all__ = [
     "DataParallelSection",
@@ -43,12 +44,12 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     chunks: Annotated[Count | None, Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave.")] = None
     split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
     semantics: Annotated[
-        Literal["schedc", "torch"],
+        Semantics,
         Meta(
             description="Whose B and W. torch: its first stage does not split (B takes no time, W is the whole backward),"
             " activations are held until W, and blocks are not cut."
         ),
-    ] = "schedc"
+    ] = Semantics.SCHEDC
     partition: Annotated[
         tuple[Count, ...] | None,
         Meta(

@@ -7,6 +7,7 @@ microbatches are counted from 0. Rules across fields are in `schedc.verify.workl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,14 @@ from schedc.ir.problem import Link, Objective
 if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel
 
-__all__ = ["Device", "Layer", "Network", "SiteLink", "Workload", "trunk_name"]
+__all__ = ["Device", "Layer", "Network", "Semantics", "SiteLink", "Workload", "trunk_name"]
+
+
+class Semantics(StrEnum):
+    """Whose B and W a stage has (`schedc.lower.semantics`)."""
+
+    SCHEDC = "schedc"
+    TORCH = "torch"
 
 
 def trunk_name(source: int, destination: int) -> str:
@@ -125,8 +133,7 @@ class Workload:
     data_parallel: DataParallel | None = None
     split_backward: bool = True
     """Whether B and W may run apart."""
-    semantics: str = "schedc"
-    """Whose B and W: `schedc` or `torch` (`schedc.lower.semantics`)."""
+    semantics: Semantics = Semantics.SCHEDC
     objective: Objective = Objective.MAKESPAN
 
     @property

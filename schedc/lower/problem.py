@@ -11,6 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.ir.problem import Problem, Stage
+from schedc.ir.workload import Semantics
 from schedc.lower.semantics import as_torch_executes
 from schedc.units import MAX_QUANTITY
 
@@ -32,7 +33,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     """
     parts = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
     stages = tuple(_stage(rank, workload.layers[first:last]) for rank, (first, last) in parts)
-    if workload.semantics == "torch":
+    if workload.semantics is Semantics.TORCH:
         stages = as_torch_executes(stages, layout.paths[0][0])
     links = []
     for source, destination in layout.crossed():
@@ -50,7 +51,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         links=tuple(links),
         memory_limit_bytes=_memory_limits(workload, layout, stages),
         split_backward=workload.split_backward,
-        cut_blocks=workload.semantics == "schedc",
+        cut_blocks=workload.semantics is Semantics.SCHEDC,
         placement=layout.placement,
         data_parallel=None if workload.data_parallel is None else _collectives(workload.data_parallel, len(stages)),
         objective=workload.objective,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
+from schedc.ir.workload import Semantics
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def check_connected(workload: Workload, layout: Layout) -> Iterator[Violation]:
 
 def check_one_path(workload: Workload, layout: Layout) -> Iterator[Violation]:
     """Torch's stages form one chain."""
-    if workload.semantics == "torch" and len(layout.paths) > 1:
+    if workload.semantics is Semantics.TORCH and len(layout.paths) > 1:
         yield Violation("one-path", "paths", f"expected one, which is all that torch executes, found {len(layout.paths)}")
 
 

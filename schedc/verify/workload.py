@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
+from schedc.ir.workload import Semantics
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from enum import StrEnum
 
     from schedc.ir.workload import Workload
 
@@ -30,9 +33,6 @@ __all__ = [
     "check_static",
     "verify_workload",
 ]
-
-SEMANTICS = ("schedc", "torch")
-OBJECTIVES = ("makespan", "stage-span")
 
 
 def verify_workload(workload: Workload) -> tuple[Violation, ...]:
@@ -170,9 +170,11 @@ def check_collectives(workload: Workload) -> Iterator[Violation]:
 
 def check_names(workload: Workload) -> Iterator[Violation]:
     """Semantics and objective are ones that exist."""
-    for name, known in (("semantics", SEMANTICS), ("objective", OBJECTIVES)):
-        if getattr(workload, name) not in known:
-            yield Violation("names", name, f"expected {' or '.join(known)}, found {getattr(workload, name)!r}")
+    names: tuple[tuple[str, str, type[StrEnum]], ...]
+    names = (("semantics", workload.semantics, Semantics), ("objective", workload.objective, Objective))
+    for name, value, known in names:
+        if not isinstance(value, known):
+            yield Violation("names", name, f"expected {' or '.join(known)}, found {value!r}")
 
 
 _CHECKS = (

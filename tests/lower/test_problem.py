@@ -20,7 +20,7 @@ from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel, Link
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.workload import Device, Layer, Network, Semantics, Workload
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
@@ -47,7 +47,7 @@ def durations_ns(workload: Workload, layout: Layout, stage: int, microbatch: int
     found = {
         kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own_layers(workload, layout, stage)) for kind in Kind
     }
-    if workload.semantics == "torch" and stage == layout.paths[0][0]:
+    if workload.semantics is Semantics.TORCH and stage == layout.paths[0][0]:
         found |= {Kind.B: 0, Kind.W: found[Kind.BW]}
     return found
 
@@ -64,7 +64,7 @@ def sizes(workload: Workload, layout: Layout, problem: Problem) -> None:
     for index, stage in enumerate(problem.stages):
         own = own_layers(workload, layout, index)
         assert stage.activation_bytes == sum(layer.activation_bytes for layer in own)
-        after = "activation_bytes" if workload.semantics == "torch" else "activation_after_input_bytes"
+        after = "activation_bytes" if workload.semantics is Semantics.TORCH else "activation_after_input_bytes"
         assert stage.activation_after_input_bytes == sum(getattr(layer, after) for layer in own)
         assert stage.message_bytes == own[-1].message_bytes
         assert stage.gradient_message_bytes == own[-1].gradient_message_bytes
@@ -134,7 +134,7 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
     assert (problem.paths, problem.placement) == (layout.paths, layout.placement)
     assert list(problem.path_of) == [microbatch % len(layout.paths) for microbatch in range(workload.microbatches)]
     assert (problem.split_backward, problem.objective) == (workload.split_backward, workload.objective)
-    assert problem.cut_blocks == (workload.semantics != "torch")
+    assert problem.cut_blocks == (workload.semantics is not Semantics.TORCH)
     if parallel is None:
         assert problem.data_parallel is None
         return

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
-from schedc.ir.problem import DataParallel, Link
-from schedc.ir.workload import Device, Layer, Network, SiteLink, Workload
+from schedc.ir.problem import DataParallel, Link, Objective
+from schedc.ir.workload import Device, Layer, Network, Semantics, SiteLink, Workload
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
         if zero is None
         else DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=for_stages(9), all_gather_ns=for_stages(9) if zero else ()),
         split_backward=random.random() < 0.5,
-        semantics=random.choice(["schedc", "torch"]) if len(placed.paths) == 1 else "schedc",
-        objective=random.choice(["makespan", "stage-span"]),
+        semantics=random.choice(list(Semantics)) if len(placed.paths) == 1 else Semantics.SCHEDC,
+        objective=random.choice(list(Objective)),
     )
     cuts = [0, *sorted(random.sample(range(1, count), placed.pieces - 1)), count]
     first = {stage: count * (copies - 1) * index for index, path in enumerate(placed.paths) for stage in path}

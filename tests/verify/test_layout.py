@@ -14,7 +14,7 @@ import schedc.verify.layout as rules
 from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
 from schedc.ir.problem import DataParallel
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.workload import Device, Layer, Network, Semantics, Workload
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
@@ -63,7 +63,13 @@ BROKEN = [
     ("whole-model", "paths", WORKLOAD, _layout(layers_of_stage=((0, 1), (1, 2))), "layer 2 is on no path"),
     ("whole-model", "paths[1]", SHARED, replace(TWO_WAYS, layers_of_stage=((0, 1), (1, 3), (1, 2), (2, 3))), "has layers 1 to 3"),
     ("connected", "paths[0]", _workload(network=Network(site_of_rank=(0, 1))), LAYOUT, "nothing connects rank 0 to rank 1"),
-    ("one-path", "paths", replace(SHARED, semantics="torch"), TWO_WAYS, "expected one, which is all that torch executes, found 2"),
+    (
+        "one-path",
+        "paths",
+        replace(SHARED, semantics=Semantics.TORCH),
+        TWO_WAYS,
+        "expected one, which is all that torch executes, found 2",
+    ),
     ("capacity", "devices[0]", _workload(devices=(Device(capacity_bytes=14), Device())), LAYOUT, "hold 15 bytes all the time"),
 ]
 
