@@ -10,7 +10,6 @@ from schedc.ir.plan import Plan
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.text.plan.plan_file import read_plan
-from schedc.verify.plan.checks import verify_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["accept", "recomputed_stages"]
+__all__ = ["check_fit", "read", "recomputed_stages"]
 
 
 def recomputed_stages(recompute: bool | Collection[int], plan: Plan) -> frozenset[int]:
@@ -39,25 +38,52 @@ def recomputed_stages(recompute: bool | Collection[int], plan: Plan) -> frozense
     return frozenset(recompute)
 
 
-def accept(
-    plan: Path | str | Plan,
+def read(plan: Path | str | Plan, *, verify: bool) -> Plan:
+    """The plan.
+
+    Args:
+        plan: the plan file, or the plan.
+        verify: whether to check that it is sound; `schedc.verify` is imported for it.
+
+    Raises:
+        InvalidInput: the file is no plan of a known version.
+        CheckFailed: the plan breaks a rule.
+    """
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    if verify:
+        from schedc.verify.plan.checks import verify_plan
+
+        violations = verify_plan(plan)
+        if violations:
+            more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+            raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    return plan
+
+
+def check_fit(
+    plan: Plan,
+    *,
     stages: Mapping[int, nn.Module],
     loss_fn: Callable[[Any, Any], torch.Tensor] | None,
     groups: Groups,
     replicas: int | None,
     own_hooks: bool,
     recompute: bool | Collection[int],
-) -> Plan:
-    """The plan, unless it is unsound, or not for this rank of this job.
+) -> None:
+    """Refuse a sound plan that is not for this rank of this job.
+
+    Args:
+        plan: the plan.
+        stages: this rank's.
+        loss_fn: what the job gives as such.
+        groups: of the job's ranks.
+        replicas: how many the data_parallel_group has; None: none was given.
+        own_hooks: whether the job sums gradients over replicas itself.
+        recompute: the stages that keep only their inputs.
 
     Raises:
         SchedcError: says why.
     """
-    plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    violations = verify_plan(plan)
-    if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
     problem, rank = plan.problem, groups.rank
     if problem.ranks != groups.size:
         raise InvalidInput(
@@ -77,20 +103,10 @@ def accept(
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
     check_stages(stages, split=split, summed=replicas is not None or bool(replicas_of(problem)))
-    return plan
 
 
 def _check_replicas(plan: Plan, replicas: int | None, own_hooks: bool) -> None:
-    """Refuse a plan for another number of pipelines than the job has.
-
-    Args:
-        plan: the plan.
-        replicas: how many the data_parallel_group has; None: none was given.
-        own_hooks: whether the job sums gradients over replicas itself.
-
-    Raises:
-        SchedcError: says why.
-    """
+    """Refuse a plan for another number of pipelines than the job has; as `check_fit`."""
     parallel = plan.problem.data_parallel
     if replicas_of(plan.problem) and (own_hooks or replicas is not None):
         given = "replicas were" if own_hooks else "a data_parallel_group was"

@@ -48,7 +48,7 @@ class Handshake:
         """
         key = self._key(self._rank)
         try:
-            self._store.set(key, json.dumps([offer.refusal, offer.plan_sha256]))
+            self._store.set(key, json.dumps([offer.refusal, offer.digest]))
             self._store.wait([key])  # `set` returns before the store has it
         except RuntimeError as error:
             raise self._lost("offers a plan to the others") from error
@@ -77,7 +77,7 @@ class Handshake:
         except RuntimeError as error:
             raise self._lost("reads the offers of the others") from error
         self._number += 1
-        return [Offer(refusal=refusal, plan_sha256=digest) for refusal, digest in offers]
+        return [Offer(refusal=refusal, digest=digest) for refusal, digest in offers]
 
     def _key(self, rank: int, before: int = 0) -> str:
         return f"swap/{self._number - before}/{rank}"

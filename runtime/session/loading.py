@@ -12,18 +12,16 @@ import torch
 from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
-from schedc.ir.plan import Plan
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.execution.wiring import bare
-from schedc.runtime.session.acceptance import accept, recomputed_stages
-from schedc.runtime.session.offers import Offer, disagreement
+from schedc.runtime.session.acceptance import check_fit, read, recomputed_stages
+from schedc.runtime.session.offers import Offer, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.settings import missing_settings
-from schedc.text.plan.plan_file import plan_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.execution.wiring import Wrap
@@ -125,8 +124,8 @@ def load(
             from schedc.runtime.session.lockstep import Lockstep
 
             lockstep = Lockstep(timeout_s, swap_group)
-        accepts = partial(
-            accept,
+        fits = partial(
+            check_fit,
             stages=stages,
             loss_fn=loss_fn,
             groups=groups,
@@ -134,7 +133,7 @@ def load(
             own_hooks=replicas is not None,
             recompute=recompute,
         )
-        checked, connect = _agree(plan, stages, accepts, groups, pipelines, lockstep, channels, queues, wrap is not None)
+        checked, connect = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None)
         if grad_dtype is not None:
             from schedc.runtime.replicas.gradients import set_gradient_type
 
@@ -146,7 +145,7 @@ def load(
             loss_fn=loss_fn,
             timeout_s=timeout_s,
             observe=observe,
-            accept=accepts,
+            fits=fits,
             check_loss=check_loss,
             recompute=recomputed_stages(recompute, checked),
             hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
@@ -174,7 +173,7 @@ def load(
 def _agree(
     plan: Path | str | Plan,
     stages: Mapping[int, nn.Module],
-    accepts: Callable[[Path | str | Plan], Plan],
+    fits: Callable[[Plan], None],
     groups: Groups,
     pipelines: Pipelines | None,
     lockstep: Lockstep | None,
@@ -183,39 +182,45 @@ def _agree(
     wrapped: bool,
 ) -> tuple[Plan, Connect]:
     """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
+    checked: Plan | None = None
     refusal: SchedcError | None = None
-    device = torch.device("cpu")
-    try:
-        plan = accepts(plan)
-        device = stage_device(stages)
-        wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
-        replicated = {stage for members in replicas_of(plan.problem) for stage in members}
-        compared = stages.keys() if pipelines is not None else stages.keys() & replicated
-        weights: dict[int, str] = {}
-        if compared:
-            from schedc.runtime.replicas.shared_weights import weights_digest
-
-            weights = {stage: weights_digest(stages[stage]) for stage in compared}
-        offer = Offer(refusal=None, plan_sha256=plan_sha256(plan))
-        report = _Report(rank=groups.rank, offer=offer, weights=weights, wish=wish, wrapped=wrapped)
+    try:  # rank 0 verifies the plan for all: those that have the same need not do it again
+        checked = read(plan, verify=groups.rank == 0)
+        offer = Offer(refusal=None, digest=plan_digest(checked))
     except SchedcError as error:
-        refusal = error
-        report = _Report(rank=groups.rank, offer=Offer(refusal=str(error), plan_sha256=""), weights={})
+        refusal, offer = error, Offer(refusal=str(error), digest="")
+    reason = disagreement(groups.exchange(offer), groups.size)
+    if reason is not None and refusal is None:
+        refusal = CheckFailed(reason)
+    report = _Report(rank=groups.rank, offer=offer, weights={})
+    device = torch.device("cpu")
+    if checked is not None and refusal is None:
+        try:
+            fits(checked)
+            device = stage_device(stages)
+            wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
+            replicated = {stage for members in replicas_of(checked.problem) for stage in members}
+            weights = _digests(stages, stages.keys() if pipelines is not None else stages.keys() & replicated)
+            report = replace(report, weights=weights, wish=wish, wrapped=wrapped)
+        except SchedcError as error:
+            refusal = error
+    if refusal is not None:
+        report = replace(report, offer=Offer(refusal=str(refusal), digest=""))
     for others in (pipelines, lockstep):
         if others is not None:
             reason = _apart(others.exchange(report), replicas=others is pipelines)
             if reason is not None and refusal is None:
                 refusal = CheckFailed(reason)
-                report = replace(report, offer=Offer(refusal=reason, plan_sha256=""))
+                report = replace(report, offer=Offer(refusal=reason, digest=""))
     reports = groups.exchange(report)
     if refusal is not None:
         raise refusal
     reason = disagreement([other.offer for other in reports], groups.size)
     if reason is not None:
         raise CheckFailed(reason)
-    assert isinstance(plan, Plan)
+    assert checked is not None
     everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
-    for first, *same in replicas_of(plan.problem):
+    for first, *same in replicas_of(checked.problem):
         for stage in same:
             if everywhere[first] != everywhere[stage]:
                 raise CheckFailed(
@@ -226,13 +231,22 @@ def _agree(
     unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
     if unlike is not None:
         raise InvalidInput(f"ranks 0 and {unlike} load with and without wrap; give all ranks the same")
-    pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
+    pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
     job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())
     missing = missing_settings(os.environ, wires_over_nccl(wishes, groups.rank, pairs), job_has_nccl=job_has_nccl)
     if missing is not None:
         warnings.warn(missing, RuntimeWarning, stacklevel=3)
-    return plan, connection(wishes, groups.rank, device)
+    return checked, connection(wishes, groups.rank, device)
+
+
+def _digests(stages: Mapping[int, nn.Module], compared: Collection[int]) -> dict[int, str]:
+    """A digest of the weights of these stages."""
+    if not compared:
+        return {}
+    from schedc.runtime.replicas.shared_weights import weights_digest
+
+    return {stage: weights_digest(stages[stage]) for stage in compared}
 
 
 def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
@@ -261,7 +275,7 @@ def _apart(reports: Sequence[_Report], *, replicas: bool) -> str | None:
                 f"the {group} has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
                 " give it the processes of the same rank"
             )
-        if other.offer.plan_sha256 != first.offer.plan_sha256:
+        if other.offer.digest != first.offer.digest:
             return f"pipelines 0 and {pipeline} have different plans; give all the same file"
         for stage, digest in first.weights.items() if replicas else ():
             if other.weights[stage] != digest:

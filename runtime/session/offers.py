@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Offer", "Swap", "disagreement"]
+    from schedc.ir.plan import Plan
+
+__all__ = ["Offer", "Swap", "disagreement", "plan_digest"]
+
+
+def plan_digest(plan: Plan) -> str:
+    """A digest of all that a plan says, by which ranks know whether they have the same."""
+    return hashlib.sha256(repr(plan).encode()).hexdigest()
 
 
 class Swap:
@@ -33,7 +41,8 @@ class Offer:
 
     refusal: str | None
     """Why it does not take it; None: it does."""
-    plan_sha256: str
+    digest: str
+    """`plan_digest` of it; empty where it refuses."""
 
 
 def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
@@ -51,10 +60,10 @@ def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
         if offer.refusal is not None:
             return f"{named(rank)} has refused the plan: {offer.refusal}"
     for rank, offer in enumerate(offers):
-        if offer.plan_sha256 != offers[0].plan_sha256:
+        if offer.digest != offers[0].digest:
             both = f"ranks 0 and {rank}" if len(offers) == ranks else f"{named(0)} and {named(rank)}"
             return (
-                f"{both} have different plans (sha256 {offers[0].plan_sha256[:12]}… and {offer.plan_sha256[:12]}…);"
+                f"{both} have different plans (digests {offers[0].digest[:12]}… and {offer.digest[:12]}…);"
                 " give all ranks the same file"
             )
     return None

@@ -12,6 +12,7 @@ from schedc.errors import InvalidInput
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring, bare
+from schedc.runtime.session.acceptance import read
 from schedc.runtime.stage.losses import Losses, check_finite
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.choice import stage_device
@@ -52,7 +53,7 @@ class Pipe:
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         timeout_s: float,
         observe: Observer | None,
-        accept: Callable[[Path | str | Plan], Plan],
+        fits: Callable[[Plan], None],
         check_loss: bool,
         hooks: ReplicaHooks,
         recompute: Collection[int] = (),
@@ -62,7 +63,7 @@ class Pipe:
     ) -> None:
         """Open the channels. All ranks do this together, with a plan and stages that `load` has checked.
 
-        `accept` checks another plan for this rank as `load` has checked the first. `hooks` are closed with the pipe.
+        `fits` checks another plan for this rank as `load` has checked the first. `hooks` are closed with the pipe.
         """
         self._groups = groups
         self._stages = stages
@@ -76,7 +77,7 @@ class Pipe:
 
             clock = DeviceClock(observe, CudaEvents(device))
             self._observer, self._now = clock, clock.now
-        self._accept = accept
+        self._fits = fits
         self._recompute = recompute
         self._hooks = hooks
         self._check_loss = check_loss
@@ -256,7 +257,8 @@ class Pipe:
         Raises:
             SchedcError: says why not.
         """
-        accepted = self._accept(plan)
+        accepted = read(plan, verify=True)
+        self._fits(accepted)
         self._hooks.check_swap(self._plan, accepted)
         return accepted
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.session.handshake import Handshake
-from schedc.runtime.session.offers import Offer, Swap, disagreement
-from schedc.text.plan.plan_file import plan_sha256
+from schedc.runtime.session.offers import Offer, Swap, disagreement, plan_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +62,10 @@ class Mover:
         try:
             found = accepted()
             check_same_stages(running, found)
-            offer = Offer(refusal=None, plan_sha256=plan_sha256(found))
+            offer = Offer(refusal=None, digest=plan_digest(found))
             plan = found
         except SchedcError as error:
-            offer = Offer(refusal=str(error), plan_sha256="")
+            offer = Offer(refusal=str(error), digest="")
         self._pending = _Pending(Swap(), plan)
         self._handshake.offer(offer)
         return self._pending.swap

@@ -183,7 +183,7 @@ def test_a_peer_with_another_plan(four: Ranks) -> None:
     plans = [planned("1f1b")] * 4
     plans[2] = planned("1f1b", microbatches=4)
     for said in four.run(fault_runs.misfit, plans, None, 0, 600.0):
-        assert said.error.startswith("CheckFailed: ranks 0 and 2 have different plans (sha256 ")
+        assert said.error.startswith("CheckFailed: ranks 0 and 2 have different plans (digests ")
 
 
 @pytest.mark.slow

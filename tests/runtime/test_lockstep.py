@@ -44,7 +44,7 @@ def test_one_process_refuses_and_all_stay(four: Ranks) -> None:
         assert not isinstance(result, str), result
         (((state, step, reason),), (heard,)) = result
         assert (state, step) == ("refused", results[0][0][0][1])
-        assert reason.startswith("rank 0 of pipeline 0 and rank 1 of pipeline 1 have different plans (sha256 ")
+        assert reason.startswith("rank 0 of pipeline 0 and rank 1 of pipeline 1 have different plans (digests ")
         assert heard == f"step {step} goes on with plan 'test': {reason}"
 
 

@@ -53,23 +53,23 @@ def test_a_sound_plan_is_accepted(two: Ranks, tmp_path: Path) -> None:
 def test_swapped_transfers(two: Ranks, tmp_path: Path, rank: int, name: str) -> None:
     """PyTorch's own pipeline trains on wrong data without a word when two receives are swapped."""
     write_plan(swapped(sound(), rank, name), path := tmp_path / "plan.json")
-    for said in two.run(pipeline_runs.refuse, [path, path], STAGES):
-        assert said.startswith("CheckFailed: plan 'test' breaks a rule: ranks[")
-        assert "\n" not in said
+    first, second = two.run(pipeline_runs.refuse, [path, path], STAGES)
+    assert first.startswith("CheckFailed: plan 'test' breaks a rule: ranks[")
+    assert second == f"CheckFailed: rank 0 has refused the plan: {first.partition(': ')[2]}"
+    assert "\n" not in first
 
 
 def test_swapped_transfers_on_one_rank_alone(two: Ranks) -> None:
-    """The rank with the sound plan refuses as well, and names the other."""
-    said = two.run(pipeline_runs.refuse, [sound(), swapped(sound(), 1, "recv_prev")], STAGES)
-    assert said[0].startswith("CheckFailed: rank 1 has refused the plan: plan 'test' breaks a rule: ranks[")
-    assert said[1].startswith("CheckFailed: plan 'test' breaks a rule: ranks[")
+    """Rank 0 verifies its own plan alone: that the other's is not the same is why both refuse."""
+    for said in two.run(pipeline_runs.refuse, [sound(), swapped(sound(), 1, "recv_prev")], STAGES):
+        assert said.startswith("CheckFailed: ranks 0 and 1 have different plans (digests ")
 
 
 def test_different_plans(two: Ranks) -> None:
     problem = make_problem(2, 4)
     other = plan_of(problem, constructive("gpipe")(problem))
     for said in two.run(pipeline_runs.refuse, [sound(), other], STAGES):
-        assert said.startswith("CheckFailed: ranks 0 and 1 have different plans (sha256 ")
+        assert said.startswith("CheckFailed: ranks 0 and 1 have different plans (digests ")
 
 
 def test_number_of_ranks(two: Ranks) -> None:

@@ -151,7 +151,7 @@ def test_wires_that_the_old_plan_has_not(four: Ranks) -> None:
     ("offered", "reason"),
     [
         ([made("gpipe", placement=[0, 1, 3, 2])] * 4, "rank 0 has refused the plan: "),
-        ([made("1f1b"), made("1f1b"), made("zb-h1"), made("1f1b")], "ranks 0 and 2 have different plans (sha256 "),
+        ([made("1f1b"), made("1f1b"), made("zb-h1"), made("1f1b")], "ranks 0 and 2 have different plans (digests "),
     ],
 )
 def test_nobody_moves(four: Ranks, offered: list[Plan], reason: str) -> None:
