@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.files.location import one_line
-from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +46,8 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
     if not content and stat.S_ISFIFO(mode):
         raise _refusal(path, "a pipe that nobody has written to")
     if len(content) > most_bytes:
+        from schedc.units import format_bytes
+
         raise _refusal(path, f"more than {format_bytes(most_bytes)}", f"at most {format_bytes(most_bytes)}")
     return content
 

@@ -1,7 +1,8 @@
 """The plan file: JSON that is written by the compiler, reviewed by people and executed by training jobs (formats, "The plan").
 
 `plan_json` and `write_plan` take a Plan, `parse_plan` and `read_plan` give the equal one back. The same plan gives the same bytes.
-Reading checks the file's shape alone; whether the plan holds what it promises is for `schedc.verify.plan.checks`.
+A training job reads plans and writes none: what writes them is imported where it is used. Reading checks the file's shape alone;
+whether the plan holds what it promises is for `schedc.verify.plan.checks`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from schedc.errors import InvalidInput
-from schedc.files.atomic_write import write_atomically
 from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.files.location import Location, show
-from schedc.files.pretty_json import pretty_json
 from schedc.text.plan.plan_convert import file_of_plan, plan_of_file
 from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
 
@@ -37,11 +36,13 @@ class _Header(msgspec.Struct):
 
 def plan_json(plan: Plan) -> bytes:
     """The plan file's bytes, laid out for review; they end with a newline."""
+    from schedc.files.pretty_json import pretty_json
+
     return pretty_json(msgspec.to_builtins(file_of_plan(plan))).encode()
 
 
 def plan_sha256(plan: Plan) -> str:
-    """The digest of the plan file's bytes, by which ranks and traces know the plan."""
+    """The digest of the plan file's bytes, by which traces know the plan."""
     return hashlib.sha256(plan_json(plan)).hexdigest()
 
 
@@ -51,6 +52,8 @@ def write_plan(plan: Plan, path: Path | str) -> None:
     Raises:
         InvalidInput: the directory does not exist, or the file cannot be written.
     """
+    from schedc.files.atomic_write import write_atomically
+
     write_atomically(path, plan_json(plan))
 
 
