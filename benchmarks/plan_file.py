@@ -18,7 +18,7 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, MadeBy, Plan
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.schedule import Schedule
-from schedc.lower.lower import lower
+from schedc.lower.plan import lower
 from schedc.text.plan.plan_file import read_plan, write_plan
 from schedc.verify.plan.checks import verify_plan
 

@@ -20,7 +20,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.index import tables_of
 from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan
-from schedc.lower.lower import lower
+from schedc.lower.plan import lower
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.incumbent import Improvement, Incumbent
 from schedc.solvers.driver.portfolio import Candidate, Ended, solve, try_methods

@@ -28,9 +28,9 @@ MAY_SEE = {
     "compiled": {"files"},
     "analysis": IR | {"compiled"},
     "verify": IR,
-    "frontend": IR | QUESTIONS | {"files", "lower"},
+    "frontend": IR | QUESTIONS | {"files", "lower", "text"},
     "lower": IR | QUESTIONS,
-    "text": IR | QUESTIONS | {"files", "frontend"},  # the job's schema is made of the front end's types
+    "text": IR | QUESTIONS | {"files"},
     "interop": IR | QUESTIONS | {"files", "text"},
     "models": IR | QUESTIONS | FRONT,
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, Times
-from schedc.text.layers_file import LayerEntry
+from schedc.text.profile_file import LayerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

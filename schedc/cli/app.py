@@ -259,7 +259,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
     from schedc.cli.rendering import results
 
     if file is SchemaName.job:
-        from schedc.text.schema import job_schema
+        from schedc.frontend.schema import job_schema
 
         results.print_json(job_schema())
     else:

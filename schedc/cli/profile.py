@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.comparison.times import Times
-    from schedc.text.layers_file import LayerEntry
+    from schedc.text.profile_file import LayerEntry
 
 __all__ = ["profile_command"]
 
@@ -96,7 +96,7 @@ def _measure(
     from schedc.files.outputs import check_outputs, write_output
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.named import described, device_named, dtype_named
-    from schedc.text.layers_file import layers_json
+    from schedc.text.profile_file import profile_json
 
     where = device_named(device)
     loaded = load_model(spec)
@@ -107,7 +107,7 @@ def _measure(
         measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, told=told, **types)
     written = merged(measured) if merge else measured
     layers = [profile_layer(layer) for layer in written]
-    write_output(output, layers_json(layers, model=loaded.name).encode())
+    write_output(output, profile_json(layers, model=loaded.name).encode())
     said = warnings(measured, written)
     if as_json:
         entries = [
@@ -127,12 +127,12 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
     from schedc.files.outputs import write_output
     from schedc.interop.torch_profiler.profile import stage_times, stages_profile
     from schedc.interop.torch_profiler.trace import read_torch_trace
-    from schedc.text.layers_file import layers_json
+    from schedc.text.profile_file import profile_json
 
     traces = [read_torch_trace(path) for path in paths]
     times = stage_times(traces)
     layers, notes = stages_profile(traces, times)
-    write_output(output, layers_json(layers, model=f"from traces: {', '.join(path.name for path in paths)}").encode())
+    write_output(output, profile_json(layers, model=f"from traces: {', '.join(path.name for path in paths)}").encode())
     names = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
     phases = [{names[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
     if as_json:
@@ -146,18 +146,10 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
 
 def _entry(layer: LayerEntry, phases: dict[str, Times]) -> dict[str, object]:
     """A layer for machines; what is not known is left out."""
-    entry = {
-        "name": layer.name,
-        "repeat": layer.repeat,
-        "forward_ns": layer.forward_ns,
-        "backward_input_ns": layer.backward_input_ns,
-        "backward_weight_ns": layer.backward_weight_ns,
-        "backward_ns": layer.backward_ns,
-        "activation_bytes": layer.activation_bytes,
-        "activation_after_input_bytes": layer.activation_after_input_bytes,
-        "message_bytes": layer.message_bytes,
-        "gradient_message_bytes": layer.gradient_message_bytes,
+    from msgspec import structs
+
+    return {
+        **{name: value for name, value in structs.asdict(layer).items() if value is not None},
         "spread": {phase: times.spread for phase, times in phases.items()},
         "samples": {phase: len(times.samples_ns) for phase, times in phases.items()},
     }
-    return {key: value for key, value in entry.items() if value is not None}

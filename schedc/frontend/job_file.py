@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.frontend.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
+from schedc.files.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
 

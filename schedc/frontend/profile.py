@@ -14,16 +14,16 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
-from schedc.frontend.profile_file import ProfileFile
 from schedc.ir.workload import Layer
+from schedc.text.profile_file import ProfileFile
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.frontend.profile_file import LayerEntry
     from schedc.ir.layout import Placement
+    from schedc.text.profile_file import LayerEntry
 
 __all__ = ["Partition", "per_stage", "read_layers"]
 

@@ -1,1 +1,1 @@
-"""Schedule → Plan: communication queues, receives posted early, collectives."""
+"""Down to what executes: Workload + Layout → Problem, placements by name; Schedule → Plan."""

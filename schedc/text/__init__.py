@@ -1,1 +1,1 @@
-"""Reading and writing: the plan file and the JSON Schemas of both files."""
+"""Our own files: plan, profile, topology and trace, read and written; the schema of the plan."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jobs import M70
 
-from schedc.text.schema import job_schema
+from schedc.frontend.schema import job_schema
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TYPES = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}

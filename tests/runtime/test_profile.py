@@ -17,7 +17,7 @@ from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
 from schedc.runtime.profiling.held import meter_for
-from schedc.text.layers_file import LayerEntry, layers_json
+from schedc.text.profile_file import LayerEntry, profile_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -399,7 +399,7 @@ def test_the_profile_says_durations_to_four_digits_and_keeps_the_order_of_sizes(
         activation_after_input_bytes=(3 << 20) + 1,
         message_bytes=64 << 20,
     )
-    (entry,) = json.loads(layers_json([layer], model="m"))["layers"]
+    (entry,) = json.loads(profile_json([layer], model="m"))["layers"]
     assert entry == {
         "name": "a",
         "forward": "4.123 ms",

@@ -33,7 +33,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName, Certificate, MadeBy
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
-from schedc.lower.lower import lower
+from schedc.lower.plan import lower
 from schedc.models.grid import grid_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive

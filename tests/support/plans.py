@@ -15,7 +15,7 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, Certificate, MadeBy
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Schedule
-from schedc.lower.lower import lower
+from schedc.lower.plan import lower
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan

@@ -243,7 +243,7 @@ def test_a_valid_plan_has_no_violation() -> None:
 
 
 @given(plans())
-def test_lowered_plans_are_valid(plan: Plan) -> None:
+def test_planed_plans_are_valid(plan: Plan) -> None:
     assert verify_plan(plan) == ()
 
 

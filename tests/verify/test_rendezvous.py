@@ -82,7 +82,7 @@ def channel_pair(rank: int, peer: int, receives: bool) -> tuple[int, int]:
     return (peer, rank) if receives else (rank, peer)
 
 
-def test_lowered_plans_run() -> None:
+def test_planed_plans_run() -> None:
     plan = small_plan()
     assert circle(plan) == ""
     assert runs_to_its_end(plan, needs_of(plan))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.times import Times
-    from schedc.text.layers_file import LayerEntry
+    from schedc.text.profile_file import LayerEntry
 
 __all__ = ["Row", "print_profile", "telling"]
 

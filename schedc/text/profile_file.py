@@ -11,13 +11,20 @@ The layers stand in the order of the forward; the keys and units are those of th
 what its layers cost together, and sends what its last layer does.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import fields
 
-from schedc.frontend.quantities import Count, Duration, Section, Size
+from schedc.files.pretty_json import JsonValue, pretty_json
+from schedc.files.quantities import Count, Duration, Section, Size
+from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
-__all__ = ["LayerEntry", "ProfileFile"]
+__all__ = ["LayerEntry", "ProfileFile", "profile_json"]
+
+DIGITS = 4
+"""What is kept of a measured duration. Few are good to more, and fewer digits read better in a review."""
 
 
 class LayerEntry(Section, frozen=True, kw_only=True):
@@ -42,3 +49,38 @@ class ProfileFile(Section, frozen=True, kw_only=True):
     version: Literal[1]
     model: Annotated[str, Meta(description="For people.")] = ""
     layers: Annotated[tuple[LayerEntry, ...], Meta(min_length=1, description="In the order of the forward.")]
+
+
+def profile_json(layers: Sequence[LayerEntry], *, model: str = "", exact: bool = False) -> str:
+    """The text of the file.
+
+    Args:
+        layers: in the order of the forward, at least one. What is not known of them is left out.
+        model: a name for people.
+        exact: every nanosecond and every byte; else as many digits as people read.
+    """
+    file: dict[str, JsonValue] = {"format": "schedc.profile", "version": 1}
+    if model:
+        file["model"] = model
+    return pretty_json({**file, "layers": [_entry(layer, exact) for layer in layers]})
+
+
+def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
+    entry: dict[str, JsonValue] = {}
+    for field in fields(LayerEntry):
+        value = getattr(layer, field.name)
+        if value == field.default:
+            continue
+        if field.name.endswith("_ns"):
+            value = format_duration_ns(value, 9) if exact else _duration(value)
+        elif field.name.endswith("_bytes"):
+            text = format_bytes(value)
+            value = text if not exact or parse_bytes(text) == value else f"{value} B"
+        entry[field.encode_name] = value
+    return entry
+
+
+def _duration(duration_ns: int) -> str:
+    """`4.123 ms`, to `DIGITS` digits."""
+    factor = 10 ** max(0, len(str(duration_ns)) - DIGITS)
+    return format_duration_ns(round(duration_ns / factor) * factor)

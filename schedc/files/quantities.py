@@ -1,7 +1,7 @@
 """The types of the tables and values in job files: text in the file, integers in memory.
 
 Each quantity carries how its text is parsed and how a schema describes it; `schedc.files.conform` reads the former and
-`schedc.text.schema` the latter.
+`schedc.frontend.schema` the latter.
 """
 
 from typing import Annotated, TypeAlias
