@@ -18,6 +18,7 @@ from rich.table import Table
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.solvers.common.options import PipeMorphOptions
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.pipemorph import pipemorph
 
@@ -53,7 +54,7 @@ def without_limit(delay_ms: int) -> Problem:
 def section_3_1() -> Table:
     """PipeMorph's example: the order for no delay, its adapted order, and greedy with as much memory."""
     table = Table("first link", "paper", "warm-up 7 5 3 1", "adapted", "greedy", title="PipeMorph 3.1: makespan, ms")
-    fixed = pipemorph(without_limit(0), warm_up=(7, 5, 3, 1))
+    fixed = pipemorph(without_limit(0), PipeMorphOptions(warm_up=(7, 5, 3, 1)))
     for delay_ms, theirs in SECTION_3_1.items():
         problem = without_limit(delay_ms)
         ours = (simulate(problem, schedule).makespan_ns / MS for schedule in (fixed, pipemorph(problem), greedy(problem)))

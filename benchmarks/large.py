@@ -24,6 +24,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import LinkCost, both_ways, pipeline
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.search.periodic import periodic
@@ -41,7 +42,7 @@ MS = 1_000_000
 M70_NS = (38 * MS, 46_500_000, 20_500_000)
 CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "zb-h1": TEMPLATES["zb-h1"].construct,
-    "greedy, W whole": partial(greedy, n_sub=1),
+    "greedy, W whole": partial(greedy, options=GreedyOptions(n_sub=1)),
     "greedy": greedy,
     "greedy, spread": spread,
 }

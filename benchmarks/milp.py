@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import greedy
@@ -50,7 +51,7 @@ def run(seed: int) -> Run:
     from small_problems import small_problem
 
     problem = small_problem(seed, shared_trunks=seed % 2 == 1)
-    incumbent = greedy(problem, n_sub=1)
+    incumbent = greedy(problem, GreedyOptions(n_sub=1))
     seconds: list[float] = []
     solved: list[Solved] = []
     for solve in (solve_milp, solve_cpsat):

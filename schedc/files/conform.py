@@ -1,8 +1,8 @@
-"""A file's content made into the frozen struct that its types describe, or refused in one line: the one validator of all files.
+"""A plain table made into the frozen struct that its file's types describe, or refused in one line: the one validator of all files.
 
-Takes what TOML or JSON gave and a `msgspec.Struct` class; gives an instance of it, quantities parsed into integers. msgspec's own
-decoder names neither the value that it found nor the key that was probably meant, so the types are walked here instead; the
-JSON Schema is generated from the same types.
+Takes what TOML or JSON gave and a `msgspec.Struct` or a dataclass; gives an instance of it, quantities parsed into integers.
+msgspec's own decoder names neither the value that it found nor the key that was probably meant, so the types are walked here
+instead; the JSON Schema is generated from the same types.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from schedc.spelling import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from msgspec import Struct
-
     from schedc.files.location import Location
 
 __all__ = ["conform"]
 
-S = TypeVar("S", bound="Struct")
+S = TypeVar("S")
 
 
 def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:
@@ -35,13 +33,14 @@ def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:
     Raises:
         InvalidInput: an unknown or missing key, or a value of the wrong type, range or unit; the first that is found.
     """
-    kind = _type_info(struct)
+    described: type = struct
+    kind = _type_info(described)
     made: S = _struct(table, kind, location, kind)
     return made
 
 
 @cache
-def _type_info(struct: type[Struct]) -> inspect.Type:
+def _type_info(struct: type) -> inspect.Type:
     """What msgspec says of the struct; finding it out takes longer than all the rest of reading a job."""
     return inspect.type_info(struct)
 
@@ -51,7 +50,7 @@ def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:
         raise location.refuse(show(value), "a table")
     fields = {field.encode_name: field for field in kind.fields}
     for key in value:
-        if key not in fields and kind.cls.__struct_config__.forbid_unknown_fields:
+        if key not in fields and (isinstance(kind, inspect.DataclassType) or kind.cls.__struct_config__.forbid_unknown_fields):
             raise _unknown_key(key, list(fields), location, root)
     made = {}
     for name, field in fields.items():
@@ -185,7 +184,7 @@ def _unknown_key(key: str, known: list[str], location: Location, root: Any) -> E
     if not hint:
         elsewhere = [path for path in _paths(root) if path.split(".")[-1].removesuffix("[]") == key]
         hint = f"; did you mean {_either(elsewhere)}?" if elsewhere else ""
-    return (location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}")
+    return (location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}" if known else "none")
 
 
 def _paths(kind: Any, prefix: str = "") -> list[str]:

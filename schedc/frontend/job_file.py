@@ -154,7 +154,7 @@ class ObjectiveSection(Section, frozen=True, kw_only=True):
 class SolverSection(Section, frozen=True, kw_only=True):
     """How it is sought; the command line wins over it."""
 
-    method: Annotated[Text, Meta(description="`auto`, or a method's name, options in braces: `cpsat{workers=8}`.")] = "auto"
+    method: Annotated[Text, Meta(description="`auto`, or a method's name, options in braces: `greedy{n_sub=2}`.")] = "auto"
     time_limit_ns: Annotated[Duration | None, Meta(description="Default: the command's.")] = None
     gap: Annotated[float, Meta(ge=0, lt=1, description="Good enough: the relative gap at which the search stops.")] = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0

@@ -6,40 +6,54 @@ are used.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from importlib import import_module
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import InvalidInput
+from schedc.files.location import Location
+from schedc.solvers.common.options import (
+    GreedyOptions,
+    LocalOptions,
+    NoOptions,
+    PipeMorphOptions,
+    RuleTableOptions,
+    SpreadOptions,
+    parse_options,
+)
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.solvers.common.base import Construct, Search
 
-__all__ = ["METHODS", "RANGES", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
+__all__ = ["METHODS", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 
-METHODS: dict[str, str] = {
-    **dict.fromkeys(TEMPLATE_NAMES, "schedc.solvers.templates:TEMPLATES"),
-    "greedy": "schedc.solvers.heuristics.greedy:greedy",
-    "spread": "schedc.solvers.search.spread:spread",
-    "pipemorph": "schedc.solvers.heuristics.pipemorph:pipemorph",
-    "rule-table": "schedc.solvers.heuristics.rule_table:rule_table",
-}
-"""Each constructive method's module and function; for templates, the module's table."""
 
-SEARCHES: dict[str, str] = {
-    name: f"schedc.solvers.driver.searches:{name}" for name in ("local", "polish", "periodic", "cpsat", "refute", "milp")
-}
-"""Each search's module and function."""
+class Entry(NamedTuple):
+    """Where a method is, and what its options are."""
 
-RANGES = {"n_sub": (1, 256), "climb_ops": (0, 10**9), "rounds": (1, 10**6), "evaluations": (0, 10**9)}
-"""The least and the largest value of each option that is a whole number, of whatever method."""
+    target: str
+    """Module and function; for a template, the module's table."""
+    options: type = NoOptions
+
+
+METHODS = {
+    **dict.fromkeys(TEMPLATE_NAMES, Entry("schedc.solvers.templates:TEMPLATES")),
+    "greedy": Entry("schedc.solvers.heuristics.greedy:greedy", GreedyOptions),
+    "spread": Entry("schedc.solvers.search.spread:spread", SpreadOptions),
+    "pipemorph": Entry("schedc.solvers.heuristics.pipemorph:pipemorph", PipeMorphOptions),
+    "rule-table": Entry("schedc.solvers.heuristics.rule_table:rule_table", RuleTableOptions),
+}
+"""The constructive methods."""
+
+SEARCHES = {
+    "local": Entry("schedc.solvers.driver.searches:local", LocalOptions),
+    "polish": Entry("schedc.solvers.driver.searches:polish", LocalOptions),
+    **{name: Entry(f"schedc.solvers.driver.searches:{name}") for name in ("periodic", "cpsat", "refute", "milp")},
+}
+"""The searches."""
 
 
 def is_auto(text: str) -> bool:
@@ -61,7 +75,7 @@ def check_method(text: str) -> None:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
     if not is_auto(text):
-        (search_of if text.partition("{")[0] in SEARCHES else constructive)(text)
+        _parsed(text)
 
 
 def constructive(text: str) -> Construct:
@@ -70,13 +84,14 @@ def constructive(text: str) -> Construct:
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
-    name, brace, rest = text.partition("{")
+    name, options = _parsed(text)
     if name not in METHODS:
-        known = ("auto", *METHODS, *SEARCHES)
-        raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
-    found = _load(METHODS[name])
-    method: Construct = found[name].construct if name in TEMPLATE_NAMES else found
-    return partial(method, **_options(text, rest, method)) if brace else method
+        raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(METHODS)}")
+    method: Any = _load(METHODS[name])
+    if name in TEMPLATE_NAMES:
+        method = method[name].construct
+    made: Construct = method if isinstance(options, NoOptions) else partial(method, options=options)
+    return made
 
 
 def search_of(text: str) -> Search:
@@ -85,54 +100,25 @@ def search_of(text: str) -> Search:
     Raises:
         InvalidInput: the options cannot be read.
     """
+    name, options = _parsed(text)
+    search: Any = _load(SEARCHES[name])
+    made: Search = search if isinstance(options, NoOptions) else partial(search, options=options)
+    return made
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The method's name, and its options."""
     name, brace, rest = text.partition("{")
-    search: Search = _load(SEARCHES[name])
-    return partial(search, **_options(text, rest, search)) if brace else search
+    entry = METHODS.get(name) or SEARCHES.get(name)
+    if entry is None:
+        known = ("auto", *METHODS, *SEARCHES)
+        raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
+    location = Location(f"method {text!r}")
+    if brace and not rest.endswith("}"):
+        raise location.error("expected options in braces, as in greedy{n_sub=2}")
+    return name, parse_options(rest[:-1], entry.options, location)
 
 
-def _load(target: str) -> Any:
-    module, _, attribute = target.partition(":")
+def _load(entry: Entry) -> Any:
+    module, _, attribute = entry.target.partition(":")
     return getattr(import_module(module), attribute)
-
-
-def _options(text: str, braced: str, method: Callable[..., object]) -> dict[str, Any]:
-    """The options between the braces, each of the type of the method's default for it."""
-    if not braced.endswith("}"):
-        raise InvalidInput(f"method {text!r}: expected options in braces, as in greedy{{n_sub=2}}")
-    known = {
-        name: parameter.default
-        for name, parameter in signature(method).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    options: dict[str, Any] = {}
-    for option in filter(None, map(str.strip, re.split(r",(?=\s*\w+=)", braced[:-1]))):  # a value may be a list with commas
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise InvalidInput(f"method {text!r}: found the option {option!r}, expected name=value")
-        if name not in known:
-            expected = f"expected {', '.join(known)}" if known else "it has none"
-            raise InvalidInput(f"method {text!r}: the option {name!r} is unknown{nearest(name, known)}; {expected}")
-        if name in options:
-            raise InvalidInput(f"method {text!r}: the option {name!r} is given twice")
-        options[name] = _value(value, known[name])
-        if type(known[name]) is int:
-            least, most = RANGES[name]
-            if type(options[name]) is not int or not least <= options[name] <= most:
-                raise InvalidInput(
-                    f"method {text!r}: the option {name!r} is {value!r}, expected a whole number from {least} to {most}"
-                )
-        elif isinstance(options[name], str) and not isinstance(known[name], str):
-            raise InvalidInput(f"method {text!r}: the option {name!r} is {value!r}, expected a number")
-    return options
-
-
-def _value(text: str, default: object) -> object:
-    """The option's value: a number or a list of numbers where it reads as one, else a truth value or a word."""
-    if "," in text:
-        return tuple(_value(entry, default) for entry in text.split(","))
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text) if isinstance(default, (bool, str)) else text

@@ -10,6 +10,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
+from schedc.solvers.common.options import LocalOptions
 
 if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits, Solved
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["cpsat", "local", "milp", "periodic", "polish", "refute"]
 
 
-def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
-    """Local search over the rule of a list scheduler; `evaluations` per climb and round, 0: as many as suit the problem's size."""
+def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
+    """Local search over the rule of a list scheduler."""
     from schedc.solvers.search.local import local_search
 
     best = local_search(
         incumbent.problem,
-        evaluations=evaluations,
-        rounds=_rounds(rounds, limits),
+        evaluations=options.evaluations,
+        rounds=_rounds(options.rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
@@ -36,7 +37,7 @@ def local(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations
         _end(best.ended_by)
 
 
-def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluations: int = 0) -> None:
+def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
     """Local search over the orders of the best schedule of whole blocks: single ops are moved as long as nothing gets worse."""
     from schedc.solvers.search.polish import polish_schedule
 
@@ -46,8 +47,8 @@ def polish(incumbent: Incumbent, limits: Limits, *, rounds: int = 40, evaluation
     found = polish_schedule(
         incumbent.problem,
         start,
-        evaluations=evaluations,
-        rounds=_rounds(rounds, limits),
+        evaluations=options.evaluations,
+        rounds=_rounds(options.rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,

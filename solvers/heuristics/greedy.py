@@ -8,29 +8,22 @@ the one whose schedule ends first.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from schedc.errors import InvalidInput
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.kernel.list_scheduler import ListSchedule
 
 __all__ = ["GreedyRule", "choose_rule", "greedy"]
 
-Number = TypeVar("Number", int, float)
-
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
-
-MOST = {"n_sub": 256, "in_flight": 2**20, "weight_lag": 1_000, "look_ahead": 1_000}
-"""The largest values of the options that are numbers: larger ones change nothing, but cost time and overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,45 +68,22 @@ class GreedyRule:
         )
 
 
-def greedy(
-    problem: Problem,
-    *,
-    n_sub: int = 4,
-    in_flight: int | str = "auto",
-    alternate: bool | str = "auto",
-    weight_lag: float | str = "auto",
-    look_ahead: float | str = "auto",
-) -> Schedule:
+def greedy(problem: Problem, options: GreedyOptions = GreedyOptions()) -> Schedule:
     """The greedy sub-block schedule of the problem. It never exceeds a memory limit, and never strands itself.
 
     What is "auto" is chosen: a few values are tried, one option after the other, each time keeping the best; on large problems with
-    fewer microbatches and options. Every value may also be given as text.
+    fewer microbatches and options.
 
     Args:
         problem: any placement, links and memory limits.
-        n_sub: into how many equal parts a W may be cut; 1: blocks stay whole.
-        in_flight: cap on each stage's activations in flight: so many above what the stage's round trip needs; "memory": no cap.
-        alternate: whether a rank runs F before B after a B.
-        weight_lag: how many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0.
-        look_ahead: how long a rank may wait for an op of higher priority, in units of the longest F.
+        options: into how many parts a W may be cut, and what is not to be chosen.
 
     Raises:
-        InvalidInput: an option has a value that means nothing.
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    given: dict[str, Any] = {}
-    parts = _number("n_sub", n_sub, int, 1)
-    if in_flight != "auto":
-        given["in_flight"] = None if in_flight == "memory" else _number("in_flight", in_flight, int, 0, ', or "memory"')
-    if alternate != "auto":
-        if str(alternate).lower() not in ("true", "false"):
-            raise InvalidInput(f"greedy: alternate is {alternate!r}; expected true or false")
-        given["alternate"] = str(alternate).lower() == "true"
-    if weight_lag != "auto":
-        given["weight_lag"] = _number("weight_lag", weight_lag, float, 0)
-    if look_ahead != "auto":
-        given["look_ahead"] = _number("look_ahead", look_ahead, float, 0)
-    return choose_rule(problem, parts, **given)[1].schedule
+    chosen = {name: getattr(options, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
+    given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
+    return choose_rule(problem, options.n_sub, **given)[1].schedule
 
 
 def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule, ListSchedule]:
@@ -175,15 +145,3 @@ def _first_microbatches(problem: Problem) -> Problem:
         for stage in problem.stages
     )
     return replace(problem, microbatches=count, path_of=problem.path_of[:count], stages=stages)
-
-
-def _number(name: str, value: object, number: Callable[[str], Number], least: int, otherwise: str = "") -> Number:
-    """The value of an option as a number, which its text may say too."""
-    try:
-        found = number(str(value))
-    except ValueError:
-        found = None
-    if found is None or not least <= found <= MOST[name]:
-        kind = "whole number" if number is int else "number"
-        raise InvalidInput(f"greedy: {name} is {value!r}; expected a {kind} from {least} to {MOST[name]}{otherwise}")
-    return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
+from schedc.solvers.common.options import PipeMorphOptions, Policy
 from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
 
 if TYPE_CHECKING:
@@ -19,15 +20,13 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["POLICIES", "adapted_warm_up", "initial_warm_up", "pipemorph", "planned_warm_up"]
-
-POLICIES = ("adapted", "initial")
+__all__ = ["adapted_warm_up", "initial_warm_up", "pipemorph", "planned_warm_up"]
 
 BACKWARD_FORWARD_WEIGHT = (1, 2, 0)
 """The priorities of F, B and W after warm-up (algorithm 3, line 12)."""
 
 
-def pipemorph(problem: Problem, *, policy: str = "adapted", warm_up: Sequence[int] | None = None) -> Schedule:
+def pipemorph(problem: Problem, options: PipeMorphOptions = PipeMorphOptions()) -> Schedule:
     """PipeMorph's schedule of the problem.
 
     Every stage first runs its warm-up count of F and nothing else; then B before F before W. The paper's planner knows no memory
@@ -36,20 +35,18 @@ def pipemorph(problem: Problem, *, policy: str = "adapted", warm_up: Sequence[in
 
     Args:
         problem: one path, one stage on each rank, in any order of ranks.
-        policy: "adapted" to the links (algorithm 2), or "initial", for unknown links (algorithm 1): from the first rank's memory
-            limit or, without one, slackness 2 everywhere.
-        warm_up: the warm-up counts along the path instead of a policy's.
+        options: a policy, or the warm-up counts themselves.
 
     Raises:
-        InvalidInput: the policy is unknown, or the warm-up counts do not fit the problem.
+        InvalidInput: the warm-up counts do not fit the problem.
         Unsupported: the placement is another one, or a memory limit does not hold one microbatch.
     """
     if len(problem.paths) > 1 or any(len(problem.stages_on(rank)) != 1 for rank in range(problem.ranks)):
         raise Unsupported(f"pipemorph needs one path and one stage on each rank; the placement is {problem.placement}")
     path = problem.paths[0]
-    counts = planned_warm_up(problem, policy) if warm_up is None else warm_up
-    if not isinstance(counts, (list, tuple)) or len(counts) != len(path) or min(counts) < 0:
-        raise InvalidInput(f"pipemorph: warm_up is {counts!r}; expected a list of {len(path)} counts of at least 0")
+    counts = planned_warm_up(problem, options.policy) if options.warm_up is None else options.warm_up
+    if len(counts) != len(path):
+        raise InvalidInput(f"pipemorph: warm_up: found {list(counts)}, expected a list of {len(path)} counts")
     per_stage = [0] * len(path)
     for stage, count in zip(path, counts, strict=True):
         per_stage[stage] = count
@@ -103,20 +100,15 @@ def adapted_warm_up(
     return tuple(min(count, microbatches) for count in reversed(counts))
 
 
-def planned_warm_up(problem: Problem, policy: str) -> tuple[int, ...]:
+def planned_warm_up(problem: Problem, policy: Policy) -> tuple[int, ...]:
     """The warm-up counts of a policy along the problem's only path, before a memory limit lowers them.
 
     A link's latency and its occupancy by one message both count as delay. Fused backwards count as B; costs that differ by
     microbatch count with their largest.
-
-    Raises:
-        InvalidInput: the policy is unknown.
     """
-    if policy not in POLICIES:
-        raise InvalidInput(f"pipemorph: policy is {policy!r}; expected {' or '.join(POLICIES)}")
     path = problem.paths[0]
     stages = [problem.stages[index] for index in path]
-    if policy == "initial":
+    if policy is Policy.INITIAL:
         limit_bytes, first_bytes = problem.memory_limit_bytes[stages[0].rank], stages[0].activation_bytes
         if limit_bytes is None or not first_bytes:
             return initial_warm_up(len(path), problem.microbatches, 2 * len(path) - 1)

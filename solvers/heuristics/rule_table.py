@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from schedc.errors import Unsupported
+from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
 from schedc.solvers.search.local import facts_of, schedule_of_codes
@@ -40,18 +41,16 @@ TABLE_OPS = 40_000
 LEAST_RULES = 20
 UNINTERRUPTED_OPS = 1_000_000
 """After at most this many placed ops an interruption can end the table."""
-CLIMB_OPS = 30_000
-"""About so many ops are placed by the climbs together."""
 CLIMBS = 2
 """The climbs start from so many best rules of the table."""
 
 
-def rule_table(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
+def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions()) -> Schedule:
     """The best schedule of a table of rules and of climbs from its best.
 
     Args:
         problem: any placement, links and memory limits. Where durations differ by microbatch, the first's are taken to choose.
-        climb_ops: how many ops the climbs may place; 0: no climbs.
+        options: how much the climbs may do.
 
     Raises:
         Unsupported: every rule stranded itself on memory.
@@ -72,7 +71,7 @@ def rule_table(problem: Problem, *, climb_ops: int = CLIMB_OPS) -> Schedule:
     ranking = np.argsort(values, kind="stable")
     best = int(ranking[0])
     value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))
-    turns = climb_ops // (CLIMBS * max(1, ops))
+    turns = options.climb_ops // (CLIMBS * max(1, ops))
     most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
     with stop_flag() as stop:  # nothing sets it before the end
         for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):

@@ -18,6 +18,7 @@ from schedc.ir.schedule import Schedule
 from schedc.models.grid import grid_of
 from schedc.models.periodic import build_cycle
 from schedc.solvers.common.base import NO_LIMITS
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def wave_of_greedy(problem: Problem, size: int) -> Wave:
     """The wave of greedy's schedule, uncut, that comes nearest to repeating itself, once the schedule has settled."""
     count = min(problem.microbatches, SETTLED_WAVES * size)
     short = replace(problem, microbatches=count, path_of=(0,) * count)
-    schedule = greedy(short, n_sub=1)
+    schedule = greedy(short, GreedyOptions(n_sub=1))
     timeline = simulate(short, schedule)
     start_ns: dict[Op, int] = {}
     for rank, order in enumerate(schedule.orders):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
+from schedc.solvers.common.options import GreedyOptions, SpreadOptions
 from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
@@ -25,18 +26,18 @@ __all__ = ["spread", "spread_problem"]
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def spread(problem: Problem, *, n_sub: int = 4) -> Schedule:
+def spread(problem: Problem, options: SpreadOptions = SpreadOptions()) -> Schedule:
     """The best of greedy's schedules on the problem's links and on links made busier by shares of the busiest rank's work.
 
     Args:
         problem: any problem that greedy takes.
-        n_sub: into how many equal parts a W may be cut.
+        options: of greedy.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
     variants = dict.fromkeys(spread_problem(problem, share) for share in SHARES)
-    schedules = (greedy(variant, n_sub=n_sub) for variant in variants)
+    schedules = (greedy(variant, GreedyOptions(n_sub=options.n_sub)) for variant in variants)
     return min(schedules, key=lambda schedule: simulate(problem, schedule).objective_ns(problem.objective))
 
 

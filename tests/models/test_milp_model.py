@@ -23,6 +23,7 @@ from schedc.models.milp.extract import order_values, schedule_of
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.model import build
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def horizon(problem: Problem, upper: int) -> Horizon:
 
 def greedy_or_skip(problem: Problem) -> Schedule:
     try:
-        return greedy(problem, n_sub=1)
+        return greedy(problem, GreedyOptions(n_sub=1))
     except Unsupported:
         assume(False)
         raise

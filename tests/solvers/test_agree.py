@@ -10,6 +10,7 @@ from small_problems import small_problem
 
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import greedy
@@ -24,7 +25,7 @@ MOST_STATES = 3_000
 
 
 def milp(problem: Problem) -> Solved:
-    found = solve_milp(problem, greedy(problem, n_sub=1), limits=NO_LIMITS)
+    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
     assert found.status == "OPTIMAL"
     assert verify_schedule(problem, found.schedule) == ()
     assert found.lower_bound_ns <= found.objective_ns
@@ -34,7 +35,7 @@ def milp(problem: Problem) -> Solved:
 def agree(problem: Problem) -> None:
     """Both models have the same optimum, which is their bound; what comes of it differs where a link's order is theirs."""
     one = milp(problem)
-    other = solve_cpsat(problem, greedy(problem, n_sub=1), limits=Limits(workers=2))
+    other = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(workers=2))
     assert other.status == "OPTIMAL"
     assert one.lower_bound_ns == other.lower_bound_ns
     if one.lower_bound_ns == one.objective_ns:

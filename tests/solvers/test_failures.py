@@ -24,6 +24,7 @@ from schedc.models.milp import model as milp_model
 from schedc.models.milp import variables as milp
 from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.driver import searches
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
@@ -133,7 +134,7 @@ def test_a_mistake_in_building_a_model_is_no_proof(monkeypatch: pytest.MonkeyPat
     for module, solve in ((milp_model, solve_milp), (cpsat_model, solve_cpsat)):
         monkeypatch.setattr(module, "add_transfers", mistaken)
         with pytest.raises(ValueError, match="a mistake"):
-            solve(PROBLEM, greedy(PROBLEM, n_sub=1), limits=LIMITS)
+            solve(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=LIMITS)
 
 
 def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpsat_model, "add_precedences", late_in_cpsat)
     for solve in (solve_milp, solve_cpsat):
         with pytest.raises(Defect, match="but one that has it is known"):
-            solve(PROBLEM, greedy(PROBLEM, n_sub=1), limits=LIMITS)
+            solve(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=LIMITS)
     compiled = compile_problem(PROBLEM, method="milp")
     assert [failure.error for failure in compiled.failures] == ["Defect"]
     assert compiled.plan.certificate.gap > 0
@@ -157,7 +158,7 @@ def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
 def test_a_bound_above_the_incumbent_is_refused(solve: Callable[..., Solved]) -> None:
-    known = greedy(PROBLEM, n_sub=1)
+    known = greedy(PROBLEM, GreedyOptions(n_sub=1))
     with pytest.raises(Defect, match="1000 ns is above the objective of a known schedule"):
         solve(PROBLEM, known, limits=LIMITS, known_bound_ns=1000)
     with pytest.raises(Defect, match="is above"):
@@ -199,7 +200,7 @@ def test_a_schedule_below_a_solvers_bound_is_taken_and_the_bound_dropped() -> No
     incumbent.offer(slow, "slow")
     incumbent.raise_bound(incumbent.objective_ns, BoundName.CPSAT, ("a log",))
     with pytest.raises(Defect, match="cpsat: the lower bound"):
-        incumbent.offer(greedy(problem, n_sub=1), "greedy")
+        incumbent.offer(greedy(problem, GreedyOptions(n_sub=1)), "greedy")
     assert incumbent.found_by == "greedy"
     assert (incumbent.bound_ns, incumbent.solver_log) == (analytic_ns, ())
 
@@ -223,7 +224,7 @@ def test_a_schedule_that_cuts_blocks_leaves_a_solvers_bound_behind() -> None:
 
 
 def test_solver_without_limits_still_proves() -> None:
-    assert solve_cpsat(PROBLEM, greedy(PROBLEM, n_sub=1), limits=NO_LIMITS).status == "OPTIMAL"
+    assert solve_cpsat(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=NO_LIMITS).status == "OPTIMAL"
 
 
 @pytest.mark.parametrize(("objective_ns", "bound_ns", "gap"), [(10, 10, 0.0), (10, 9, 0.1), (10, 0, 1.0), (0, 0, 0.0)])
@@ -244,7 +245,7 @@ def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: 
 def test_a_relaxation_whose_answer_contradicts_a_schedule_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     links = {(0, 1): (5, 20), (1, 0): (5, 20)}
     problem = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=links)
-    known = simulate(problem, greedy(problem, n_sub=1)).makespan_ns
+    known = simulate(problem, greedy(problem, GreedyOptions(n_sub=1))).makespan_ns
     with pytest.raises(Defect, match="known before refute: the lower bound"):
         refute(problem, bound_ns=known + 1, objective_ns=known, limits=LIMITS)
     with pytest.raises(Defect, match="refute: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
@@ -265,7 +266,7 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
     incumbent.report = report
     first = threading.Thread(target=incumbent.offer, args=(slow, "slow"))
     others = [
-        threading.Thread(target=incumbent.offer, args=(greedy(PROBLEM, n_sub=1), "fast")),
+        threading.Thread(target=incumbent.offer, args=(greedy(PROBLEM, GreedyOptions(n_sub=1)), "fast")),
         threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, BoundName.CPSAT, ("a log",))),
     ]
     first.start()

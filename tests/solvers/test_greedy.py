@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.problem import Objective
 from schedc.lower.placement import place
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
@@ -63,9 +64,9 @@ def m70_sites(sites: int, latency: float, occupancy: float, case: int) -> Proble
 @settings(max_examples=60)
 @given(problems(max_microbatches=8, min_duration_ns=0), st.integers(1, 5))
 def test_any_problem_gets_a_valid_schedule(problem: Problem, n_sub: int) -> None:
-    schedule = greedy(problem, n_sub=n_sub)
+    schedule = greedy(problem, GreedyOptions(n_sub=n_sub))
     assert verify_schedule(problem, schedule) == ()
-    assert schedule == greedy(problem, n_sub=n_sub)
+    assert schedule == greedy(problem, GreedyOptions(n_sub=n_sub))
     for peak, limit in zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True):
         assert limit is None or peak <= limit
 
@@ -94,7 +95,7 @@ def test_memory_below_one_microbatch_is_refused() -> None:
 def test_without_delay_it_equals_zb_h1(n_sub: int) -> None:
     """CrossPipe 4.2.4; 2128 ms is ZB-H1's makespan, and proven optimal."""
     problem = m70(0, 0)
-    assert simulate(problem, greedy(problem, n_sub=n_sub)).makespan_ns == 2128 * MS
+    assert simulate(problem, greedy(problem, GreedyOptions(n_sub=n_sub))).makespan_ns == 2128 * MS
 
 
 @pytest.mark.parametrize(("sites", "latency", "occupancy", "case", "published"), CROSSPIPE_UDSUB)
@@ -113,7 +114,7 @@ def test_with_a_slow_link_it_is_close_to_the_optimum() -> None:
 def test_parts_fill_gaps() -> None:
     """Sub-blocks are what CrossPipe's greedy gains by: here cut blocks are found, listed once, and help."""
     problem = m70(2, 2)
-    cut, whole = greedy(problem, n_sub=4), greedy(problem, n_sub=1)
+    cut, whole = greedy(problem, GreedyOptions(n_sub=4)), greedy(problem, GreedyOptions(n_sub=1))
     used = {op.stage for order in cut.orders for op in order if op.part != WHOLE}
     assert used
     assert {(parts.kind, parts.stage, parts.shares) for parts in cut.parts} == {(Kind.W, stage, (1, 1, 1, 1)) for stage in used}
@@ -184,7 +185,7 @@ def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:
     base = make_problem(2, microbatches, in_flight=2)
     varied = tuple(10 + microbatch % 3 for microbatch in range(microbatches))
     problem = replace(base, stages=tuple(replace(stage, forward_ns=varied) for stage in base.stages))
-    schedule = greedy(problem, n_sub=1)
+    schedule = greedy(problem, GreedyOptions(n_sub=1))
     assert verify_schedule(problem, schedule) == ()
     work_ns = sum(varied) + 20 * microbatches
     assert simulate(problem, schedule).makespan_ns < 1.01 * work_ns
@@ -209,9 +210,8 @@ def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:
     ],
 )
 def test_options_that_mean_nothing(name: str, value: float | str) -> None:
-    options: dict[str, Any] = {name: value}
-    with pytest.raises(InvalidInput, match=f"greedy: {name} is {value!r}; expected"):
-        greedy(make_problem(2, 2), **options)
+    with pytest.raises(InvalidInput, match=rf"method 'greedy{{{name}={value}}}': {name}: found .*, expected"):
+        constructive(f"greedy{{{name}={value}}}")
 
 
 def test_options_are_kept() -> None:
@@ -220,7 +220,7 @@ def test_options_are_kept() -> None:
     assert (given_rule.in_flight, given_rule.alternate, given_rule.weight_lag) == (None, True, 2.0)
     text = "greedy{n_sub=1,in_flight=memory,alternate=true,weight_lag=2.0,look_ahead=0.25}"
     assert constructive(text)(problem) == greedy(
-        problem, n_sub=1, in_flight="memory", alternate=True, weight_lag=2, look_ahead=0.25
+        problem, GreedyOptions(n_sub=1, in_flight="memory", alternate=True, weight_lag=2, look_ahead=0.25)
     )
 
 

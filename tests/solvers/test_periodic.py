@@ -14,6 +14,7 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.common.options import GreedyOptions, SpreadOptions
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.search.periodic import periodic, solve_wave, unroll, wave_of_greedy
 from schedc.solvers.search.spread import spread, spread_problem
@@ -78,7 +79,7 @@ def test_tiled_waves_are_the_same_schedule() -> None:
 def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: int) -> None:
     slow = (76_000_000, 9_500_000)
     problem = make_problem(16, 32, costs_ns=M70_NS, in_flight=16, links={(7, 8): slow, (8, 7): slow})
-    better, plain = spread(problem, n_sub=n_sub), greedy(problem, n_sub=n_sub)
+    better, plain = spread(problem, SpreadOptions(n_sub=n_sub)), greedy(problem, GreedyOptions(n_sub=n_sub))
     assert verify_schedule(problem, better) == ()
     assert simulate(problem, better).makespan_ns < simulate(problem, plain).makespan_ns
 

@@ -15,8 +15,9 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
+from schedc.solvers.common.options import PipeMorphOptions, Policy
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.pipemorph import POLICIES, adapted_warm_up, initial_warm_up, pipemorph, planned_warm_up
+from schedc.solvers.heuristics.pipemorph import adapted_warm_up, initial_warm_up, pipemorph, planned_warm_up
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def paper_problem(first_link_ms: int = 0) -> Problem:
 
 def test_section_3_1() -> None:
     """390 ms without delay; the same order takes 400 and 440 ms with a first link of 10 and 20 ms."""
-    schedule = pipemorph(paper_problem(), warm_up=(7, 5, 3, 1))
+    schedule = pipemorph(paper_problem(), PipeMorphOptions(warm_up=(7, 5, 3, 1)))
     assert simulate(paper_problem(), schedule).makespan_ns == 390 * MS
     assert simulate(paper_problem(10), schedule).makespan_ns == 400 * MS
     assert simulate(paper_problem(20), schedule).makespan_ns == 440 * MS
@@ -104,29 +105,29 @@ def test_adapted_warm_up_satisfies_equation_1(costs: list[tuple[int, int, int]],
 def test_occupancy_counts_as_delay() -> None:
     latency = make_problem(4, 20, links={(0, 1): (30, 0), (1, 0): (30, 0)})
     occupancy = make_problem(4, 20, links={(0, 1): (0, 30), (1, 0): (0, 30)})
-    assert planned_warm_up(latency, "adapted") == planned_warm_up(occupancy, "adapted") == (9, 5, 3, 1)
+    assert planned_warm_up(latency, Policy.ADAPTED) == planned_warm_up(occupancy, Policy.ADAPTED) == (9, 5, 3, 1)
 
 
 def test_policies_plan_differently() -> None:
     problem = make_problem(4, 20, in_flight=10, links={(0, 1): (30, 0), (1, 0): (30, 0)})
-    assert planned_warm_up(problem, "adapted") == (9, 5, 3, 1)
-    assert planned_warm_up(problem, "initial") == (10, 7, 4, 1)
-    assert planned_warm_up(replace(problem, memory_limit_bytes=(None,) * 4), "initial") == (7, 5, 3, 1)
-    assert planned_warm_up(replace(problem, split_backward=False), "adapted") == (8, 5, 3, 1)  # (30 + 60) / 30
+    assert planned_warm_up(problem, Policy.ADAPTED) == (9, 5, 3, 1)
+    assert planned_warm_up(problem, Policy.INITIAL) == (10, 7, 4, 1)
+    assert planned_warm_up(replace(problem, memory_limit_bytes=(None,) * 4), Policy.INITIAL) == (7, 5, 3, 1)
+    assert planned_warm_up(replace(problem, split_backward=False), Policy.ADAPTED) == (8, 5, 3, 1)  # (30 + 60) / 30
 
 
 def test_warm_up_runs_forwards_only() -> None:
     """The first B of stage 1 could run at 11, long before its other F come at 20, 30 and 40; it waits for them."""
     problem = make_problem(2, 6, costs_ns=[(10, 1, 1), (1, 1, 1)])
-    schedule = pipemorph(problem, warm_up=(5, 4))
+    schedule = pipemorph(problem, PipeMorphOptions(warm_up=(5, 4)))
     assert [op.kind for op in schedule.orders[0][:6]] == [Kind.F] * 5 + [Kind.B]
     assert [op.kind for op in schedule.orders[1][:5]] == [Kind.F] * 4 + [Kind.B]
-    assert [op.kind for op in pipemorph(problem, warm_up=(0, 0)).orders[1][:3]] == [Kind.F, Kind.B, Kind.W]
+    assert [op.kind for op in pipemorph(problem, PipeMorphOptions(warm_up=(0, 0))).orders[1][:3]] == [Kind.F, Kind.B, Kind.W]
 
 
 def test_ranks_may_be_permuted() -> None:
     problem = make_problem(4, 12, placement=[2, 0, 3, 1], costs_ns=(10 * MS, 10 * MS, 10 * MS))
-    schedule = pipemorph(problem, warm_up=(7, 5, 3, 1))
+    schedule = pipemorph(problem, PipeMorphOptions(warm_up=(7, 5, 3, 1)))
     assert simulate(problem, schedule).makespan_ns == 390 * MS
     assert [op.kind for op in schedule.orders[2][:8]] == [Kind.F] * 7 + [Kind.B]
 
@@ -134,16 +135,13 @@ def test_ranks_may_be_permuted() -> None:
 @settings(max_examples=60)
 @given(
     problems(placements=("unidirectional",), max_microbatches=10),
-    st.one_of(st.sampled_from(POLICIES), st.lists(st.integers(0, 20), min_size=4, max_size=4)),
+    st.one_of(st.sampled_from(Policy), st.tuples(*[st.integers(0, 20)] * 4)),
 )
-def test_any_one_stage_per_rank_problem_gets_a_valid_schedule(problem: Problem, plan: str | list[int]) -> None:
+def test_any_one_stage_per_rank_problem_gets_a_valid_schedule(problem: Problem, plan: Policy | tuple[int, ...]) -> None:
     """Warm-up counts may be above N, above memory, or rise along the path: then they cannot be met, and are lowered."""
-
-    def make() -> object:
-        return pipemorph(problem, policy=plan) if isinstance(plan, str) else pipemorph(problem, warm_up=plan[: problem.ranks])
-
-    schedule = pipemorph(problem, policy=plan) if isinstance(plan, str) else pipemorph(problem, warm_up=plan[: problem.ranks])
-    assert schedule == make()
+    options = PipeMorphOptions(policy=plan) if isinstance(plan, Policy) else PipeMorphOptions(warm_up=plan[: problem.ranks])
+    schedule = pipemorph(problem, options)
+    assert schedule == pipemorph(problem, options)
     assert schedule.parts == ()
     assert verify_schedule(problem, schedule) == ()
     for peak, limit in zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True):
@@ -163,7 +161,11 @@ def test_memory_below_one_microbatch_is_refused() -> None:
 
 
 def test_options_that_mean_nothing() -> None:
-    with pytest.raises(InvalidInput, match="policy is 'best'; expected adapted or initial"):
-        constructive("pipemorph{policy=best}")(make_problem(2, 2))
-    with pytest.raises(InvalidInput, match="expected a list of 2 counts"):
-        pipemorph(make_problem(2, 2), warm_up=(3, 2, 1))
+    with pytest.raises(InvalidInput, match='policy: found "best", expected "adapted" or "initial"'):
+        constructive("pipemorph{policy=best}")
+    with pytest.raises(InvalidInput, match=r"warm_up: found \[3, 2, 1\], expected a list of 2 counts"):
+        constructive("pipemorph{warm_up=3,2,1}")(make_problem(2, 2))
+    with pytest.raises(InvalidInput, match=r"warm_up\[1\]: found -1, expected a whole number from 0"):
+        constructive("pipemorph{warm_up=2,-1}")
+    with pytest.raises(InvalidInput, match="warm_up: found 2, expected a list"):
+        constructive("pipemorph{warm_up=2}")

@@ -13,6 +13,7 @@ from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
+from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.verify.schedule.checks import verify_schedule
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
     try:
-        schedule = rule_table(problem, climb_ops=200)
+        schedule = rule_table(problem, RuleTableOptions(climb_ops=200))
     except Unsupported:
         assert verify_schedule(problem, greedy(problem)) == ()  # it gives up on memory only, where greedy's reserves are needed
         return
@@ -47,14 +48,16 @@ def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: fl
 def test_it_fills_the_warm_up_as_zero_bubble_does(microbatches: int) -> None:
     """ZB-2p's published rates of 28.3B (Zero Bubble, table 5), which only an unhindered first backward reaches."""
     (instance,) = (each for each in instances("zero-bubble-span") if each.name == f"zb-28.3B-p32-n{microbatches}-linear-2p-span")
-    span_ns = simulate(instance.problem, rule_table(instance.problem, climb_ops=0)).objective_ns(Objective.STAGE_SPAN)
+    span_ns = simulate(instance.problem, rule_table(instance.problem, RuleTableOptions(climb_ops=0))).objective_ns(
+        Objective.STAGE_SPAN
+    )
     work_ns = microbatches * sum(instance.problem.duration_ns(kind, 0, 0) for kind in (Kind.F, Kind.B, Kind.W))
     assert round(1 - work_ns / span_ns, 4) <= instance.published["ZB-2p"]
 
 
 def test_climbs_make_it_better() -> None:
     (problem,) = (instance.problem for instance in instances("random") if instance.name == "random-09")
-    climbed, table = (simulate(problem, rule_table(problem, climb_ops=ops)).makespan_ns for ops in (40_000, 0))
+    climbed, table = (simulate(problem, rule_table(problem, RuleTableOptions(climb_ops=ops))).makespan_ns for ops in (40_000, 0))
     assert climbed < table
 
 

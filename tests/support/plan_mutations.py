@@ -25,6 +25,7 @@ from schedc.compile import certify, check_plan
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
+from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.text.plan.plan_file import parse_plan, plan_json
 from schedc.verify.job import check_costs, check_pipeline
@@ -365,7 +366,7 @@ def mutated_plans(random: Random, folder: Path, mutants: int = 20) -> Iterator[t
     problem = load(job_text(job), folder)
     schedule = random_schedule(random, problem) if random.random() < 0.5 else None
     try:
-        plan = certify(problem, schedule or greedy(problem, n_sub=2), MadeBy(schedc="0", method="test"))
+        plan = certify(problem, schedule or greedy(problem, GreedyOptions(n_sub=2)), MadeBy(schedc="0", method="test"))
     except Unsupported:  # the job's memory is below one microbatch
         return
     content = plan_json(plan)
