@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", default=DEFAULT_SIZES, help="message sizes, separated by commas (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="messages of each size, each way (default: %(default)s)")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="what carries the messages")
-    parser.add_argument("--sites", metavar="N,N", help="ranks per datacenter, to stand in the topology: 4,4")
+    parser.add_argument("--sites", metavar="N,N", help="ranks per datacenter, as the topology is to have them: 4,4")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds that a rank may be silent (default: %(default)s)")
     return parser
 
@@ -109,7 +109,7 @@ def _agreed(options: argparse.Namespace, control: dist.ProcessGroup) -> Agenda:
     try:
         dist.broadcast_object_list(task, src=0, group=control)
     except RuntimeError as error:
-        raise TransferFailed("hearing what to measure: rank 0 has ended or failed, and its own message says why") from error
+        raise TransferFailed("receiving what to measure: rank 0 has ended or failed, and its own message says why") from error
     assert task[0] is not None
     if task[0].refusal is not None:
         raise task[0].refusal

@@ -51,7 +51,7 @@ class Groups:
     """Process groups over gloo, closed together."""
 
     def __init__(self, timeout_s: float, pipeline: dist.ProcessGroup | None = None, name: str = "pipeline_group") -> None:
-        """Join the pipeline's group; make the default group from the environment (torchrun) where it is not there yet.
+        """Join the pipeline's group; make the default group from the environment (torchrun) where there is none yet.
 
         Args:
             timeout_s: how long to wait for another rank.
@@ -85,7 +85,7 @@ class Groups:
         self.key = f"schedc/{members}/{_LOADS[members]}"
         """The name of what is theirs in the job's store."""
         self.store = PrefixStore(self.key, _get_default_store())
-        """Where the ranks of this pipeline, and they alone, can leave words for each other."""
+        """Where the ranks of this pipeline, and they alone, can leave values for each other."""
         self._names: Counter[tuple[int, ...]] = Counter()
         try:
             self.all = self.make(range(self.size))
@@ -132,7 +132,7 @@ class Groups:
         except RuntimeError as error:
             if is_own(error):
                 raise
-            raise TransferFailed(f"rank {self.rank} hears what the others have loaded: {self._absent()}") from error
+            raise TransferFailed(f"rank {self.rank} waits for what the others have loaded: {self._absent()}") from error
 
     def _absent(self) -> str:
         """Why a rank may not have come."""

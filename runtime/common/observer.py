@@ -1,4 +1,4 @@
-"""What a pipe tells about a step while it runs: when each op asked, began and ended, when each transfer was sent and had come.
+"""What a pipe reports of a step while it runs: when each op asked, began and ended, when each transfer was sent and had come.
 
 Times are on `time.perf_counter_ns` of the rank's process.
 """
@@ -26,7 +26,7 @@ class OpTimes(NamedTuple):
 
 
 class Observer:
-    """Hears what happens in the steps of one rank; these methods do nothing, override those that matter.
+    """Called with what happens in the steps of one rank; these methods do nothing, override those that matter.
 
     They run in the thread of the step, between its ops: keep them short.
     """
@@ -35,7 +35,7 @@ class Observer:
         """Step number `step` of this pipe begins; the first is 0."""
 
     def op(self, times: OpTimes) -> None:
-        """An op has run. On a GPU this is told after the step, when its events are known; always in the order of the queue."""
+        """An op has run. On a GPU this is called after the step, when its events are known; always in the order of the queue."""
 
     def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
         """At this time the rank began to hand a transfer, named by the op that produced it, to its channel to rank `peer`."""

@@ -67,7 +67,7 @@ def emulate(
         queues: 4: every channel is a queue of its own, as the plan has them; 1: all transfers of a rank share one, which
             holds one transfer at a time and blocks the rank when another is handed to it (`OneQueue`).
         delegate: whether messages go through helper threads, as from GPUs through the host (`transports.delegate`).
-        report: hears how many of the runs have ended.
+        report: called with how many of the runs have ended.
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.

@@ -1,6 +1,6 @@
 """Latency and occupancy added to channels between GPUs (CrossPipe 6.4 and appendix F.1).
 
-`SpunTransport` is the paper's method, for channels whose receives are device work: the receiver holds a stream that stands for the
+`SpunTransport` is the paper's method, for channels whose receives are device work: the receiver holds a stream that models the
 link with a spin kernel for each message's occupancy, from when it is through, in order; who takes a message measures with events
 how much of the latency has passed by the compute's stream, and lets that stream spin for the rest. It needs no clock but the
 device's, so ranks may be on any hosts; a trunk it cannot know.

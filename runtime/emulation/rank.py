@@ -65,11 +65,11 @@ class Failure:
 
     reason: str
     follows: bool
-    """Whether it only tells that another rank has ended."""
+    """Whether it only says that another rank has ended."""
 
 
 class _TrueBegin(Observer):
-    """Tells the recorder when an op's time really began: after what held it back in the compute itself."""
+    """Reports to the recorder when an op's time really began: after what held it back in the compute itself."""
 
     def __init__(self, compute: Waiting, recorder: Recorder) -> None:
         self._compute = compute
@@ -91,7 +91,7 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
     Args:
         rank: this one.
         request: what to run.
-        ran: hears of every run that has ended here; 0 is the one that is not recorded.
+        ran: called with the number of every run that has ended here; 0 is the one that is not recorded.
 
     Raises:
         TransferFailed: another rank has ended or does not answer.

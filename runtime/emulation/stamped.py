@@ -29,7 +29,7 @@ STAMP = TensorKind(torch.int64, (1,))
 class OneQueue:
     """A queue for all transfers of a rank, sends and receives, that holds one at a time, in the order in which they come.
 
-    It stands for one communicator with one stream for all of a rank's point-to-point transfers, whose queue is full with one
+    It models one communicator with one stream for all of a rank's point-to-point transfers, whose queue is full with one
     transfer under way: to hand it the next blocks the rank until the one before is through (PipeMorph 3.2, figure 6: the launch
     of SF_3 waits for SF_2, and F_4 behind it). A send is through when its message has arrived, whether or not its receiver has
     asked for it; a receive is handed over by the op that needs it. So a rank waits for its own earlier ops and for times only, and
@@ -107,7 +107,7 @@ class InjectedTransport:
         return _Outgoing(self._data.send(tensor, message_tag(tag)), stamp)
 
     def send_stamp(self, tag: int) -> Outgoing:
-        """Reserve the link for a message that is ready now, and tell the receiver when it arrives."""
+        """Reserve the link for a message that is ready now, and send the receiver the time at which it arrives."""
         if not same_transfer(self._last_tag, tag):
             if self._queue is not None:
                 self._queue.enter()
@@ -125,7 +125,7 @@ class InjectedTransport:
 
 
 class Undelayed:
-    """The end of a wire for what ranks tell each other, beside the stamps."""
+    """The end of a wire for what ranks send each other in the host's memory, beside the stamps."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

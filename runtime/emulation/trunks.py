@@ -27,7 +27,7 @@ FREE_NS = struct.Struct("=q")
 
 
 def host_name() -> str:
-    """What tells hosts, and so clocks, apart: the boot where the system says it, else the name."""
+    """What distinguishes hosts, and so clocks: the boot where the system says it, else the name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else socket.gethostname()
 

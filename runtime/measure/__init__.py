@@ -1,1 +1,1 @@
-"""Recording steps: what an observer hears, on one clock for all ranks."""
+"""Recording steps: what an observer is called with, on one clock for all ranks."""

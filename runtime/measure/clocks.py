@@ -1,7 +1,7 @@
 """How far the ranks' clocks are apart: ping-pong with rank 0, the shortest round trip decides (NTP, RFC 5905, section 8).
 
 The clock is `time.perf_counter_ns`, whose zero differs from host to host; on one host all processes share it. What is sent at t0
-here, received at t1 and answered at t2 there, and back at t3 here, says that the other clock is ahead by
+here, received at t1 and answered at t2 on the other rank, and back at t3 here, says that the other clock is ahead by
 ((t1 − t0) + (t2 − t3)) / 2, wrong by at most half of the time under way, (t3 − t0) − (t2 − t1).
 """
 
@@ -34,7 +34,7 @@ class ClockOffset(NamedTuple):
 def best_offset(rounds: Iterable[tuple[int, int, int, int]]) -> ClockOffset:
     """The offset that the shortest round trip gives, from (t0, t1, t2, t3) of each.
 
-    An offset that cannot be told from none is none: processes of one host share a clock, and an estimate would only blur it.
+    An offset that cannot be distinguished from none is none: processes of one host share a clock, and an estimate would only blur it.
     """
     trip_ns, lead_ns = min(((t3 - t0) - (t2 - t1), ((t1 - t0) + (t2 - t3)) // 2) for t0, t1, t2, t3 in rounds)
     error_ns = -(-trip_ns // 2)

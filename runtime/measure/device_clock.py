@@ -2,7 +2,7 @@
 
 The executor asks `now` before and after each op, as it does the host's clock; here that puts an event into the stream and gives
 its number. An op's begin is thus when the device comes to it: what it takes has come, and the ops before it are done. The observer
-hears everything in the same order as on a CPU, at the end of the step, in the host's nanoseconds.
+is called with everything in the same order as on a CPU, at the end of the step, in the host's nanoseconds.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class CudaEvents:
 
 
 class DeviceClock(Observer):
-    """Stands between the executor of a rank on a GPU and an observer."""
+    """Between the executor of a rank on a GPU and an observer."""
 
     def __init__(self, observer: Observer, events: Events) -> None:
-        """Take who is told, and the events."""
+        """Take whom to report to, and the events."""
         self._observer = observer
         self._events = events
         self._count = 0
-        self._told: list[Callable[[Callable[[int], int]], None]] = []
+        self._reports: list[Callable[[Callable[[int], int]], None]] = []
 
     def now(self) -> int:
         """Put an event into the compute's stream; its number."""
@@ -80,23 +80,23 @@ class DeviceClock(Observer):
     def begin_step(self, step: int, now_ns: int) -> None:
         """Forget what a failed step has left."""
         self._count = 0
-        self._told.clear()
+        self._reports.clear()
         self._observer.begin_step(step, now_ns)
 
     def op(self, times: OpTimes) -> None:
         """Keep it."""
-        self._told.append(partial(self._tell_op, times))
+        self._reports.append(partial(self._report_op, times))
 
     def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
         """Keep it."""
-        self._told.append(lambda time_of: self._observer.sent(transfer, peer, time_of(now_ns)))
+        self._reports.append(lambda time_of: self._observer.sent(transfer, peer, time_of(now_ns)))
 
     def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
         """Keep it."""
-        self._told.append(lambda time_of: self._observer.taken(transfer, peer, time_of(now_ns)))
+        self._reports.append(lambda time_of: self._observer.taken(transfer, peer, time_of(now_ns)))
 
     def end_step(self, step: int, now_ns: int) -> None:
-        """Tell all that was kept.
+        """Report all that was kept.
 
         The device's clock is compared with the host's when it has done everything, so that the event passes as soon as it is
         recorded. Waiting for that costs the host its lead over the device, with an observer only.
@@ -108,11 +108,11 @@ class DeviceClock(Observer):
             anchor = self.now()
             self._events.synchronize(anchor)
             anchor_ns = (before_ns + perf_counter_ns()) // 2
-            for tell in self._told:
-                tell(lambda number: anchor_ns - self._events.between_ns(number, anchor))
-        self._told.clear()
+            for report in self._reports:
+                report(lambda number: anchor_ns - self._events.between_ns(number, anchor))
+        self._reports.clear()
         self._observer.end_step(step, max(now_ns, perf_counter_ns()) if self._count else now_ns)
 
-    def _tell_op(self, times: OpTimes, time_of: Callable[[int], int]) -> None:
+    def _report_op(self, times: OpTimes, time_of: Callable[[int], int]) -> None:
         op, *stamps = times
         self._observer.op(OpTimes(op, *map(time_of, stamps)))

@@ -91,7 +91,7 @@ class Recorder(Observer):
 
         Args:
             steps: how many steps are kept.
-            skip: so many steps at the beginning are not kept: the first has shapes to exchange and caches to fill.
+            skip: this many steps at the beginning are not kept: the first has shapes to exchange and caches to fill.
             keep: of the steps after them, the first ones or the last ones.
 
         Raises:
@@ -129,7 +129,7 @@ class Recorder(Observer):
             self._now.taken.append(TransferTime(transfer, peer, now_ns))
 
     def end_step(self, step: int, now_ns: int) -> None:
-        """Take note of the end; ops may still be told after it."""
+        """Take note of the end; ops may still be reported after it."""
         if self._now is not None:
             self._now.end_ns = now_ns
 

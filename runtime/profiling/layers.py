@@ -60,7 +60,7 @@ def profile_model(
     warmup: int = 5,
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
-    told: Callable[[str], None] | None = None,
+    on_layer: Callable[[str], None] | None = None,
 ) -> tuple[MeasuredLayer, ...]:
     """Measure the layers of a model for one microbatch.
 
@@ -72,7 +72,7 @@ def profile_model(
         dtype: what floating parameters, buffers and inputs are cast to; None: they stay as they are. The cast stays.
         autocast: the type of a `torch.autocast` around each layer's runs, which therefore share its casts of the weights, as the
             microbatches of a step do within one region; None: none.
-        told: called with each layer's name before it is measured.
+        on_layer: called with each layer's name before it is measured.
 
     Raises:
         InvalidInput: there are no layers, or one of them fails or does not give tensors; names it.
@@ -80,8 +80,8 @@ def profile_model(
     measured: list[MeasuredLayer] = []
     inputs = moved(model.inputs, device, dtype, "inputs of the model")
     for (name, layer), last in _with_last(model.layers):
-        if told is not None:
-            told(name)
+        if on_layer is not None:
+            on_layer(name)
         loss_fn = model.loss_fn if last else None
         targets = model.targets
         if loss_fn is not None and isinstance(targets, torch.Tensor):
@@ -135,7 +135,7 @@ def _prepare(
 
 
 def _hold(run: _Run, device: torch.device, warmup: int, *, first: bool) -> tuple[int, int]:
-    """The bytes held after F and after B; first the warm-up, so that gradients and what is made once are there already."""
+    """The bytes held after F and after B; first the warm-up, so that gradients and what is made once exist already."""
     for _ in range(max(1, warmup)):
         block = run.block(split=True)
         block.backward_input(run.gradients)

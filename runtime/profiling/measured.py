@@ -38,13 +38,13 @@ class MeasuredLayer:
     gradient_message_bytes: int | None
     """The gradients of those outputs that have one."""
     parameters: int
-    """So many numbers, in each of the equal layers."""
+    """This many numbers, in each of the equal layers."""
     structure: str
     """Equal for layers that are alike: module, types and shapes."""
 
     @property
     def activation_bytes(self) -> int:
-        """What the cost model is told to be held from F: never less than what is held after B."""
+        """What the cost model takes to be held from F: never less than what is held after B."""
         return max(self.held_bytes, self.held_after_input_bytes)
 
     def phases(self) -> dict[str, Times]:
@@ -65,7 +65,7 @@ class MeasuredLayer:
 
 
 def profile_layer(layer: MeasuredLayer) -> LayerEntry:
-    """What of it stands in a profile.json."""
+    """What of it a profile.json has."""
     return LayerEntry(
         name=layer.name,
         repeat=layer.repeat,
@@ -117,7 +117,7 @@ def warnings(layers: Sequence[MeasuredLayer], together: Sequence[MeasuredLayer])
     grown = [layer.name for layer in together if layer.held_after_input_bytes > layer.held_bytes]
     if grown:
         said.append(
-            f"{', '.join(grown)}: more is held after B than after F, because W starts from gradients; activation stands as high as"
+            f"{', '.join(grown)}: more is held after B than after F, because W starts from gradients; activation is set as high as"
             " activation_after_input"
         )
     return tuple(said)

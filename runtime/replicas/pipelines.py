@@ -100,14 +100,14 @@ class Pipelines:
         return (self._given, None) if elsewhere else (self._groups.all, self._timeout_s)
 
     def share(self, loss: torch.Tensor) -> None:
-        """Tell the other pipelines a step's loss.
+        """Send a step's loss to the other pipelines.
 
         Raises:
             TransferFailed: a replica is lost.
         """
         self._losses = losses = torch.zeros(self.size, dtype=torch.float64)
         own = loss.reshape(1)
-        doing = f"pipeline {self.number} tells its loss to the others"
+        doing = f"pipeline {self.number} sends its loss to the others"
         self._work = start_with_replicas(lambda: self._groups.all._allgather_base(losses, own), doing)
 
     def mean(self) -> torch.Tensor:

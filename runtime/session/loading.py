@@ -44,7 +44,7 @@ __all__ = ["load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Report:
-    """What a rank tells the others before a pipe is opened."""
+    """What a rank sends to the others before a pipe is opened."""
 
     rank: int
     offer: Offer
@@ -83,7 +83,7 @@ def load(
             stage.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
-        observe: hears what happens in the steps.
+        observe: called with what happens in the steps.
         check_loss: whether a step raises `NonFiniteLoss` where a microbatch's loss is infinite or NaN.
         recompute: the stages that keep only their inputs from F, and run it again before their backward; True: all.
         grad_dtype: the type in which the gradients of floating-point weights add up, and which `.grad` has afterwards; None: the

@@ -2,7 +2,7 @@
 
 Stages may have collectives of their own with the same stages of other pipelines: with tensor parallelism each pipeline holds a
 slice of every layer, with expert parallelism some of the experts. Two such pipelines may not run different plans at once, whose
-orders differ. So their handshake is one: all their processes offer. Those that look in each pipeline tell each other what they see,
+orders differ. So their handshake is one: all their processes offer. Those that look in each pipeline send each other what they see,
 at the beginning of every step, and only what all of them see is said with the step's losses.
 """
 

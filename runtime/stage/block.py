@@ -173,12 +173,12 @@ class Block:
         if not wanted:
             return []
         arrivals = Arrivals(cut.before, roots, seeds)
-        again = [joint.node for joint in cut.joints if joint.runs_twice]
-        handles = [*arrivals.listen(), *(handle for node in again for handle in (arrivals.watch(node), *saved.keep_for(node)))]
+        twice = [joint.node for joint in cut.joints if joint.runs_twice]
+        handles = [*arrivals.listen(), *(handle for node in twice for handle in (arrivals.watch(node), *saved.keep_for(node)))]
         try:
             with outside_autocast(), without_hooks(cut.shared):
                 found: list[torch.Tensor | None] = [
-                    *torch.autograd.grad(roots, wanted, seeds, retain_graph=bool(again), allow_unused=True)
+                    *torch.autograd.grad(roots, wanted, seeds, retain_graph=bool(twice), allow_unused=True)
                 ]
         finally:
             for handle in handles:

@@ -176,7 +176,7 @@ def _topological(roots: Sequence[GradientEdge]) -> list[Node]:
 def _first_work(order: list[Node]) -> Node:
     """The node furthest from the outputs that joins several things or is used by several; an output's where there is none.
 
-    Behind it stand only weights and what prepares them (a transposition, a cast, the look-up of an embedding).
+    Behind it are only weights and what prepares them (a transposition, a cast, the look-up of an embedding).
     """
     depth = dict.fromkeys(order, 0)
     before: dict[Node, Node] = {}

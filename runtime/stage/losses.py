@@ -1,7 +1,7 @@
 """The losses of a step's microbatches, brought from the ranks that have a last stage to all ranks.
 
 They are sent when the last one is known, long before the other ranks have ended their backwards, so that nobody waits for them.
-With them goes a *word*: a number that their rank tells all others with this step.
+With them goes a *word*: a number that their rank sends to all others with this step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Losses:
             rank: this one.
             expected: of each rank that computes losses, the microbatches, ascending.
             timeout_s: how long to wait.
-            word: what this rank tells the others, if it computes losses.
+            word: what this rank sends to the others, if it computes losses.
 
         Raises:
             TransferFailed: a connection is lost.
@@ -88,7 +88,7 @@ class Losses:
         return losses
 
     def word(self, root: int) -> int:
-        """What the rank `root`, which computes losses, has told all ranks; known once `gather` has returned."""
+        """What the rank `root`, which computes losses, has sent to all ranks; known once `gather` has returned."""
         return int(self._parts[root][-1])
 
     def _send(self, found: torch.Tensor) -> None:
@@ -110,7 +110,7 @@ class Losses:
 
 
 def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
-    """A copy of a device's tensor, and the event after which it is there.
+    """A copy of a device's tensor, and the event after which it is complete.
 
     Both go to what is now the current stream of the tensor's device, which need not be the current device.
     """

@@ -104,7 +104,7 @@ def _measure(
     check_outputs({"-o": output}, () if source is None else (Path(source),), standard=True)
     types = {"dtype": dtype_named(dtype), "autocast": dtype_named(autocast)}
     with telling(as_json) as told:
-        measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, told=told, **types)
+        measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, on_layer=told, **types)
     written = merged(measured) if merge else measured
     layers = [profile_layer(layer) for layer in written]
     write_output(output, profile_json(layers, model=loaded.name).encode())

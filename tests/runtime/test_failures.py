@@ -72,7 +72,9 @@ def test_a_rank_that_is_stuck(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("comes", "doing"), [(False, "connects the ranks 0, 1, 2"), (True, "hears what the others have loaded")])
+@pytest.mark.parametrize(
+    ("comes", "doing"), [(False, "connects the ranks 0, 1, 2"), (True, "waits for what the others have loaded")]
+)
 def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPathFactory, comes: bool, doing: str) -> None:
     problem = make_problem(3, 4)
     plan = plan_of(problem, constructive("1f1b")(problem))
