@@ -34,7 +34,7 @@ class ClockOffset(NamedTuple):
 def best_offset(rounds: Iterable[tuple[int, int, int, int]]) -> ClockOffset:
     """The offset that the shortest round trip gives, from (t0, t1, t2, t3) of each.
 
-    An offset that cannot be distinguished from none is none: processes of one host share a clock, and an estimate would only blur it.
+    An offset that may be none is none: processes of one host share a clock, and an estimate would only blur it.
     """
     trip_ns, lead_ns = min(((t3 - t0) - (t2 - t1), ((t1 - t0) + (t2 - t3)) // 2) for t0, t1, t2, t3 in rounds)
     error_ns = -(-trip_ns // 2)
