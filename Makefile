@@ -11,7 +11,8 @@ demo: .venv/installed
 
 test: .venv/installed-test lint
 	# Two: many tests wait for processes of their own. Not reordered: the files with few tests are the slow ones, and would come last.
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	# With compiled modules kept, whatever the environment says: every process that a test starts would compile them again.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
 	$(BIN)/python tests/support/doc_outputs.py

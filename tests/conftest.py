@@ -6,6 +6,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Stages in tests are tiny, and a second thread of torch only waits: several times as long, where other processes want the cores.
+# The processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadlines: nothing is timed in tests, machines are shared. In CI the examples are the same every time.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
