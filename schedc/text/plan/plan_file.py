@@ -16,7 +16,7 @@ from schedc.errors import InvalidInput
 from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.files.location import Location, show
-from schedc.text.plan.plan_convert import file_of_plan, plan_of_file
+from schedc.text.plan.plan_from_file import plan_of_file
 from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class _Header(msgspec.Struct):
 def plan_json(plan: Plan) -> bytes:
     """The plan file's bytes, laid out for review; they end with a newline."""
     from schedc.files.pretty_json import pretty_json
+    from schedc.text.plan.plan_to_file import file_of_plan
 
     return pretty_json(msgspec.to_builtins(file_of_plan(plan))).encode()
 

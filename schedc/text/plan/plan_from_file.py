@@ -1,4 +1,4 @@
-"""Between the Plan and the shape of its file: `file_of_plan` and `plan_of_file` are each other's inverse.
+"""From the shape of the plan file to the Plan: the inverse of `plan_to_file`.
 
 What a single field must be is checked by the decoder (`plan_structs`), what a plan must be by `verify_plan`; here only what
 keeps the file from being a Plan at all.
@@ -6,107 +6,29 @@ keeps the file from being a Plan at all.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from schedc.files.location import show
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
 from schedc.ir.schedule import Parts
-from schedc.text.plan.plan_structs import (
-    FORMAT,
-    VERSION,
-    CertificateEntry,
-    ChannelEntry,
-    Costs,
-    DataParallelEntry,
-    Durations,
-    LinkEntry,
-    MadeByEntry,
-    PartsEntry,
-    Pipeline,
-    PlanFile,
-    RankEntry,
-    StageEntry,
-)
-from schedc.text.plan.tokens import OpWriter, TokenReader, lines_of, parse_collective, parse_index, parse_plan_op
+from schedc.text.plan.tokens import TokenReader, parse_collective, parse_index, parse_plan_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.files.location import Location
     from schedc.ir.plan import Collective
+    from schedc.text.plan.plan_structs import ChannelEntry, Costs, LinkEntry, PlanFile, RankEntry, StageEntry
 
-__all__ = ["file_of_plan", "plan_of_file"]
+__all__ = ["STAGE_SIZES", "plan_of_file"]
 
 STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
 """The fields of a stage that are sizes; the file has a list of each under the same name."""
-
-
-def file_of_plan(plan: Plan) -> PlanFile:
-    """The plan as its file has it."""
-    writer = OpWriter()
-    return PlanFile(
-        format=FORMAT,
-        version=VERSION,
-        name=plan.name,
-        made_by=MadeByEntry(**asdict(plan.made_by)),
-        certificate=CertificateEntry(**_given(asdict(plan.certificate), "solver_log_sha256")),
-        pipeline=_pipeline(plan.problem),
-        costs=_costs(plan),
-        ranks=tuple(_rank_entry(rank, writer) for rank in plan.ranks),
-    )
-
-
-def _given(values: dict[str, Any], optional: str) -> dict[str, Any]:
-    """The values, without the optional text if it is empty or unset."""
-    return values if values[optional] else {key: value for key, value in values.items() if key != optional}
-
-
-def _pipeline(problem: Problem) -> Pipeline:
-    one_path = len(set(problem.path_of)) == 1
-    own: dict[str, Any] = {
-        "stages": tuple(StageEntry(rank=stage.rank, layers=stage.layers) for stage in problem.stages),
-        "path_of": problem.path_of[:1] if one_path else problem.path_of,
-    }
-    return Pipeline(**own, **{name: getattr(problem, name) for name in Pipeline.__struct_fields__ if name not in own})
-
-
-def _costs(plan: Plan) -> Costs:
-    problem, parallel = plan.problem, plan.problem.data_parallel
-    durations_ns = {kind.name: tuple(_one_or_all(stage.durations_ns(kind)) for stage in problem.stages) for kind in Kind}
-    own: dict[str, Any] = {
-        "durations_ns": Durations(**durations_ns),
-        "links": tuple(LinkEntry(**asdict(link)) for link in problem.links),
-        "parts": tuple(PartsEntry(kind=parts.kind.name, stage=parts.stage, shares=parts.shares) for parts in plan.parts),
-        "data_parallel": DataParallelEntry(**asdict(parallel)) if parallel else None,
-        **{name: tuple(getattr(stage, name) for stage in problem.stages) for name in STAGE_SIZES},
-    }
-    return Costs(**own, **{name: getattr(problem, name) for name in Costs.__struct_fields__ if name not in own})
-
-
-def _one_or_all(values: tuple[int, ...]) -> int | tuple[int, ...]:
-    return values[0] if len(values) == 1 else values
-
-
-def _rank_entry(rank: RankPlan, writer: OpWriter) -> RankEntry:
-    return RankEntry(
-        rank=rank.rank,
-        compute=writer.lines(rank.compute),
-        channels=tuple(
-            ChannelEntry(
-                name=channel.name,
-                peer=channel.peer,
-                transfers=writer.lines(channel.transfers),
-                post_before=lines_of(list(map(str, channel.post_before))) if channel.receives or channel.post_before else None,
-            )
-            for channel in rank.channels
-        ),
-        collectives=lines_of([collective.token for collective in rank.collectives]),
-    )
 
 
 def plan_of_file(file: PlanFile, location: Location) -> Plan:
@@ -126,7 +48,7 @@ def plan_of_file(file: PlanFile, location: Location) -> Plan:
         problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
         ranks=ranks,
         parts=tuple(parts),
-        certificate=Certificate(**_given(structs.asdict(file.certificate), "solver_log_sha256")),
+        certificate=Certificate(**{name: value for name, value in structs.asdict(file.certificate).items() if value is not UNSET}),
         made_by=MadeBy(**structs.asdict(file.made_by)),
     )
 
