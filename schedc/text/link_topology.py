@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.files.atomic_write import write_atomically
+from schedc.text.topology_toml import topology_toml
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def link_topology_toml(problem: Problem) -> bytes:
     """
     sites = _sites(problem)
     sizes = [sites.count(site) for site in range(sites[-1] + 1)]
-    tables = [f"sites = {sizes}", *(_table(link, sites) for link in problem.links)]
-    return ("\n\n".join(tables) + "\n").encode()
+    return topology_toml(((_values(link, sites), "") for link in problem.links), sites=sizes)
 
 
 def write_link_topology(problem: Problem, path: Path | str) -> None:
@@ -46,16 +46,16 @@ def write_link_topology(problem: Problem, path: Path | str) -> None:
     write_atomically(path, link_topology_toml(problem))
 
 
-def _table(link: Link, sites: list[int]) -> str:
-    lines = ["[[link]]", f"ranks = [{link.source}, {link.destination}]", "directed = true"]
+def _values(link: Link, sites: list[int]) -> dict[str, object]:
+    values: dict[str, object] = {"ranks": [link.source, link.destination], "directed": True}
     if sites[link.source] != sites[link.destination] and link.trunk is None:
-        lines.append("trunk = false")
-    lines.append(f'latency = "{format_duration_ns(link.latency_ns, 9)}"')
+        values["trunk"] = False
+    values["latency"] = format_duration_ns(link.latency_ns, 9)
     if link.transfer_ns is not None:
-        lines.append(f'transfer = "{format_duration_ns(link.transfer_ns, 9)}"')
+        values["transfer"] = format_duration_ns(link.transfer_ns, 9)
     elif link.bytes_per_second is not None:
-        lines.append(f'bandwidth = "{link.bytes_per_second} B/s"')
-    return "\n".join(lines)
+        values["bandwidth"] = f"{link.bytes_per_second} B/s"
+    return values
 
 
 def _sites(problem: Problem) -> list[int]:

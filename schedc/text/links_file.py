@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.files.atomic_write import write_atomically
+from schedc.text.topology_toml import topology_toml
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -28,33 +29,32 @@ class MeasuredLink:
     """For people, on one line."""
 
 
-def links_toml(links: Sequence[MeasuredLink], *, sites: Sequence[int] = (), notes: Sequence[str] = ()) -> str:
-    """The file's text.
+def write_links(path: Path | str, links: Sequence[MeasuredLink], *, sites: Sequence[int] = (), notes: Sequence[str] = ()) -> None:
+    """Write the file, whole or not at all.
 
     Args:
+        path: of the file.
         links: one for each directed pair.
         sites: ranks per datacenter, in order; empty: the file says nothing of sites.
         notes: comment lines at the top.
-    """
-    lines = [f"# {note}" for note in notes]
-    if sites:
-        lines.append(f"sites = {list(sites)}")
-    for link in links:
-        lines += ["", "[[link]]" + (f" # {link.note}" if link.note else "")]
-        lines += [f"ranks = [{link.source}, {link.destination}]", "directed = true"]
-        lines.append(f'latency = "{format_duration_ns(link.latency_ns)}"')
-        if link.bytes_per_second is not None:
-            lines.append(f'bandwidth = "{_bandwidth(link.bytes_per_second)}"')
-    return "\n".join(lines) + "\n"
-
-
-def write_links(path: Path | str, links: Sequence[MeasuredLink], *, sites: Sequence[int] = (), notes: Sequence[str] = ()) -> None:
-    """Write the file, whole or not at all. The arguments are those of `links_toml`.
 
     Raises:
         InvalidInput: it cannot be written.
     """
-    write_atomically(path, links_toml(links, sites=sites, notes=notes).encode())
+    write_atomically(path, links_toml(links, sites=sites, notes=notes))
+
+
+def links_toml(links: Sequence[MeasuredLink], *, sites: Sequence[int] = (), notes: Sequence[str] = ()) -> bytes:
+    """The file's bytes. The arguments are those of `write_links`."""
+    return topology_toml(((_values(link), link.note) for link in links), sites=sites, notes=notes)
+
+
+def _values(link: MeasuredLink) -> dict[str, object]:
+    values: dict[str, object] = {"ranks": [link.source, link.destination], "directed": True}
+    values["latency"] = format_duration_ns(link.latency_ns)
+    if link.bytes_per_second is not None:
+        values["bandwidth"] = _bandwidth(link.bytes_per_second)
+    return values
 
 
 def _bandwidth(bytes_per_second: int) -> str:

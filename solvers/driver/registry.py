@@ -90,7 +90,7 @@ def constructive(text: str) -> Construct:
     method: Any = _load(METHODS[name])
     if name in TEMPLATE_NAMES:
         method = method[name].construct
-    made: Construct = method if isinstance(options, NoOptions) else partial(method, options=options)
+    made: Construct = method if isinstance(options, NoOptions) or "{" not in text else partial(method, options=options)
     return made
 
 
@@ -102,7 +102,7 @@ def search_of(text: str) -> Search:
     """
     name, options = _parsed(text)
     search: Any = _load(SEARCHES[name])
-    made: Search = search if isinstance(options, NoOptions) else partial(search, options=options)
+    made: Search = search if isinstance(options, NoOptions) or "{" not in text else partial(search, options=options)
     return made
 
 

@@ -234,7 +234,7 @@ def test_what_cannot_be_used_is_refused(files: Files, tmp_path: Path) -> None:
     both = files.plan_path, files.trace_path
     refused(InvalidInput, r"trace\.json: step 9 is not in the trace, which has the steps 2 to 4", *both, "--step", "9")
     refused(InvalidInput, "--step: found 'last', expected the number of a recorded step, or median", *both, "--step", "last")
-    refused(InvalidInput, 'found no key "schedc", expected a trace file', files.plan_path, files.plan_path)
+    refused(InvalidInput, "schedc: found no such key, expected a trace file", files.plan_path, files.plan_path)
     refused(InvalidInput, "found no readable file", files.plan_path, tmp_path / "no.json")
     refused(InvalidInput, "the directory .* does not exist", *both, "--profile", tmp_path / "no" / "profile.json")
 

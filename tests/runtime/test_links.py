@@ -140,7 +140,7 @@ def test_the_file_says_what_was_measured(costs: list[tuple[int, int | None]]) ->
     ]
     from schedc.units import parse_bandwidth, parse_duration_ns
 
-    table = tomllib.loads(links_toml(links, sites=[2, 3], notes=["for people"]))
+    table = tomllib.loads(links_toml(links, sites=[2, 3], notes=["for people"]).decode())
     assert table["sites"] == [2, 3]
     for entry, link in zip(table["link"], links, strict=True):
         assert entry["ranks"] == [link.source, link.destination]
