@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,27 +16,25 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, one_line, show
 from schedc.files.tables import parse_toml
+from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import JobFile
 from schedc.frontend.memory import check_capacity, read_memory
 from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.ir.layout import Layout
-from schedc.ir.problem import MOST_OPS
-from schedc.ir.workload import Semantics, Workload
+from schedc.ir.workload import Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
-from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from os import PathLike
 
-    from schedc.frontend.job_file import PipelineSection, ProfileSection, SolverSection
+    from schedc.frontend.job_file import PipelineSection, SolverSection
     from schedc.ir.layout import Placement
-    from schedc.ir.problem import Link, Problem, Stage
+    from schedc.ir.problem import Problem
 
 __all__ = ["Job", "load_job", "read_problem"]
 
@@ -83,8 +80,8 @@ def load_job(path: str | PathLike[str]) -> Job:
     for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
         raise Defect(f"{path}: what the front end made of it breaks a rule: {violation}")
     problem = problem_of(workload, layout)
-    _check_messages(problem, file.profile, Location(str(path)) / "profile")
-    _check_size(problem, Location(str(path)) / "profile")
+    check_messages(problem, file.profile, Location(str(path)) / "profile")
+    check_size(problem, Location(str(path)) / "profile")
     return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, workload=workload, layout=layout, problem=problem)
 
 
@@ -100,15 +97,15 @@ def read_problem(path: str | PathLike[str]) -> Problem:
 def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
     root, pipeline = Location(str(path)), job.pipeline
     placed = _place(pipeline, root / "pipeline")
-    _check_ops(pipeline, placed, root / "pipeline")
+    check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
     layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
-    _check_semantics(pipeline, placed, root / "pipeline" / "semantics")
+    check_semantics(pipeline, placed, root / "pipeline" / "semantics")
     network = read_network(topology, pipeline.ranks, at)
     crossed = placed.crossed()
     check_connected(network, crossed, at)
     devices, static = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
-    trunks = {link.trunk for pair in crossed if (link := network.link(*pair))}
+    trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
         name=_name(job, path, root),
         microbatches=pipeline.microbatches,
@@ -152,25 +149,6 @@ def _place(pipeline: PipelineSection, location: Location) -> Placement:
     return placed
 
 
-def _check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
-    """Refuse a placement that the runtime cannot execute."""
-    if pipeline.semantics is Semantics.TORCH and len(placed.paths) > 1:
-        raise location.refuse(
-            f'"torch" where pipeline.placement is {show(pipeline.placement)}',
-            "a placement with one path, as torch's stages form one chain",
-        )
-
-
-def _check_ops(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
-    """Refuse at once what is too large to be planned. All paths of a placement are equally long."""
-    per_microbatch = 3 * len(placed.paths[0])
-    if pipeline.microbatches * per_microbatch > MOST_OPS:
-        raise (location / "microbatches").refuse(
-            f"{pipeline.microbatches}, which makes {pipeline.microbatches * per_microbatch} compute ops",
-            f"at most {MOST_OPS // per_microbatch} for {len(placed.paths[0])} stages, as a plan has at most {MOST_OPS} compute ops",
-        )
-
-
 def _name(job: JobFile, path: Path, root: Location) -> str:
     """The job's own name, or that of its directory if the file is a job.toml as in every directory, or the file's."""
     if job.name is None:
@@ -179,46 +157,3 @@ def _name(job: JobFile, path: Path, root: Location) -> str:
     if not job.name.isprintable():
         raise (root / "name").refuse(show(job.name), "printable text on one line")
     return job.name
-
-
-def _check_messages(problem: Problem, profile: ProfileSection, location: Location) -> None:
-    """Refuse messages of no size on a link with a bandwidth, which would silently take no time; `location` is [profile]."""
-    at, given = location / ("message" if profile.path is None else "path"), profile.message_bytes is not None
-    sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
-    for path in problem.paths:
-        for stage, following in pairwise(path):
-            source, destination = problem.stages[stage].rank, problem.stages[following].rank
-            if (source, destination) in sized and not problem.stages[stage].message_bytes:
-                raise at.refuse(
-                    f"a message of 0 B from stage {stage}" if given else f"no message size of stage {stage}",
-                    f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
-                )
-
-
-def _check_size(problem: Problem, location: Location) -> None:
-    """Refuse a step so long or large that sums of it would no longer be exact everywhere (JSON, 64-bit evaluators)."""
-    step_ns = problem.microbatches * (sum(map(_work_ns, problem.stages)) + _transfers_ns(problem.links, problem.stages))
-    if step_ns > MAX_QUANTITY:
-        raise location.refuse(
-            f"work and transfers of {format_duration_ns(step_ns)} in all", f"at most {format_duration_ns(MAX_QUANTITY)}"
-        )
-    held = [0] * problem.ranks
-    for stage in problem.stages:
-        held[stage.rank] += problem.microbatches * stage.activation_bytes
-    if max(held) > MAX_QUANTITY:
-        raise location.refuse(
-            f"activations of {format_bytes(max(held))} on rank {held.index(max(held))} in all",
-            f"at most {format_bytes(MAX_QUANTITY)}",
-        )
-
-
-def _work_ns(stage: Stage) -> int:
-    return stage.forward_ns[0] + max(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0])
-
-
-def _transfers_ns(links: Sequence[Link], stages: Sequence[Stage]) -> int:
-    """More than the transfers of one microbatch take: each stage's larger message over the slowest link, there and back."""
-    sizes = [max(stage.message_bytes, stage.gradient_message_bytes) for stage in stages]
-    largest = max(sizes)
-    slowest = max((link.latency_ns + link.occupancy_ns(largest) for link in links), default=0)
-    return 2 * len(stages) * slowest

@@ -99,7 +99,7 @@ def check_connected(network: Network, pairs: Sequence[tuple[int, int]], location
         InvalidInput: nobody describes the trunk of their sites.
     """
     for source, destination in pairs:
-        if network.link(source, destination) is None:
+        if not network.connects(source, destination):
             here, there = network.site_of_rank[source], network.site_of_rank[destination]
             raise (location / "between").refuse(
                 "nothing", f"a table, as ranks {source} and {destination} are in the sites {here} and {there}"

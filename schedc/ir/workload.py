@@ -100,6 +100,10 @@ class Network:
         cost = self.cost(source, destination)
         return None if cost is None else Link.of(source, destination, cost, self.trunk(source, destination))
 
+    def connects(self, source: int, destination: int) -> bool:
+        """Whether there is a link from one rank to another."""
+        return self.cost(source, destination) is not None or (source, destination) in self._link_of
+
     def cost(self, source: int, destination: int) -> MessageCost | None:
         """What a message costs from one rank to another by their sites alone; None: nothing connects these."""
         here, there = self.site_of_rank[source], self.site_of_rank[destination]

@@ -7,7 +7,6 @@ times a second.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.ir.problem import Problem, Stage
@@ -62,9 +61,10 @@ def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
     """What each rank holds all the time: the sum over its stages, a fraction of a byte of a stage counting as a whole one."""
     held = [0] * workload.ranks
     given = _spread(workload.static_bytes, len(layout.rank_of_stage))
+    numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
     for rank, (first, last), size in zip(layout.rank_of_stage, layout.layers_of_stage, given, strict=True):
         parameters = sum(layer.parameters for layer in workload.layers[first:last])
-        held[rank] += size + ceil(workload.static_bytes_per_parameter * parameters)
+        held[rank] += size + -(-numerator * parameters // denominator)
     return tuple(held)
 
 

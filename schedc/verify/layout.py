@@ -148,7 +148,7 @@ def check_connected(workload: Workload, layout: Layout) -> Iterator[Violation]:
     for index, path in enumerate(layout.paths):
         for before, after in pairwise(path):
             for source, destination in ((rank[before], rank[after]), (rank[after], rank[before])):
-                if source != destination and workload.network.link(source, destination) is None:
+                if source != destination and not workload.network.connects(source, destination):
                     message = f"nothing connects rank {source} to rank {destination}, of the stages {before} and {after}"
                     yield Violation("connected", f"paths[{index}]", message)
 
@@ -161,6 +161,8 @@ def check_one_path(workload: Workload, layout: Layout) -> Iterator[Violation]:
 
 def check_capacity(workload: Workload, layout: Layout) -> Iterator[Violation]:
     """A device has room for what its stages hold all the time."""
+    if all(device.capacity_bytes is None for device in workload.devices):
+        return
     held: defaultdict[int, int] = defaultdict(int)
     for stage, rank in enumerate(layout.rank_of_stage):
         own = workload.static_bytes[stage if len(workload.static_bytes) > 1 else 0]
