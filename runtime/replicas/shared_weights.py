@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,16 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["ReplicaSums", "weights_digest"]
-
-
-def weights_digest(stage: nn.Module) -> str:
-    """A digest of the stage's parameters, in their order: types, shapes and values."""
-    digest = hashlib.sha256()
-    for parameter in stage.parameters():
-        digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+__all__ = ["ReplicaSums"]
 
 
 class ReplicaSums(ReplicaHooks):

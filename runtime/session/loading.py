@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,14 @@ from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.execution.wiring import bare
 from schedc.runtime.session.acceptance import check_fit, read, recomputed_stages
-from schedc.runtime.session.offers import Offer, disagreement, plan_digest
+from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
 from schedc.runtime.transports.delegate import QUEUES
 from schedc.runtime.transports.settings import missing_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     import torch.distributed as dist
@@ -40,18 +40,6 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.choice import Channels
 
 __all__ = ["load"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    """What a rank sends to the others before a pipe is opened."""
-
-    rank: int
-    offer: Offer
-    weights: dict[int, str]
-    """A digest of the weights of each stage that has replicas."""
-    wish: Wish | None = None
-    wrapped: bool = False
 
 
 def load(
@@ -192,23 +180,29 @@ def _agree(
     reason = disagreement(groups.exchange(offer), groups.size)
     if reason is not None and refusal is None:
         refusal = CheckFailed(reason)
-    report = _Report(rank=groups.rank, offer=offer, weights={})
+    report = Report(rank=groups.rank, offer=offer, weights={})
     device = torch.device("cpu")
     if checked is not None and refusal is None:
         try:
             fits(checked)
             device = stage_device(stages)
             wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
+            report = replace(report, wish=wish, wrapped=wrapped)
             replicated = {stage for members in replicas_of(checked.problem) for stage in members}
-            weights = _digests(stages, stages.keys() if pipelines is not None else stages.keys() & replicated)
-            report = replace(report, weights=weights, wish=wish, wrapped=wrapped)
+            compared = stages.keys() if pipelines is not None else stages.keys() & replicated
+            if compared:
+                from schedc.runtime.replicas.equal_weights import weights_digest
+
+                report = replace(report, weights={stage: weights_digest(stages[stage]) for stage in compared})
         except SchedcError as error:
             refusal = error
     if refusal is not None:
         report = replace(report, offer=Offer(refusal=str(refusal), digest=""))
     for others in (pipelines, lockstep):
         if others is not None:
-            reason = _apart(others.exchange(report), replicas=others is pipelines)
+            from schedc.runtime.session.peers import apart
+
+            reason = apart(others.exchange(report), replicas=others is pipelines)
             if reason is not None and refusal is None:
                 refusal = CheckFailed(reason)
                 report = replace(report, offer=Offer(refusal=reason, digest=""))
@@ -219,14 +213,11 @@ def _agree(
     if reason is not None:
         raise CheckFailed(reason)
     assert checked is not None
-    everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
-    for first, *same in replicas_of(checked.problem):
-        for stage in same:
-            if everywhere[first] != everywhere[stage]:
-                raise CheckFailed(
-                    f"stages {first} and {stage} are replicas, but their weights differ;"
-                    " build both from the same seed or checkpoint"
-                )
+    if replicas_of(checked.problem):
+        from schedc.runtime.replicas.equal_weights import check_equal
+
+        everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
+        check_equal(replicas_of(checked.problem), everywhere)
     wishes = [other.wish for other in reports if other.wish is not None]
     unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
     if unlike is not None:
@@ -240,15 +231,6 @@ def _agree(
     return checked, connection(wishes, groups.rank, device)
 
 
-def _digests(stages: Mapping[int, nn.Module], compared: Collection[int]) -> dict[int, str]:
-    """A digest of the weights of these stages."""
-    if not compared:
-        return {}
-    from schedc.runtime.replicas.shared_weights import weights_digest
-
-    return {stage: weights_digest(stages[stage]) for stage in compared}
-
-
 def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
     """What sums the gradients of this rank's stages over their replicas, where they have any."""
     if pipelines is not None:
@@ -260,27 +242,3 @@ def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipeline
 
         return ReplicaSums(plan.problem, stages, groups)
     return ReplicaHooks()
-
-
-def _apart(reports: Sequence[_Report], *, replicas: bool) -> str | None:
-    """What keeps peers, by pipeline, from training together; None: nothing. Only replicas have the same weights."""
-    group = "data_parallel_group" if replicas else "swap_group"
-    first = reports[0]
-    for pipeline, other in enumerate(reports):
-        if other.offer.refusal is not None:
-            return f"rank {other.rank} of pipeline {pipeline} has refused the plan: {other.offer.refusal}"
-    for pipeline, other in enumerate(reports):
-        if other.rank != first.rank:
-            return (
-                f"the {group} has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
-                " give it the processes of the same rank"
-            )
-        if other.offer.digest != first.offer.digest:
-            return f"pipelines 0 and {pipeline} have different plans; give all the same file"
-        for stage, digest in first.weights.items() if replicas else ():
-            if other.weights[stage] != digest:
-                return (
-                    f"pipelines 0 and {pipeline} have different weights of stage {stage};"
-                    " build both from the same seed or checkpoint"
-                )
-    return None

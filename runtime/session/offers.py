@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.transports.choice import Wish
 
-__all__ = ["Offer", "Swap", "disagreement", "plan_digest"]
+__all__ = ["Offer", "Report", "Swap", "disagreement", "plan_digest"]
 
 
 def plan_digest(plan: Plan) -> str:
@@ -43,6 +44,18 @@ class Offer:
     """Why it does not take it; None: it does."""
     digest: str
     """`plan_digest` of it; empty where it refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a rank sends to the others before a pipe is opened."""
+
+    rank: int
+    offer: Offer
+    weights: dict[int, str]
+    """A digest of the weights of each stage that has replicas."""
+    wish: Wish | None = None
+    wrapped: bool = False
 
 
 def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
