@@ -18,6 +18,7 @@ its random numbers are not numpy's. So a kernel gets its arrays and its random n
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import io
 import json
@@ -124,6 +125,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 def fill(directory: str, names: list[str]) -> None:
     """Compile kernels, each `module:function`, into the cache: what the child process does, until its standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too, which decides
+    gc.disable()  # compiling makes much and leaves little
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for name in names:
         module, _, attribute = name.partition(":")

@@ -8,22 +8,20 @@ the same problem gives the same schedule. Blocks stay whole.
 from __future__ import annotations
 
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
+from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Rule, stop_flag
 from schedc.solvers.search.local import facts_of, schedule_of_codes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.kernel.rule_kernel import Facts
 
 __all__ = ["rule_table"]
 
@@ -39,8 +37,6 @@ WEIGHT_LAGS = (0.0, 1.0)
 TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
-UNINTERRUPTED_OPS = 1_000_000
-"""After at most this many placed ops an interruption can end the table."""
 CLIMBS = 2
 """The climbs start from so many best rules of the table."""
 
@@ -56,46 +52,27 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
         Unsupported: every rule stranded itself on memory.
     """
     facts = facts_of(problem)
+    climber = Climber(facts)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
-    caps, lags, priorities, looks = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
-    order = room_for_orders(facts)
-    at_once = max(1, UNINTERRUPTED_OPS // max(1, ops))
-    values = np.concatenate(
-        [
-            _try_all(facts, caps[at:to], lags[at:to], priorities[at:to], looks[at:to], order)
-            for at, to in ((at, at + at_once) for at in range(0, len(looks), at_once))
-        ]
-    )
+    table = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    values = np.array([climber.run(rule) for rule in table])
     if values.min() >= STRANDED:
         raise Unsupported("rule-table: every rule ran out of memory before the end; greedy keeps room for what must go first")
     ranking = np.argsort(values, kind="stable")
-    best = int(ranking[0])
-    value, rule = int(values[best]), (caps[best], lags[best], priorities[best], int(looks[best]))
-    turns = options.climb_ops // (CLIMBS * max(1, ops))
-    most_cap, longest = np.maximum(facts.count, 1), int(facts.duration.max())
+    value, best = int(values[ranking[0]]), table[ranking[0]]
+    evaluations = options.climb_ops // (CLIMBS * max(1, ops))
     with stop_flag() as stop:  # nothing sets it before the end
-        for number, start in enumerate(ranking[:CLIMBS].tolist() if turns else ()):
-            cap, lag, priority = caps[start].copy(), lags[start].copy(), priorities[start].copy()
-            reached, look = climb(facts, cap, lag, priority, int(looks[start]), most_cap, longest, turns, number, 0.0, stop)
+        for number, start in enumerate(ranking[:CLIMBS].tolist() if evaluations else ()):
+            rule = Rule(*(each.copy() for each in table[start]))
+            reached = climber.climb(rule, evaluations, number, 0.0, stop)
             if reached < value:
-                value, rule = int(reached), (cap, lag, priority, int(look))
-    run_rule(facts, *rule, order)
-    return schedule_of_codes(problem, facts, order)
+                value, best = reached, rule
+    climber.run(best)
+    return schedule_of_codes(problem, facts, climber.room.order)
 
 
-@numba.njit(cache=True, nogil=True)
-def _try_all(facts: Facts, caps: Any, lags: Any, priorities: Any, looks: Any, order: Any) -> Any:
-    """The end of each rule's schedule."""
-    values = np.empty(len(looks), np.int64)
-    for number in range(len(looks)):
-        values[number] = run_rule(facts, caps[number], lags[number], priorities[number], looks[number], order)
-    return values
-
-
-def _table(
-    problem: Problem, facts: Facts, most: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The rules' caps and weight lags [rule, stage], priorities [rule, kind, stage] and look-aheads, at most so many.
+def _table(problem: Problem, facts: Facts, most: int) -> list[Rule]:
+    """The rules, at most this many.
 
     What changes most between neighbours decides most, so that the first rules are the most different.
     """
@@ -111,6 +88,5 @@ def _table(
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
     looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
-    chosen = list(islice(product(held_back, looks_ns, ordered, in_flight), most))
-    lags, looks, priorities, caps = zip(*chosen, strict=True)
-    return np.maximum(np.stack(caps), 1), np.stack(lags), np.stack(priorities), np.array(looks, np.int64)
+    chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
+    return [Rule(np.maximum(cap, 1), lag, priority, np.array([look_ns], np.int64)) for lag, look_ns, priority, cap in chosen]

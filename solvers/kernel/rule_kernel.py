@@ -1,27 +1,32 @@
-"""The inner loop of the local search, for numba: a list scheduler over arrays, and a climb over its parameters.
+"""The inner loop of the local search: a list scheduler over arrays, and a climb over its parameters; kernels, plain or compiled.
 
-`run_rule` turns one set of parameters into the order of all ops and its end; `climb` perturbs parameters and keeps what is no
+`run_rule` turns a rule, a set of parameters, into the order of all ops and its end; `climb` perturbs rules and keeps what is no
 worse. Both work on plain arrays and know nothing of Problems; `schedc.solvers.search.local` packs and unpacks. A rule that strands
 itself on memory is worth `STRANDED`, so the search moves away from it, and need not prove that it never happens.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numba
 import numpy as np
+
+from schedc.compiled import compiled, kernel
+from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["STRANDED", "Facts", "climb", "room_for_orders", "run_rule", "stop_flag"]
+__all__ = ["STRANDED", "Climber", "Facts", "Rule", "climb", "example_facts", "stop_flag"]
 
-STRANDED = np.int64(1) << 62
+STRANDED = 1 << 62
 F, B, W = 0, 1, 2
+DRAWS = 32
+"""Random numbers that an evaluation takes, at most but for rare cases."""
 
 
 class Facts(NamedTuple):
@@ -63,18 +68,58 @@ def stop_flag() -> Iterator[NDArray[np.bool_]]:
         stop.fill(True)
 
 
-@numba.njit(cache=True, nogil=True)
-def room_for_orders(facts: Facts) -> Any:
-    """Room for the codes of each rank's ops, [rank, position]; a code is below 3 × stages, of which there may be a million."""
-    most = np.zeros(len(facts.limit), np.int64)
-    for s in range(len(facts.stage_rank)):
-        most[facts.stage_rank[s]] += 3 * facts.count[s]
-    return np.zeros((len(most), most.max()), np.int32)
+class Rule(NamedTuple):
+    """The parameters of a schedule; changed in place by `climb`."""
+
+    cap: Any
+    """Per stage: at most this many microbatches between the start of F and the end of B."""
+    lag: Any
+    """Per stage: this many W are held back for later gaps."""
+    priority: Any
+    """[kind, stage]: the smallest goes first."""
+    look_ahead: Any
+    """One entry: how long a rank may wait for an op that goes first."""
 
 
-@numba.njit(cache=True, nogil=True)
-def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, order: Any) -> Any:
-    """The end of the schedule that the rule gives, and its ops in `order` (see `room_for_orders`), as codes kind × stages + stage.
+class Room(NamedTuple):
+    """What `run_rule` writes."""
+
+    order: Any
+    """[rank, position], codes kind × stages + stage, of which there may be a million."""
+    free: Any
+    """Per rank, as the next six."""
+    left: Any
+    placed: Any
+    begun: Any
+    best_op: Any
+    best_at: Any
+    stale: Any
+    done: Any
+    """[kind, stage]."""
+    link_free: Any
+    """Per link or trunk."""
+    forward_at: Any
+    """[stage, number of the microbatch on its stage], as the next."""
+    backward_at: Any
+
+
+def room_of(facts: Facts) -> Room:
+    """Room for `run_rule` on this problem."""
+    ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
+    ops = 3 * np.bincount(facts.stage_rank, facts.count, ranks).astype(np.int64)
+    sizes = *(ranks,) * 7, (3, stages), facts.resources, (stages, most), (stages, most)
+    return Room(np.zeros((ranks, int(ops.max())), np.int32), *(np.zeros(size, np.int64) for size in sizes))
+
+
+def example_facts() -> Facts:
+    """Facts of no problem, but of the right types."""
+    row, table = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
+    return Facts(row, row, row, row, table, table, table, table, 1, row, row, row, row, row, False, False)
+
+
+@kernel()
+def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
+    """The end of the schedule that the rule gives, and its ops in `room_for.order`.
 
     Always starts the op that can start earliest; among a rank's ops that can start within `look_ahead` of its earliest, the one of
     smallest priority. Ops of one stage and kind run in microbatch order. Of a stage's weight gradients, `lag` are held back for
@@ -83,32 +128,31 @@ def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, o
     stage_rank, count, fed_by, feeds, gate, tail = facts.stage_rank, facts.count, facts.fed_by, facts.feeds, facts.gate, facts.tail
     duration, occupancy, latency, resource = facts.duration, facts.occupancy, facts.latency, facts.resource
     held, kept, limit, split = facts.held, facts.kept, facts.limit, facts.split
+    cap, lag, priority, look_ahead = rule.cap, rule.lag, rule.priority, rule.look_ahead[0]
+    order, free, room, placed, begun = room_for.order, room_for.free, room_for.left, room_for.placed, room_for.begun
+    best_op, best_at, stale, done = room_for.best_op, room_for.best_at, room_for.stale, room_for.done
+    link_free, forward_at, backward_at = room_for.link_free, room_for.forward_at, room_for.backward_at
     stages, ranks = len(stage_rank), len(limit)
-    most = count.max()
-    free = np.zeros(ranks, np.int64)
-    link_free = np.zeros(facts.resources, np.int64)
-    room = limit.copy()
-    done = np.zeros((3, stages), np.int64)
-    forward_at = np.full((stages, most), -1, np.int64)
-    backward_at = np.full((stages, most), -1, np.int64)
-    placed = np.zeros(ranks, np.int64)
-    begun = np.zeros(ranks, np.int64)
-    best_op = np.full(ranks, -1, np.int64)
-    best_at = np.full(ranks, STRANDED, np.int64)
+    for r in range(ranks):
+        free[r] = placed[r] = begun[r] = 0
+        room[r] = limit[r]
+        best_op[r], best_at[r], stale[r] = -1, STRANDED, 1
+    for link in range(len(link_free)):
+        link_free[link] = 0
     total = 0
     for s in range(stages):
+        done[F, s] = done[B, s] = done[W, s] = 0
         total += count[s]
-        if fed_by[s] < 0:
-            for n in range(count[s]):
-                forward_at[s, n] = gate[s]
+        for n in range(count[s]):
+            forward_at[s, n] = gate[s] if fed_by[s] < 0 else -1
+            backward_at[s, n] = -1
     total *= 3 if split else 2
-    stale = np.ones(ranks, np.bool_)
-    end = np.int64(0)
+    end = 0
     for _ in range(total):
         for r in range(ranks):
-            if not stale[r]:
+            if stale[r] == 0:
                 continue
-            stale[r] = False
+            stale[r] = 0
             earliest = STRANDED
             full = False  # a forward is there that memory does not admit
             for s in range(stages):
@@ -130,8 +174,8 @@ def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, o
             best_at[r] = STRANDED
             if earliest == STRANDED:
                 continue
-            chosen: Any = np.int64(-1)
-            chosen_at, chosen_priority = earliest, np.int64(0)
+            chosen = -1
+            chosen_at, chosen_priority = earliest, 0
             for s in range(stages):
                 if stage_rank[s] != r:
                     continue
@@ -172,7 +216,7 @@ def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, o
         free[r] = at
         order[r, placed[r]] = kind * stages + s
         placed[r] += 1
-        stale[r] = True
+        stale[r] = 1
         if kind == F:
             room[r] -= held[s]
             if feeds[s] < 0:
@@ -197,74 +241,115 @@ def run_rule(facts: Facts, cap: Any, lag: Any, priority: Any, look_ahead: Any, o
                 forward_at[to, n] = max(arrival, gate[to])
             else:
                 backward_at[to, n] = arrival
-            stale[stage_rank[to]] = True
+            stale[stage_rank[to]] = 1
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+def _example() -> tuple[Any, ...]:
+    facts, row, table = example_facts(), np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
+    rule = Rule(row, row, table, row)
+    return facts, rule, rule, rule, room_of(facts), row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+
+
+@kernel(_example)
 def climb(
     facts: Facts,
-    cap: Any,
-    lag: Any,
-    priority: Any,
-    look_ahead: Any,
+    rule: Rule,
+    now_rule: Rule,
+    tried: Rule,
+    room: Room,
     most_cap: Any,
-    longest: int,
+    ranges: Any,
     evaluations: int,
-    seed: int,
+    draws: Draws,
     heat: float,
     stop: Any,
-) -> tuple[Any, Any]:
-    """Perturb the rule this many times and keep what is no worse, or little worse while hot; the best end and its rule.
+) -> Any:
+    """Perturb the rule this many times and keep what is no worse, or little worse while hot; the best end, its rule in `rule`.
 
-    `cap`, `lag`, `priority` and the returned look-ahead are changed in place to the best found. `stop[0]` set to true, by another
-    thread, ends it after the evaluation at hand.
+    `ranges` has 2, 3, the 12 chances of moves, the 59 steps of a priority and how many look-aheads there are; from outside, as
+    numba would compile `below` anew for each number written here. With no evaluations it runs the rule itself. `now_rule` and
+    `tried` are room for rules. `stop[0]` set to true, by another thread, ends it after the evaluation at hand.
     """
-    np.random.seed(seed)
     stages = len(facts.stage_rank)
-    order = room_for_orders(facts)
-    now_cap, now_lag, now_priority, now_look = cap.copy(), lag.copy(), priority.copy(), look_ahead
-    now = run_rule(facts, now_cap, now_lag, now_priority, now_look, order)
+    two, three, moves, steps, looks = ranges
+    now = run_rule(facts, rule, room)
     best = now
-    best_look = look_ahead
+    _copy(rule, now_rule)
     for turn in range(evaluations):
         if stop[0]:
             break
-        try_cap, try_lag, try_priority, try_look = now_cap.copy(), now_lag.copy(), now_priority.copy(), now_look
-        moves = 1 + np.random.randint(3)
-        for _ in range(moves):
-            s = np.random.randint(stages)
-            what = np.random.randint(12)
+        _copy(now_rule, tried)
+        for _ in range(1 + below(three, draws)):
+            s = below(stages, draws)
+            what = below(moves, draws)
             if what < 4:
-                change = np.random.randint(1, 3) * (1 if np.random.randint(2) else -1)
-                try_cap[s] = min(most_cap[s], max(1, try_cap[s] + change))
+                change = 1 + below(two, draws)
+                if below(two, draws) == 0:
+                    change = -change
+                tried.cap[s] = min(most_cap[s], max(1, tried.cap[s] + change))
             elif what < 5:
-                change = 1 if np.random.randint(2) else -1
+                change = 2 * below(two, draws) - 1
                 for other in range(stages):
-                    try_cap[other] = min(most_cap[other], max(1, try_cap[other] + change))
+                    tried.cap[other] = min(most_cap[other], max(1, tried.cap[other] + change))
             elif what < 8:
-                kind = np.random.randint(3)
-                try_priority[kind, s] += np.random.randint(1, 60) * (1 if np.random.randint(2) else -1)
+                kind = below(three, draws)
+                change = 1 + below(steps, draws)
+                if below(two, draws) == 0:
+                    change = -change
+                tried.priority[kind, s] += change
             elif what < 9:
-                other = np.random.randint(stages)
-                kind = np.random.randint(3)
-                try_priority[kind, s], try_priority[kind, other] = try_priority[kind, other], try_priority[kind, s]
+                other = below(stages, draws)
+                kind = below(three, draws)
+                kept = tried.priority[kind, s]
+                tried.priority[kind, s] = tried.priority[kind, other]
+                tried.priority[kind, other] = kept
             elif what < 11:
-                change = 1 if np.random.randint(2) else -1
-                if np.random.randint(2):
-                    try_lag[s] = max(0, try_lag[s] + change)
+                change = 2 * below(two, draws) - 1
+                if below(two, draws):
+                    tried.lag[s] = max(0, tried.lag[s] + change)
                 else:
                     for other in range(stages):
-                        try_lag[other] = max(0, try_lag[other] + change)
+                        tried.lag[other] = max(0, tried.lag[other] + change)
+            elif below(two, draws):
+                tried.look_ahead[0] = below(looks, draws)
             else:
-                try_look = np.random.randint(0, longest + 1) if np.random.randint(2) else np.int64(0)
-        value = run_rule(facts, try_cap, try_lag, try_priority, try_look, order)
+                tried.look_ahead[0] = 0
+        value = run_rule(facts, tried, room)
         warm = heat * (1.0 - turn / evaluations)
-        if value <= now or (value < STRANDED and warm > 0 and np.random.random() < np.exp((now - value) / (warm * best))):
-            now, now_cap, now_lag, now_priority, now_look = value, try_cap, try_lag, try_priority, try_look
+        if value <= now or (value < STRANDED and warm > 0 and fraction(draws) < math.exp((now - value) / (warm * best))):
+            now = value
+            _copy(tried, now_rule)
             if value < best:
-                best, best_look = value, try_look
-                cap[:] = try_cap
-                lag[:] = try_lag
-                priority[:] = try_priority
-    return best, best_look
+                best = value
+                _copy(tried, rule)
+    return best
+
+
+@kernel()
+def _copy(rule: Rule, target: Rule) -> None:
+    target.look_ahead[0] = rule.look_ahead[0]
+    for s in range(len(rule.cap)):
+        target.cap[s], target.lag[s] = rule.cap[s], rule.lag[s]
+        for kind in range(3):
+            target.priority[kind, s] = rule.priority[kind, s]
+
+
+class Climber:
+    """The compiled kernel at work on one problem, for one thread."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Waits until the kernel is compiled."""
+        self.facts, self.room, self._climb = facts, room_of(facts), compiled(climb)
+        self.most_cap, self.ranges = np.maximum(facts.count, 1), (2, 3, 12, 59, int(facts.duration.max()) + 1)
+
+    def run(self, rule: Rule) -> int:
+        """The end of the rule's schedule, which `room.order` has then."""
+        return self.climb(rule, 0, 0, 0.0, np.zeros(1, np.bool_))
+
+    def climb(self, rule: Rule, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
+        """The best end of that many rules beside this one; `rule` is changed to the best."""
+        now, tried = (Rule(*(each.copy() for each in rule)) for _ in range(2))
+        draws = draw(seed, DRAWS * evaluations)
+        given = (self.facts, rule, now, tried, self.room, self.most_cap, self.ranges, evaluations, draws, heat, stop)
+        return int(self._climb(*given))

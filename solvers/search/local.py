@@ -20,7 +20,7 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, climb, room_for_orders, run_rule, stop_flag
+from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Facts, Rule, stop_flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,38 +123,20 @@ def local_search(
     """
     facts = facts_of(problem)
     evaluations = evaluations or min(1500, max(20, 1_000_000 // int(3 * facts.count.sum())))
-    most_cap = np.maximum(facts.count, 1)
-    longest = int(facts.duration.max())
+    climbers = [Climber(facts) for _ in range(CLIMBS)]
     generator = np.random.default_rng(seed)
-    pool = [_first_rule(facts, most_cap, number, generator) for number in range(CLIMBS)]
-    values = [int(STRANDED)] * CLIMBS
+    pool = [_first_rule(facts, number, generator) for number in range(CLIMBS)]
+    values = [STRANDED] * CLIMBS
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
-        _compile(facts, most_cap, longest, pool[0], stop)
         for turn in range(rounds):
             heat = 0.01 * (1 - turn / rounds)
             jobs = [
-                threads.submit(
-                    climb,
-                    facts,
-                    cap,
-                    lag,
-                    priority,
-                    look,
-                    most_cap,
-                    longest,
-                    evaluations,
-                    seed * 7919 + turn * CLIMBS + number,
-                    heat,
-                    stop,
-                )
-                for number, (cap, lag, priority, look) in enumerate(pool)
+                threads.submit(climber.climb, rule, evaluations, seed * 7919 + turn * CLIMBS + number, heat, stop)
+                for number, (climber, rule) in enumerate(zip(climbers, pool, strict=True))
             ]
             ended_by = wait_for(jobs, partial(stop.fill, True))
-            for number, job in enumerate(jobs):
-                value, look = job.result()
-                values[number] = int(value)
-                pool[number] = (*pool[number][:3], int(look))
+            values = [job.result() for job in jobs]
             if ended_by is not None or min(values) <= good_enough_ns:
                 break
             if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
@@ -162,45 +144,28 @@ def local_search(
                 break
             ranking = sorted(range(CLIMBS), key=values.__getitem__)
             for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
-                cap, lag, priority, look = pool[winner]
-                pool[loser] = (cap.copy(), lag.copy(), priority.copy(), look)
+                pool[loser] = Rule(*(each.copy() for each in pool[winner]))
     best = min(range(CLIMBS), key=values.__getitem__)
     if values[best] >= STRANDED:
         if ended_by is not None:
             raise ended_by
         return None
-    cap, lag, priority, look = pool[best]
-    order = room_for_orders(facts)
-    run_rule(facts, cap, lag, priority, look, order)
-    return Found(schedule_of_codes(problem, facts, order), values[best], cut_short, ended_by)
+    climbers[best].run(pool[best])
+    return Found(schedule_of_codes(problem, facts, climbers[best].room.order), values[best], cut_short, ended_by)
 
 
-def _compile(
-    facts: Facts,
-    most_cap: NDArray[np.int64],
-    longest: int,
-    rule: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int],
-    stop: NDArray[np.bool_],
-) -> None:
-    """Have the kernel compiled, or loaded, here rather than in the threads: an interruption cannot end that there."""
-    cap, lag, priority, look = (each.copy() if isinstance(each, np.ndarray) else each for each in rule)
-    climb(facts, cap, lag, priority, look, most_cap, longest, 0, 0, 0.0, stop)
-
-
-def _first_rule(
-    facts: Facts, most_cap: NDArray[np.int64], number: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+def _first_rule(facts: Facts, number: int, generator: np.random.Generator) -> Rule:
     """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
-    stages = len(most_cap)
+    stages = len(facts.count)
     depth = _depths(facts)
     longest = int(depth.max()) + 1
-    cap = np.minimum(most_cap, np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
+    cap = np.minimum(np.maximum(facts.count, 1), np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
     priority = np.zeros((3, stages), np.int64)
     priority[0] = 100 - depth
     priority[1] = depth - longest
     priority[2] = 300
     lag = np.full(stages, number % 3, np.int64)
-    return cap, lag, priority + generator.integers(-3, 4, size=priority.shape), 0
+    return Rule(cap, lag, priority + generator.integers(-3, 4, size=priority.shape), np.zeros(1, np.int64))
 
 
 def _depths(facts: Facts) -> NDArray[np.int64]:

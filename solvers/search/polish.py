@@ -16,7 +16,7 @@ import numpy as np
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.order_evaluator import polish, time_orders
+from schedc.solvers.kernel.order_evaluator import OrderClimber
 from schedc.solvers.kernel.rule_kernel import stop_flag
 from schedc.solvers.search.local import Found, facts_of, visits_of
 
@@ -70,19 +70,19 @@ def polish_schedule(
                 raise ValueError(f"{op} cannot be moved as a whole block of this problem")
             orders[rank, at] = (rows[op.kind] * stages + op.stage) * most + number[op.stage][op.microbatch]
     evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(lengths.sum())))
-    best_ns = int(time_orders(facts, orders, lengths, np.zeros((2, stages, most), np.int64)))
+    climbers = [OrderClimber(facts, lengths, REACH) for _ in range(CLIMBS)]
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
-        polish(facts, orders.copy(), lengths, 0, 0, 0.0, REACH, stop)  # compiled here: an interruption cannot end that in a thread
+        best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
         for turn in range(rounds):
             heat = 2e-4 * (1 - turn / rounds)
             tries = [orders.copy() for _ in range(CLIMBS)]
             jobs = [
-                threads.submit(polish, facts, each, lengths, evaluations, seed * 7919 + turn * CLIMBS + at, heat, REACH, stop)
-                for at, each in enumerate(tries)
+                threads.submit(climber.climb, each, evaluations, seed * 7919 + turn * CLIMBS + at, heat, stop)
+                for at, (climber, each) in enumerate(zip(climbers, tries, strict=True))
             ]
             ended_by = wait_for(jobs, partial(stop.fill, True))
-            values = [int(job.result()) for job in jobs]
+            values = [job.result() for job in jobs]
             best_ns = min(values)
             orders = tries[values.index(best_ns)]
             if ended_by is not None or best_ns <= good_enough_ns:
