@@ -42,7 +42,7 @@ MAY_SEE = {
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {
     "torch": {"runtime"},
-    "numba": {"compiled", "solvers"},
+    "numba": {"compiled"},
     "ortools": {"models", "solvers"},
     "pulp": {"models", "solvers"},
     "highspy": {"models", "solvers"},

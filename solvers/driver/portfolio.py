@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from schedc.compiled import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.common.failure import Failure, failure_of
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.registry import SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.kernel.order_evaluator import polish
+from schedc.solvers.kernel.rule_kernel import climb
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ SMALL_OPS = 5_000
 
 CONSTRUCTIVE_S = 3.0
 """However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
+
+MEANWHILE_S = 4.0
+"""Where the local searches still wait for compiled code, and a clock ends the work, CP-SAT goes first for this many seconds."""
 
 NEARLY = 0.95
 """A search that ended by itself so close to the limit was ended by it."""
@@ -139,12 +145,18 @@ def solve(
             with interruption.alarm(constructive_s):
                 try_methods(incumbent, (method,), candidates)
         else:
+            if problem.num_ops > SMALL_OPS:
+                compile_ahead(climb, polish)
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method)
-            # Loads compiled code, which takes longer than the others.
+            # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
+                compile_ahead(climb, polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rule-table",), candidates, on_method)
+        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
+            left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
+            runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
             _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
     except OutOfTime:

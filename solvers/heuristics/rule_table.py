@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.compiled import at_hand
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Rule, stop_flag
+from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Rule, climb, stop_flag
 from schedc.solvers.search.local import facts_of, schedule_of_codes
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ WEIGHT_LAGS = (0.0, 1.0)
 TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
+PLAIN_OPS = 6_000
+"""Up to this many ops the kernel runs plain where it is not compiled yet, for a second or two; larger problems wait for it."""
 CLIMBS = 2
 """The climbs start from so many best rules of the table."""
 
@@ -52,8 +55,8 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
         Unsupported: every rule stranded itself on memory.
     """
     facts = facts_of(problem)
-    climber = Climber(facts)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
+    climber = Climber(facts, plain=ops <= PLAIN_OPS and not at_hand(climb))
     table = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     values = np.array([climber.run(rule) for rule in table])
     if values.min() >= STRANDED:
@@ -68,7 +71,7 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
             if reached < value:
                 value, best = reached, rule
     climber.run(best)
-    return schedule_of_codes(problem, facts, climber.room.order)
+    return schedule_of_codes(problem, climber.codes())
 
 
 def _table(problem: Problem, facts: Facts, most: int) -> list[Rule]:
@@ -89,4 +92,6 @@ def _table(problem: Problem, facts: Facts, most: int) -> list[Rule]:
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
     looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
     chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
-    return [Rule(np.maximum(cap, 1), lag, priority, np.array([look_ns], np.int64)) for lag, look_ns, priority, cap in chosen]
+    return [
+        Rule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64)) for lag, look_ns, priority, cap in chosen
+    ]

@@ -90,7 +90,7 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
                         return STRANDED
                 if facts.span and at[r] == 0:
                     begun[r] = start
-                now = max(start, free[r]) + facts.duration[kind, s]
+                now = max(start, free[r]) + facts.duration[kind * stages + s]
                 free[r] = now
                 at[r] += 1
                 moving = True
@@ -110,11 +110,11 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
                     if left[s] == 0:
                         end = max(end, now + facts.tail[s] - begun[r])
                 if to >= 0:
-                    link = facts.resource[kind, s]
+                    link = facts.resource[kind * stages + s]
                     if link >= 0:
-                        now = max(now, link_free[link]) + facts.occupancy[kind, s]
+                        now = max(now, link_free[link]) + facts.occupancy[kind * stages + s]
                         link_free[link] = now
-                        now += facts.latency[kind, s]
+                        now += facts.latency[kind * stages + s]
                     ready[kind, to, n] = max(now, facts.gate[to]) if kind == F else now
     for r in range(ranks):
         if at[r] < lengths[r]:

@@ -30,7 +30,10 @@ DRAWS = 32
 
 
 class Facts(NamedTuple):
-    """A problem as arrays; per stage unless it says otherwise. Durations and the transfers are [kind, stage]."""
+    """A problem as flat arrays, or lists; per stage unless it says otherwise.
+
+    Durations and transfers are per kind and stage, entry kind × stages + stage.
+    """
 
     stage_rank: Any
     count: Any
@@ -53,6 +56,10 @@ class Facts(NamedTuple):
     kept: Any
     limit: Any
     """Per rank, bytes."""
+    first: Any
+    """Per rank, its first entry of `mine`; one more at the end."""
+    mine: Any
+    """The stages of rank 0, those of rank 1, and so on."""
     split: bool
     span: bool
     """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
@@ -76,7 +83,7 @@ class Rule(NamedTuple):
     lag: Any
     """Per stage: this many W are held back for later gaps."""
     priority: Any
-    """[kind, stage]: the smallest goes first."""
+    """Per kind and stage, entry kind × stages + stage: the smallest goes first."""
     look_ahead: Any
     """One entry: how long a rank may wait for an op that goes first."""
 
@@ -85,7 +92,7 @@ class Room(NamedTuple):
     """What `run_rule` writes."""
 
     order: Any
-    """[rank, position], codes kind × stages + stage, of which there may be a million."""
+    """Per rank and position, codes kind × stages + stage; each rank has as many entries."""
     free: Any
     """Per rank, as the next six."""
     left: Any
@@ -95,11 +102,11 @@ class Room(NamedTuple):
     best_at: Any
     stale: Any
     done: Any
-    """[kind, stage]."""
+    """Per kind and stage."""
     link_free: Any
     """Per link or trunk."""
     forward_at: Any
-    """[stage, number of the microbatch on its stage], as the next."""
+    """Per stage and number of the microbatch on its stage, as the next."""
     backward_at: Any
 
 
@@ -107,14 +114,14 @@ def room_of(facts: Facts) -> Room:
     """Room for `run_rule` on this problem."""
     ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
     ops = 3 * np.bincount(facts.stage_rank, facts.count, ranks).astype(np.int64)
-    sizes = *(ranks,) * 7, (3, stages), facts.resources, (stages, most), (stages, most)
-    return Room(np.zeros((ranks, int(ops.max())), np.int32), *(np.zeros(size, np.int64) for size in sizes))
+    sizes = ranks * int(ops.max()), *(ranks,) * 7, 3 * stages, facts.resources, stages * most, stages * most
+    return Room(*(np.zeros(size, np.int64) for size in sizes))
 
 
 def example_facts() -> Facts:
     """Facts of no problem, but of the right types."""
-    row, table = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
-    return Facts(row, row, row, row, table, table, table, table, 1, row, row, row, row, row, False, False)
+    row = np.zeros(1, np.int64)
+    return Facts(row, row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False)
 
 
 @kernel()
@@ -133,6 +140,8 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
     best_op, best_at, stale, done = room_for.best_op, room_for.best_at, room_for.stale, room_for.done
     link_free, forward_at, backward_at = room_for.link_free, room_for.forward_at, room_for.backward_at
     stages, ranks = len(stage_rank), len(limit)
+    most, width = len(forward_at) // stages, len(order) // ranks
+    first, mine = facts.first, facts.mine
     for r in range(ranks):
         free[r] = placed[r] = begun[r] = 0
         room[r] = limit[r]
@@ -141,11 +150,11 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
         link_free[link] = 0
     total = 0
     for s in range(stages):
-        done[F, s] = done[B, s] = done[W, s] = 0
+        done[s] = done[stages + s] = done[2 * stages + s] = 0
         total += count[s]
         for n in range(count[s]):
-            forward_at[s, n] = gate[s] if fed_by[s] < 0 else -1
-            backward_at[s, n] = -1
+            forward_at[s * most + n] = gate[s] if fed_by[s] < 0 else -1
+            backward_at[s * most + n] = -1
     total *= 3 if split else 2
     end = 0
     for _ in range(total):
@@ -155,20 +164,20 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
             stale[r] = 0
             earliest = STRANDED
             full = False  # a forward is there that memory does not admit
-            for s in range(stages):
-                if stage_rank[s] == r and done[F, s] < count[s] and forward_at[s, done[F, s]] >= 0 and held[s] > room[r]:
+            for entry in range(first[r], first[r + 1]):
+                s = mine[entry]
+                if done[s] < count[s] and forward_at[s * most + done[s]] >= 0 and held[s] > room[r]:
                     full = True
-            for s in range(stages):
-                if stage_rank[s] != r:
-                    continue
-                n = done[F, s]
-                if n < count[s] and forward_at[s, n] >= 0 and held[s] <= room[r] and n - done[B, s] < cap[s]:
-                    earliest = min(earliest, max(free[r], forward_at[s, n]))
-                n = done[B, s]
-                if n < done[F, s] and backward_at[s, n] >= 0:
-                    earliest = min(earliest, max(free[r], backward_at[s, n]))
-                waiting = done[B, s] - done[W, s]
-                if split and waiting > 0 and (full or waiting > lag[s] or done[B, s] == count[s]):
+            for entry in range(first[r], first[r + 1]):
+                s = mine[entry]
+                n = done[s]
+                if n < count[s] and forward_at[s * most + n] >= 0 and held[s] <= room[r] and n - done[stages + s] < cap[s]:
+                    earliest = min(earliest, max(free[r], forward_at[s * most + n]))
+                n = done[stages + s]
+                if n < done[s] and backward_at[s * most + n] >= 0:
+                    earliest = min(earliest, max(free[r], backward_at[s * most + n]))
+                waiting = done[stages + s] - done[2 * stages + s]
+                if split and waiting > 0 and (full or waiting > lag[s] or done[stages + s] == count[s]):
                     earliest = min(earliest, free[r])
             best_op[r] = -1
             best_at[r] = STRANDED
@@ -176,27 +185,28 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
                 continue
             chosen = -1
             chosen_at, chosen_priority = earliest, 0
-            for s in range(stages):
-                if stage_rank[s] != r:
-                    continue
+            for entry in range(first[r], first[r + 1]):
+                s = mine[entry]
                 for kind in range(3):
-                    n = done[kind, s]
+                    n = done[kind * stages + s]
                     if kind == F:
-                        if not (n < count[s] and forward_at[s, n] >= 0 and held[s] <= room[r] and n - done[B, s] < cap[s]):
+                        if not (
+                            n < count[s] and forward_at[s * most + n] >= 0 and held[s] <= room[r] and n - done[stages + s] < cap[s]
+                        ):
                             continue
-                        at = max(free[r], forward_at[s, n])
+                        at = max(free[r], forward_at[s * most + n])
                     elif kind == B:
-                        if not (n < done[F, s] and backward_at[s, n] >= 0):
+                        if not (n < done[s] and backward_at[s * most + n] >= 0):
                             continue
-                        at = max(free[r], backward_at[s, n])
+                        at = max(free[r], backward_at[s * most + n])
                     else:
-                        waiting = done[B, s] - n
-                        if not (split and waiting > 0 and (full or waiting > lag[s] or done[B, s] == count[s])):
+                        waiting = done[stages + s] - n
+                        if not (split and waiting > 0 and (full or waiting > lag[s] or done[stages + s] == count[s])):
                             continue
                         at = free[r]
                     if at > earliest + look_ahead:
                         continue
-                    rank_of_op = priority[kind, s]
+                    rank_of_op = priority[kind * stages + s]
                     if chosen < 0 or rank_of_op < chosen_priority or (rank_of_op == chosen_priority and at < chosen_at):
                         chosen, chosen_at, chosen_priority = kind * stages + s, at, rank_of_op
             best_op[r] = chosen
@@ -208,19 +218,19 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
         if best_at[r] == STRANDED:
             return STRANDED
         kind, s = best_op[r] // stages, best_op[r] % stages
-        n = done[kind, s]
+        n = done[kind * stages + s]
         if facts.span and placed[r] == 0:
             begun[r] = best_at[r]
-        at = best_at[r] + duration[kind, s]
-        done[kind, s] += 1
+        at = best_at[r] + duration[kind * stages + s]
+        done[kind * stages + s] += 1
         free[r] = at
-        order[r, placed[r]] = kind * stages + s
+        order[r * width + placed[r]] = kind * stages + s
         placed[r] += 1
         stale[r] = 1
         if kind == F:
             room[r] -= held[s]
             if feeds[s] < 0:
-                backward_at[s, n] = at
+                backward_at[s * most + n] = at
             to = feeds[s]
         elif kind == B:
             room[r] += held[s] - (kept[s] if split else 0)
@@ -231,23 +241,23 @@ def run_rule(facts: Facts, rule: Rule, room_for: Room) -> Any:
         if kind == (W if split else B) and n + 1 == count[s]:
             end = max(end, at + tail[s] - begun[r])
         if to >= 0:
-            link = resource[kind, s]
+            link = resource[kind * stages + s]
             arrival = at
             if link >= 0:
-                left = max(at, link_free[link]) + occupancy[kind, s]
+                left = max(at, link_free[link]) + occupancy[kind * stages + s]
                 link_free[link] = left
-                arrival = left + latency[kind, s]
+                arrival = left + latency[kind * stages + s]
             if kind == F:
-                forward_at[to, n] = max(arrival, gate[to])
+                forward_at[to * most + n] = max(arrival, gate[to])
             else:
-                backward_at[to, n] = arrival
+                backward_at[to * most + n] = arrival
             stale[stage_rank[to]] = 1
     return end
 
 
 def _example() -> tuple[Any, ...]:
-    facts, row, table = example_facts(), np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
-    rule = Rule(row, row, table, row)
+    facts, row = example_facts(), np.zeros(1, np.int64)
+    rule = Rule(row, row, row, row)
     return facts, rule, rule, rule, room_of(facts), row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
 
 
@@ -297,13 +307,13 @@ def climb(
                 change = 1 + below(steps, draws)
                 if below(two, draws) == 0:
                     change = -change
-                tried.priority[kind, s] += change
+                tried.priority[kind * stages + s] += change
             elif what < 9:
                 other = below(stages, draws)
                 kind = below(three, draws)
-                kept = tried.priority[kind, s]
-                tried.priority[kind, s] = tried.priority[kind, other]
-                tried.priority[kind, other] = kept
+                kept = tried.priority[kind * stages + s]
+                tried.priority[kind * stages + s] = tried.priority[kind * stages + other]
+                tried.priority[kind * stages + other] = kept
             elif what < 11:
                 change = 2 * below(two, draws) - 1
                 if below(two, draws):
@@ -331,25 +341,49 @@ def _copy(rule: Rule, target: Rule) -> None:
     target.look_ahead[0] = rule.look_ahead[0]
     for s in range(len(rule.cap)):
         target.cap[s], target.lag[s] = rule.cap[s], rule.lag[s]
-        for kind in range(3):
-            target.priority[kind, s] = rule.priority[kind, s]
+    for entry in range(len(rule.priority)):
+        target.priority[entry] = rule.priority[entry]
 
 
 class Climber:
-    """The compiled kernel at work on one problem, for one thread."""
+    """The kernel at work on one problem, for one thread."""
 
-    def __init__(self, facts: Facts) -> None:
-        """Waits until the kernel is compiled."""
-        self.facts, self.room, self._climb = facts, room_of(facts), compiled(climb)
-        self.most_cap, self.ranges = np.maximum(facts.count, 1), (2, 3, 12, 59, int(facts.duration.max()) + 1)
+    def __init__(self, facts: Facts, *, plain: bool = False) -> None:
+        """Waits until the kernel is compiled, unless it is to run plain."""
+        self.plain = plain
+        self._climb = climb if plain else compiled(climb)
+        self._ranges = 2, 3, 12, 59, int(facts.duration.max()) + 1
+        self._given = [facts, room_of(facts), np.maximum(facts.count, 1)]
+        if plain:
+            self._given = [_as_lists(each) for each in self._given]
 
     def run(self, rule: Rule) -> int:
-        """The end of the rule's schedule, which `room.order` has then."""
+        """The end of the rule's schedule, whose ops `codes` has then."""
         return self.climb(rule, 0, 0, 0.0, np.zeros(1, np.bool_))
 
     def climb(self, rule: Rule, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
         """The best end of that many rules beside this one; `rule` is changed to the best."""
-        now, tried = (Rule(*(each.copy() for each in rule)) for _ in range(2))
+        facts, room, most_cap = self._given
+        copies = [Rule(*(each.copy() for each in rule)) for _ in range(3)]
         draws = draw(seed, DRAWS * evaluations)
-        given = (self.facts, rule, now, tried, self.room, self.most_cap, self.ranges, evaluations, draws, heat, stop)
-        return int(self._climb(*given))
+        if self.plain:
+            copies, draws = list(map(_as_lists, copies)), _as_lists(draws)
+        best, now, tried = copies
+        value = int(self._climb(facts, best, now, tried, room, most_cap, self._ranges, evaluations, draws, heat, stop))
+        for array, values in zip(rule, best, strict=True):
+            array[:] = values
+        return value
+
+    def codes(self) -> list[list[int]]:
+        """Each rank's ops as codes kind × stages + stage, of the last `run`."""
+        _, room, _ = self._given
+        order, placed = list(map(int, room.order)), room.placed
+        width = len(order) // len(placed)
+        return [order[rank * width : rank * width + int(count)] for rank, count in enumerate(placed)]
+
+
+def _as_lists(given: Any) -> Any:
+    """Arrays as lists, which plain Python reads faster; a tuple of them stays one."""
+    if isinstance(given, tuple):
+        return type(given)(*map(_as_lists, given))
+    return given.tolist() if isinstance(given, np.ndarray) else given

@@ -82,21 +82,24 @@ def facts_of(problem: Problem) -> Facts:
     parallel = problem.data_parallel
     gate = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
     tail = np.array(parallel.reduce_scatter_ns if parallel else [0] * stages, np.int64)
+    rank_of_stage = tables.rank_of_stage
     return Facts(
-        stage_rank=tables.rank_of_stage,
+        stage_rank=rank_of_stage,
         count=np.array([len(each) for each in visits], np.int64),
         fed_by=fed_by,
         feeds=feeds,
-        duration=duration,
-        occupancy=occupancy,
-        latency=latency,
-        resource=resource,
+        duration=duration.ravel(),
+        occupancy=occupancy.ravel(),
+        latency=latency.ravel(),
+        resource=resource.ravel(),
         resources=len(tables.resources),
         gate=gate,
         tail=tail,
         held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
         kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
         limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
+        first=np.searchsorted(np.sort(rank_of_stage), np.arange(problem.ranks + 1)),
+        mine=np.argsort(rank_of_stage, kind="stable"),
         split=problem.split_backward,
         span=problem.objective is Objective.STAGE_SPAN,
     )
@@ -151,7 +154,7 @@ def local_search(
             raise ended_by
         return None
     climbers[best].run(pool[best])
-    return Found(schedule_of_codes(problem, facts, climbers[best].room.order), values[best], cut_short, ended_by)
+    return Found(schedule_of_codes(problem, climbers[best].codes()), values[best], cut_short, ended_by)
 
 
 def _first_rule(facts: Facts, number: int, generator: np.random.Generator) -> Rule:
@@ -165,7 +168,7 @@ def _first_rule(facts: Facts, number: int, generator: np.random.Generator) -> Ru
     priority[1] = depth - longest
     priority[2] = 300
     lag = np.full(stages, number % 3, np.int64)
-    return Rule(cap, lag, priority + generator.integers(-3, 4, size=priority.shape), np.zeros(1, np.int64))
+    return Rule(cap, lag, (priority + generator.integers(-3, 4, size=priority.shape)).ravel(), np.zeros(1, np.int64))
 
 
 def _depths(facts: Facts) -> NDArray[np.int64]:
@@ -179,14 +182,11 @@ def _depths(facts: Facts) -> NDArray[np.int64]:
     return depths
 
 
-def schedule_of_codes(problem: Problem, facts: Facts, order: NDArray[np.int32]) -> Schedule:
+def schedule_of_codes(problem: Problem, codes: list[list[int]]) -> Schedule:
     """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
-    kinds, stages = (Kind.F, Kind.B if facts.split else Kind.BW, Kind.W), len(problem.stages)
+    kinds, stages = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W), len(problem.stages)
     visits = visits_of(problem)
     next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
-    orders = []
-    lengths = np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(int) * (3 if facts.split else 2)
-    for rank, length in enumerate(lengths.tolist()):
-        codes = order[rank, :length].tolist()
-        orders.append(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in codes))
-    return Schedule(orders=tuple(orders))
+    return Schedule(
+        orders=tuple(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in order) for order in codes)
+    )
