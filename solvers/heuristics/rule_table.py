@@ -38,8 +38,8 @@ WEIGHT_LAGS = (0.0, 1.0)
 TABLE_OPS = 40_000
 """On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
-PLAIN_OPS = 6_000
-"""Up to this many ops the kernel runs plain where it is not compiled yet, for a second or two; larger problems wait for it."""
+PLAIN_OPS = 150_000
+"""Where no more ops will be placed, the kernel runs plain if it is not compiled yet, for a second or two; else it is waited for."""
 CLIMBS = 2
 """The climbs start from so many best rules of the table."""
 
@@ -56,7 +56,8 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     """
     facts = facts_of(problem)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
-    climber = Climber(facts, plain=ops <= PLAIN_OPS and not at_hand(climb))
+    placed = max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops
+    climber = Climber(facts, plain=placed <= PLAIN_OPS and not at_hand(climb))
     table = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     values = np.array([climber.run(rule) for rule in table])
     if values.min() >= STRANDED:

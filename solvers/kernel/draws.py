@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Draws", "below", "draw", "fraction"]
 
 LOW_32 = 0xFFFFFFFF
+MOST = 1 << 22
+"""At most this many numbers are drawn: 32 MiB."""
 
 
 class Draws(NamedTuple):
@@ -25,8 +27,8 @@ class Draws(NamedTuple):
 
 
 def draw(seed: int, count: int) -> Draws:
-    """`count` numbers of the Mersenne Twister of this seed."""
-    bits = np.random.RandomState(seed & LOW_32).randint(0, 1 << 32, max(1, count), np.uint32)
+    """`count` numbers of the Mersenne Twister of this seed, at most `MOST`."""
+    bits = np.random.RandomState(seed & LOW_32).randint(0, 1 << 32, min(max(1, count), MOST), np.uint32)
     return Draws(bits.astype(np.int64), np.zeros(1, np.int64))
 
 

@@ -1,0 +1,42 @@
+"""The kernel of the local search: plain and compiled it does the same; its random numbers are numpy's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import problems
+
+from schedc.errors import Unsupported
+from schedc.solvers.common.options import RuleTableOptions
+from schedc.solvers.heuristics import rule_table as module
+from schedc.solvers.kernel.draws import below, draw, fraction
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+@given(st.integers(0, 2**40), st.lists(st.integers(1, 2**45), max_size=30))
+def test_random_numbers_are_numpys(seed: int, limits: list[int]) -> None:
+    generator, draws = np.random.RandomState(seed % 2**32), draw(seed, 1000)
+    for limit in limits:
+        assert generator.randint(limit) == below(limit, draws)
+        assert generator.random() == fraction(draws)
+
+
+@settings(max_examples=15)
+@given(problems())
+def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None:
+    found: list[object] = []
+    for ready in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "at_hand", lambda _, ready=ready: ready)
+            patch.setattr(module, "TABLE_OPS", 1500)
+            try:
+                found.append(module.rule_table(problem, RuleTableOptions(climb_ops=1500)))
+            except Unsupported as reason:
+                found.append(str(reason))
+    assert found[0] == found[1]
