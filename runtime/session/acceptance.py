@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
 from schedc.runtime.common.program import replicas_of
@@ -90,11 +90,10 @@ def check_fit(
             f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
         )
     recomputed_stages(recompute, plan)
-    _check_replicas(plan, replicas, own_hooks)
-    if replicas is not None:
-        from schedc.runtime.replicas.collectives import check_weights
+    if problem.data_parallel is not None or replicas is not None or own_hooks:
+        from schedc.runtime.session.peers import check_replicas
 
-        check_weights(stages)
+        check_replicas(plan, stages, replicas, own_hooks=own_hooks)
     expected = problem.stages_on(rank)
     if sorted(stages) != list(expected):
         raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
@@ -103,28 +102,3 @@ def check_fit(
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
     check_stages(stages, split=split, summed=replicas is not None or bool(replicas_of(problem)))
-
-
-def _check_replicas(plan: Plan, replicas: int | None, own_hooks: bool) -> None:
-    """Refuse a plan for another number of pipelines than the job has; as `check_fit`."""
-    parallel = plan.problem.data_parallel
-    if replicas_of(plan.problem) and (own_hooks or replicas is not None):
-        given = "replicas were" if own_hooks else "a data_parallel_group was"
-        raise Unsupported(
-            f"plan {plan.name!r} has stages that are replicas of each other, and {given} given;"
-            " the runtime sums gradients inside a pipeline or between pipelines, not both"
-        )
-    if own_hooks:
-        return
-    if replicas is None:
-        if parallel is not None:
-            raise InvalidInput(
-                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
-                " processes, or compile the job without [data_parallel]"
-            )
-        return
-    if parallel is not None and parallel.size != replicas:
-        raise InvalidInput(
-            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
-            " start as many pipelines, or compile for as many"
-        )

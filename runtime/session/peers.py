@@ -1,15 +1,22 @@
-"""What keeps one process's peers, the same rank of several pipelines, from training together."""
+"""What keeps pipelines from training together: a plan for another number of them, or peers that do not fit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.common.program import replicas_of
+from schedc.runtime.replicas.collectives import check_weights
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from schedc.ir.plan import Plan
     from schedc.runtime.session.offers import Report
 
-__all__ = ["apart"]
+__all__ = ["apart", "check_replicas"]
 
 
 def apart(reports: Sequence[Report], *, replicas: bool) -> str | None:
@@ -34,3 +41,39 @@ def apart(reports: Sequence[Report], *, replicas: bool) -> str | None:
                     " build both from the same seed or checkpoint"
                 )
     return None
+
+
+def check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None, *, own_hooks: bool) -> None:
+    """Refuse a plan for another number of pipelines than the job has.
+
+    Args:
+        plan: the plan.
+        stages: this rank's.
+        replicas: how many the data_parallel_group has; None: none was given.
+        own_hooks: whether the job sums gradients over replicas itself.
+
+    Raises:
+        SchedcError: says why.
+    """
+    parallel = plan.problem.data_parallel
+    if replicas_of(plan.problem) and (own_hooks or replicas is not None):
+        given = "replicas were" if own_hooks else "a data_parallel_group was"
+        raise Unsupported(
+            f"plan {plan.name!r} has stages that are replicas of each other, and {given} given;"
+            " the runtime sums gradients inside a pipeline or between pipelines, not both"
+        )
+    if own_hooks:
+        return
+    if replicas is None:
+        if parallel is not None:
+            raise InvalidInput(
+                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
+                " processes, or compile the job without [data_parallel]"
+            )
+        return
+    if parallel is not None and parallel.size != replicas:
+        raise InvalidInput(
+            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
+            " start as many pipelines, or compile for as many"
+        )
+    check_weights(stages)

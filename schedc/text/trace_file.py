@@ -19,7 +19,8 @@ from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.files.location import Location, show
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
 from schedc.text.plan.plan_structs import Text
-from schedc.text.plan.tokens import OpWriter, TokenReader, parse_plan_op
+from schedc.text.plan.token_lines import OpWriter
+from schedc.text.plan.tokens import TokenReader, parse_plan_op
 from schedc.text.trace_events import perfetto_json, trace_events
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from schedc.text.plan.plan_structs import (
     RankEntry,
     StageEntry,
 )
-from schedc.text.plan.tokens import OpWriter, lines_of
+from schedc.text.plan.token_lines import OpWriter, lines_of
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan, RankPlan

@@ -1,6 +1,6 @@
-"""Lists of tokens as the plan file has them: lines of at most 16 tokens joined by single spaces, so that differences read small.
+"""Reading lists of tokens as the plan file has them: lines of tokens joined by single spaces.
 
-A plan of 64 ranks and 1,024 microbatches has half a million tokens, most of them several times: each text is made or read once.
+A plan of 64 ranks and 1,024 microbatches has half a million tokens, most of them several times: each text is read once.
 """
 
 from __future__ import annotations
@@ -8,40 +8,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from schedc.ir.ops import Op, parse_op, token
+from schedc.ir.ops import parse_op
 from schedc.ir.plan import Collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.files.location import Location
+    from schedc.ir.ops import Op
 
-__all__ = ["TOKENS_PER_LINE", "OpWriter", "TokenReader", "lines_of", "parse_collective", "parse_index", "parse_plan_op"]
-
-TOKENS_PER_LINE = 16
+__all__ = ["TokenReader", "parse_collective", "parse_index", "parse_plan_op"]
 
 T = TypeVar("T")
 
 _INDEX = re.compile("0|[1-9][0-9]{0,17}")
 _COLLECTIVE = re.compile(f"(RS|AG)({_INDEX.pattern})")
-
-
-def lines_of(tokens: Sequence[str]) -> tuple[str, ...]:
-    """The tokens as lines."""
-    return tuple(" ".join(tokens[at : at + TOKENS_PER_LINE]) for at in range(0, len(tokens), TOKENS_PER_LINE))
-
-
-class OpWriter(dict[Op, str]):
-    """The token of each op, made once."""
-
-    def __missing__(self, op: Op) -> str:
-        """Make the token."""
-        text = self[op] = token(op)
-        return text
-
-    def lines(self, ops: Iterable[Op]) -> tuple[str, ...]:
-        """The ops as lines of tokens."""
-        return lines_of(list(map(self.__getitem__, ops)))
 
 
 class TokenReader(dict[str, T], Generic[T]):
