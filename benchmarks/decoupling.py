@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
-from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.compile import certify, compile_problem, time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 RANKS, MICROBATCHES = 4, 12
 COSTS_NS = (10 * MS, 10 * MS, 10 * MS)
-DELAY = LinkCost(30 * MS, 0)
+DELAY = LinkTimes(30 * MS, 0)
 UNADAPTED, ADAPTED = "pipemorph{policy=initial}", "pipemorph"
 PUBLISHED = {
     0: {"no delay": 710.0, "one queue": 1350.0},

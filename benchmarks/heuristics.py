@@ -17,7 +17,7 @@ from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
-from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.solvers.common.options import PipeMorphOptions
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.pipemorph import pipemorph
@@ -48,7 +48,7 @@ def crosspipe() -> Table:
 
 def without_limit(delay_ms: int) -> Problem:
     """PipeMorph's example; memory holds all of its 12 microbatches."""
-    return pipeline("section 3.1", 4, 12, (10 * MS,) * 3, in_flight=12, slow=both_ways((0,), LinkCost(delay_ms * MS, 0)))
+    return pipeline("section 3.1", 4, 12, (10 * MS,) * 3, in_flight=12, slow=both_ways((0,), LinkTimes(delay_ms * MS, 0)))
 
 
 def section_3_1() -> Table:
@@ -77,7 +77,7 @@ def large() -> Table:
     """64 ranks, 1,024 microbatches, one slow link in the middle."""
     table = Table("memory", "work and fill, s", "greedy, s", "seconds to make", title="64 ranks × 1,024 microbatches")
     for in_flight in (64, 128):
-        slow = both_ways((31,), LinkCost(M70_NS[0], M70_NS[0] // 4))
+        slow = both_ways((31,), LinkTimes(M70_NS[0], M70_NS[0] // 4))
         problem = pipeline("large", 64, 1024, M70_NS, in_flight=in_flight, slow=slow)
         begun = time.perf_counter()
         schedule = greedy(problem)

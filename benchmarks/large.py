@@ -21,7 +21,7 @@ from rich.table import Table
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.options import GreedyOptions
@@ -70,7 +70,7 @@ class Instance:
 
     def problem(self) -> Problem:
         """The problem itself."""
-        cost = LinkCost(int(self.latency * M70_NS[0]), int(self.occupancy * M70_NS[0]))
+        cost = LinkTimes(int(self.latency * M70_NS[0]), int(self.occupancy * M70_NS[0]))
         slow = both_ways((self.ranks // 2 - 1,), cost)
         return pipeline(self.name, self.ranks, self.microbatches, M70_NS, in_flight=self.in_flight, slow=slow)
 

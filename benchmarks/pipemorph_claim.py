@@ -25,7 +25,7 @@ from rich.table import Table
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import LinkCost, both_ways, links_of
+from schedc.bench.pipelines import LinkTimes, both_ways, links_of
 from schedc.errors import Unsupported
 from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
@@ -112,11 +112,11 @@ def case_of(seed: int) -> Case:
                 activation_after_input_bytes=1,
             )
         )
-    costs: dict[tuple[int, int], LinkCost] = {}
+    costs: dict[tuple[int, int], LinkTimes] = {}
     for before in range(ranks - 1):
-        costs |= both_ways((before,), LinkCost(draw(0, 5) * MS, draw(0, 2) * MS))
+        costs |= both_ways((before,), LinkTimes(draw(0, 5) * MS, draw(0, 2) * MS))
     if straggler:
-        costs |= both_ways((draw(0, ranks - 2),), LinkCost(draw(10, 60) * MS, draw(0, 10) * MS))
+        costs |= both_ways((draw(0, ranks - 2),), LinkTimes(draw(10, 60) * MS, draw(0, 10) * MS))
     memory, in_flight = (("unlimited", None), ("p", ranks), ("p to 2p", draw(ranks, 2 * ranks)))[seed % 3]
     placed = place("unidirectional", ranks)
     problem = Problem(

@@ -17,7 +17,7 @@ from schedc.ir.schedule import Parts
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.models.grid import Grid
+    from schedc.models.grid import TimeGrid
 
 __all__ = ["Blocks", "NothingAtMost", "Transfer", "blocks_of"]
 
@@ -60,7 +60,7 @@ class Blocks:
     """Whether every schedule of the problem is matched by one of these blocks; else a bound holds for these blocks only."""
 
 
-def blocks_of(problem: Problem, grid: Grid, weight_parts: int = 1) -> Blocks:
+def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks:
     """The blocks of the problem on a grid, every W cut into so many equal parts."""
     backward = Kind.B if problem.split_backward else Kind.BW
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)

@@ -15,14 +15,14 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["Grid", "grid_of"]
+__all__ = ["TimeGrid", "grid_of"]
 
 MOST_TICKS = 1 << 30
 """A horizon of more ticks than this is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TimeGrid:
     """A tick's length."""
 
     tick_ns: int
@@ -33,7 +33,7 @@ class Grid:
         return time_ns // self.tick_ns
 
 
-def grid_of(problem: Problem, horizon_ns: int) -> Grid:
+def grid_of(problem: Problem, horizon_ns: int) -> TimeGrid:
     """The grid for a problem whose schedules of interest end by the horizon."""
     tick_ns = 0
     for stage in problem.stages:
@@ -47,4 +47,4 @@ def grid_of(problem: Problem, horizon_ns: int) -> Grid:
         tick_ns = gcd(tick_ns, *parallel.reduce_scatter_ns, *parallel.all_gather_ns)
     tick_ns = max(tick_ns, 1)
     coarse_ns = -(-horizon_ns // MOST_TICKS)
-    return Grid(tick_ns, True) if tick_ns >= coarse_ns else Grid(coarse_ns, False)
+    return TimeGrid(tick_ns, True) if tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)

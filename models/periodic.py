@@ -19,7 +19,7 @@ from schedc.models.cpsat.memory import release_pairs
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.models.grid import Grid
+    from schedc.models.grid import TimeGrid
 
 __all__ = ["Cycle", "build_cycle"]
 
@@ -40,7 +40,7 @@ class Cycle:
     duration: dict[Op, int]
 
 
-def build_cycle(problem: Problem, grid: Grid, wave: int, longest: int) -> Cycle:
+def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cycle:
     """The model of all waves of so many microbatches whose period is at most `longest` ticks, or a little more.
 
     Durations are rounded up to the grid's ticks, where they do not fit it, so that no order is chosen that needs less. On one rank,
@@ -128,7 +128,7 @@ def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, 
         model.add_bool_or(chosen)
 
 
-def _add_transfers(cycle: Cycle, problem: Problem, grid: Grid, hop: tuple[int, int], wave: int, horizon: int) -> None:
+def _add_transfers(cycle: Cycle, problem: Problem, grid: TimeGrid, hop: tuple[int, int], wave: int, horizon: int) -> None:
     """The messages of one hop, in both directions. A link serves them in microbatch order, so they need no further constraint."""
     model, start, period = cycle.model, cycle.start, cycle.step * cycle.steps
     before, after = hop

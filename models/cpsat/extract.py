@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.models.cpsat.model import Variables
-    from schedc.models.grid import Grid
+    from schedc.models.grid import TimeGrid
 
-__all__ = ["add_hint", "schedule_of"]
+__all__ = ["add_hint", "schedule_of_cpsat"]
 
 
-def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid: Grid, objective_ns: int) -> None:
+def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:
     """Hint every variable with the schedule's times; a fused backward hints its two halves."""
     model, start = variables.model, variables.start
     hinted: dict[Op, int] = {}
@@ -53,7 +53,7 @@ def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
     return targets
 
 
-def schedule_of(variables: Variables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
+def schedule_of_cpsat(variables: Variables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
     """The orders of a solution; ops that start together are ordered by their end, then as their needs ask."""
     depth = {op: number for number, op in enumerate(_by_needs(variables))}
     orders: list[list[Op]] = [[] for _ in range(problem.ranks)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.milp.variables import Variables
 
-__all__ = ["order_values", "schedule_of"]
+__all__ = ["order_values", "schedule_of_milp"]
 
 
 def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
@@ -54,7 +54,7 @@ def _is_split(variables: Variables) -> bool:
     return any(op.kind is Kind.B for op in variables.start)
 
 
-def schedule_of(variables: Variables, problem: Problem, value: Callable[[pulp.LpVariable], float]) -> Schedule:
+def schedule_of_milp(variables: Variables, problem: Problem, value: Callable[[pulp.LpVariable], float]) -> Schedule:
     """The orders of a solution, by its order variables, so that times may be off by a rounding error.
 
     An op's place in its rank's order is the number of ops that come before it.

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.bench.published import (
     CROSSPIPE_CASE_1_METHODS,
     CROSSPIPE_CASE_3_METHODS,
@@ -162,7 +162,7 @@ def _pipemorph() -> tuple[Instance, ...]:
                 PIPEMORPH_NS,
                 in_flight=times * ranks,
                 placement=PLACEMENT_NAMES[placement],
-                slow=both_ways((before,), LinkCost(latency_ms * MS, 0)),
+                slow=both_ways((before,), LinkTimes(latency_ms * MS, 0)),
             )
             found.append(_beside_peers(name, problem, value))
     return tuple(found)
@@ -228,9 +228,9 @@ def _large() -> tuple[Instance, ...]:
     )
 
 
-def _in_forwards(latency: float, occupancy: float) -> LinkCost:
+def _in_forwards(latency: float, occupancy: float) -> LinkTimes:
     """A link's latency and occupancy, given in units of M70's F; exact for quarters."""
-    return LinkCost(int(latency * M70_NS[0]), int(occupancy * M70_NS[0]))
+    return LinkTimes(int(latency * M70_NS[0]), int(occupancy * M70_NS[0]))
 
 
 def _profiled(name: str, profile: Profile, placement: str, times: int, objective: Objective = Objective.MAKESPAN) -> Problem:
@@ -241,7 +241,7 @@ def _profiled(name: str, profile: Profile, placement: str, times: int, objective
         (profile.forward_ns, profile.backward_input_ns, profile.backward_weight_ns),
         in_flight=times * profile.ranks,
         placement=PLACEMENT_NAMES[placement],
-        otherwise=LinkCost(profile.latency_ns, 0),
+        otherwise=LinkTimes(profile.latency_ns, 0),
         objective=objective,
     )
 

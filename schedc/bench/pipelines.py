@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from schedc.ir.layout import Placement
 
-__all__ = ["ACTIVATION_BYTES", "FREE", "LinkCost", "both_ways", "links_of", "pipeline"]
+__all__ = ["ACTIVATION_BYTES", "FREE", "LinkTimes", "both_ways", "links_of", "pipeline"]
 
 ACTIVATION_BYTES = 1 << 30
 """What one microbatch holds on a rank; half of it from the end of B to the end of W. Only the ratio to the limit counts."""
 
 
-class LinkCost(NamedTuple):
+class LinkTimes(NamedTuple):
     """What one message meets on a link."""
 
     latency_ns: int
@@ -31,7 +31,7 @@ class LinkCost(NamedTuple):
     """What the link shares with others, if anything."""
 
 
-FREE = LinkCost(0, 0)
+FREE = LinkTimes(0, 0)
 
 
 def pipeline(
@@ -42,8 +42,8 @@ def pipeline(
     *,
     in_flight: int,
     placement: str = "unidirectional",
-    slow: Mapping[tuple[int, int], LinkCost] | None = None,
-    otherwise: LinkCost = FREE,
+    slow: Mapping[tuple[int, int], LinkTimes] | None = None,
+    otherwise: LinkTimes = FREE,
     objective: Objective = Objective.MAKESPAN,
 ) -> Problem:
     """A pipeline whose ranks all cost the same.
@@ -88,7 +88,7 @@ def pipeline(
     )
 
 
-def links_of(placed: Placement, slow: Mapping[tuple[int, int], LinkCost], otherwise: LinkCost = FREE) -> tuple[Link, ...]:
+def links_of(placed: Placement, slow: Mapping[tuple[int, int], LinkTimes], otherwise: LinkTimes = FREE) -> tuple[Link, ...]:
     """A link for each directed pair of ranks that a transfer of the placement crosses, in ascending order."""
     return tuple(
         Link(source=x, destination=y, latency_ns=cost.latency_ns, transfer_ns=cost.transfer_ns, trunk=cost.trunk)
@@ -97,6 +97,6 @@ def links_of(placed: Placement, slow: Mapping[tuple[int, int], LinkCost], otherw
     )
 
 
-def both_ways(lower_ranks: tuple[int, ...], cost: LinkCost) -> dict[tuple[int, int], LinkCost]:
+def both_ways(lower_ranks: tuple[int, ...], cost: LinkTimes) -> dict[tuple[int, int], LinkTimes]:
     """The same cost from each of these ranks to the next one, and back."""
     return {pair: cost for rank in lower_ranks for pair in ((rank, rank + 1), (rank + 1, rank))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from schedc.bench.pipelines import LinkCost, both_ways, links_of
+from schedc.bench.pipelines import LinkTimes, both_ways, links_of
 from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
 
@@ -34,10 +34,10 @@ def random_problem(name: str, seed: int) -> Problem:
 
     ranks, microbatches = draw(3, 8), draw(6, 32)
     stages = tuple(_stage(rank, draw) for rank in range(ranks))
-    slow: dict[tuple[int, int], LinkCost] = {}
+    slow: dict[tuple[int, int], LinkTimes] = {}
     for _ in range(draw(1, 2)):  # the same link may be drawn twice: then one is slow
         before = draw(0, ranks - 2)
-        slow |= both_ways((before,), LinkCost(draw(10, 60) * MS, draw(0, 20) * MS))
+        slow |= both_ways((before,), LinkTimes(draw(10, 60) * MS, draw(0, 20) * MS))
     placed = place("unidirectional", ranks)
     return Problem(
         name=name,

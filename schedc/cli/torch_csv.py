@@ -103,7 +103,7 @@ def lint(
     from schedc.files.input_file import read_bytes
     from schedc.frontend.job import load_job
     from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
-    from schedc.interop.torch_csv.lint.linter import schedule_of, verify_torch_csv
+    from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 
     problem = load_job(job).problem
     rows = read_rows(read_bytes(csv), str(csv))
@@ -115,7 +115,7 @@ def lint(
         else:
             _print_findings(csv, chosen, findings)
         raise typer.Exit(1)
-    schedule = schedule_of(rows, problem)
+    schedule = schedule_of_rows(rows, problem)
     timeline, bound = simulate(problem, schedule), best_bound(problem)
     if as_json:
         results.print_json({"sound": True, "format": chosen, "findings": [], **_worth(problem, schedule, timeline, bound)})

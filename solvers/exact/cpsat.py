@@ -19,7 +19,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.ir.problem import Objective
 from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.cpsat.extract import add_hint, schedule_of
+from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.start_windows import windows_of
@@ -90,7 +90,7 @@ def solve_cpsat(
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
     status, ended_by = run(solver, variables.model, listener)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found = schedule_of(variables, problem, solver.value)
+        found = schedule_of_cpsat(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
         if found_ns < best_ns and not verify_schedule(problem, found):
             best, best_ns = found, found_ns
@@ -157,4 +157,4 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """Report the solution."""
-        self._on_schedule(schedule_of(self._variables, self._problem, self.value))
+        self._on_schedule(schedule_of_cpsat(self._variables, self._problem, self.value))

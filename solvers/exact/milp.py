@@ -18,7 +18,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.grid import Grid, grid_of
+from schedc.models.grid import TimeGrid, grid_of
 from schedc.solvers.common.base import Solved, SolverStatus
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.proof import bound_of_none
@@ -73,7 +73,7 @@ def solve_milp(
         Defect: a bound is above the incumbent's objective, or HiGHS says that there is no schedule as good as the incumbent.
     """
     pulp, highspy = _libraries()
-    from schedc.models.milp.extract import order_values, schedule_of
+    from schedc.models.milp.extract import order_values, schedule_of_milp
     from schedc.models.milp.model import build
 
     timeline = simulate(problem, incumbent)
@@ -114,7 +114,7 @@ def solve_milp(
     def hear_solution(event: Any) -> None:
         solution, ticks = event.data_out.mip_solution, event.data_out.objective_function_value
         if ticks < variables.objective.upBound - slack:  # the start that HiGHS is given comes back as its first solution
-            on_schedule(schedule_of(variables, problem, lambda variable: float(solution[variable.index])))
+            on_schedule(schedule_of_milp(variables, problem, lambda variable: float(solution[variable.index])))
 
     best_heard_ns = checks = 0
     stop = threading.Event()
@@ -147,7 +147,7 @@ def solve_milp(
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         values = highs.getSolution().col_value
-        found = schedule_of(variables, problem, lambda variable: float(values[variable.index]))
+        found = schedule_of_milp(variables, problem, lambda variable: float(values[variable.index]))
         if not verify_schedule(problem, found):
             found_ns = simulate(problem, found).objective_ns(problem.objective)
             if found_ns < best_ns:
@@ -176,9 +176,9 @@ def _libraries() -> tuple[ModuleType, ModuleType]:
     return pulp, highspy
 
 
-def _coarse_enough(grid: Grid, horizon_ns: int) -> Grid:
+def _coarse_enough(grid: TimeGrid, horizon_ns: int) -> TimeGrid:
     coarse_ns = -(-horizon_ns // MOST_TICKS)
-    return grid if grid.tick_ns >= coarse_ns else Grid(coarse_ns, False)
+    return grid if grid.tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)
 
 
 def _loaded(pulp: ModuleType, variables: Variables) -> Any:

@@ -24,7 +24,7 @@ from schedc.analysis.bounds.lower_bounds import (
     windows_bound,
     work_bound,
 )
-from schedc.analysis.bounds.one_machine import Job, one_machine_bound
+from schedc.analysis.bounds.one_machine import Task, one_machine_bound
 from schedc.analysis.bounds.residency import load_of_slots
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
@@ -227,7 +227,7 @@ def test_large_problem_keeps_all_bounds() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 9)), max_size=7))
 def test_one_machine_bound_is_the_best_set(triples: list[tuple[int, int, int]]) -> None:
-    jobs = [Job(*triple) for triple in triples]
+    jobs = [Task(*triple) for triple in triples]
     sets = [some for size in range(1, len(jobs) + 1) for some in combinations(jobs, size)]
     values = [min(j.head_ns for j in s) + sum(j.duration_ns for j in s) + min(j.tail_ns for j in s) for s in sets]
     assert one_machine_bound(jobs) == max(values, default=0)

@@ -17,7 +17,7 @@ from schedc.bench import run as run_module
 from schedc.bench.cell import Answer, Request
 from schedc.bench.csv_file import COLUMNS, write_rows
 from schedc.bench.instances import Instance, Unit
-from schedc.bench.pipelines import LinkCost, both_ways, pipeline
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.bench.run import Row, run, split_methods
 from schedc.errors import InvalidInput
 from schedc.solvers.common.base import Limits
@@ -33,7 +33,7 @@ PUBLISHED_MS = 100
 @pytest.fixture(scope="module")
 def instance() -> Instance:
     """Two ranks, three microbatches, a slow link."""
-    problem = pipeline("tiny", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, slow=both_ways((0,), LinkCost(5 * MS, 0)))
+    problem = pipeline("tiny", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, slow=both_ways((0,), LinkTimes(5 * MS, 0)))
     return Instance(
         name="tiny", problem=problem, published={"them": PUBLISHED_MS, "others": 50}, unit=Unit.MS, comparable=("them",)
     )

@@ -15,7 +15,7 @@ from torch_plans import made_by, torch_plans
 
 from schedc.errors import Unsupported
 from schedc.interop.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv
-from schedc.interop.torch_csv.lint.linter import schedule_of, verify_torch_csv
+from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 from schedc.interop.torch_csv.stage_map import notes, stage_map
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
@@ -56,7 +56,7 @@ def test_every_csv_is_sound(plan: Plan) -> None:
     assert verify_torch_csv(rows, problem, "compute_comms") == ()
     for level in (1, 2, 3):
         act_out(rows, [stage.rank for stage in problem.stages], problem.microbatches, level)
-    assert schedule_of(rows, problem) == plan.schedule()
+    assert schedule_of_rows(rows, problem) == plan.schedule()
     assert verify_torch_csv(rows_of(plan, "compute_only"), problem, "compute_only") == ()
 
 

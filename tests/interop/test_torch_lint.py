@@ -17,7 +17,7 @@ from torch_stock import STOCK, dump
 from schedc.errors import InvalidInput, Unsupported
 from schedc.interop.torch_csv.exporter import torch_csv
 from schedc.interop.torch_csv.lint.actions import Finding, layout_of, read_rows
-from schedc.interop.torch_csv.lint.linter import schedule_of, verify_torch_csv
+from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def test_what_is_no_text_is_refused(content: bytes) -> None:
 
 def test_what_a_csv_computes() -> None:
     rows = read_rows(CHAIN.encode(), "x")
-    order = schedule_of(rows, TWO).orders[0]
+    order = schedule_of_rows(rows, TWO).orders[0]
     assert order == (Op(Kind.F, 0, 0), Op(Kind.F, 0, 1), Op(Kind.B, 0, 0), Op(Kind.W, 0, 0), Op(Kind.BW, 0, 1))
 
 
@@ -312,7 +312,7 @@ def test_overlap_cells_are_computed_one_after_the_other(tmp_path: Path) -> None:
     rows = read_rows(dump("ScheduleDualPipeV", 2, 8, 2, "compute_only", tmp_path).read_bytes(), "x")
     assert any(cell.startswith("(") for row in rows for cell in row)
     problem = make_problem(2, 8, placement="wave", chunks=2)
-    assert schedule_of(rows, problem) == made_by("dualpipe-v", 2, 8, placement="wave", chunks=2).schedule()
+    assert schedule_of_rows(rows, problem) == made_by("dualpipe-v", 2, 8, placement="wave", chunks=2).schedule()
 
 
 def test_memory_and_backwards_are_the_jobs_to_allow() -> None:

@@ -17,7 +17,7 @@ from schedc.cli.profile import profile_command
 from schedc.errors import InvalidInput
 from schedc.frontend.job import read_problem
 from schedc.interop.torch_profiler.profile import stage_times, stages_profile
-from schedc.interop.torch_profiler.trace import Action, TorchTrace, read_torch_trace
+from schedc.interop.torch_profiler.trace import RecordedAction, TorchTrace, read_torch_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +128,7 @@ def test_messages_of_gloo_and_nccl(tmp_path: Path) -> None:
 def recorded(*actions: tuple[str, int, int, int]) -> TorchTrace:
     return TorchTrace(
         path="trace.json",
-        actions=tuple(Action(*action) for action in actions),
+        actions=tuple(RecordedAction(*action) for action in actions),
         message_bytes={},
         on_gpu=False,
         waits_included=False,

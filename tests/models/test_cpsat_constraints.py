@@ -16,11 +16,11 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.model import Variables, build
-from schedc.models.grid import Grid
+from schedc.models.grid import TimeGrid
 from schedc.models.start_windows import Windows, windows_of
 
 END = 1000
-NANOSECONDS = Grid(1, True)
+NANOSECONDS = TimeGrid(1, True)
 
 
 def solved(variables: Variables) -> int | None:

@@ -14,7 +14,7 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
-from schedc.models.grid import Grid
+from schedc.models.grid import TimeGrid
 from schedc.models.milp import model as milp
 from schedc.models.milp.graph import Graph, graph_of
 from schedc.models.milp.horizon import Horizon
@@ -45,7 +45,7 @@ def w(stage: int, microbatch: int) -> Op:
 
 def bare(problem: Problem) -> tuple[Variables, Graph, Horizon]:
     """Variables without constraints, between 0 and `END` whatever needs what."""
-    blocks = blocks_of(problem, Grid(1, True))
+    blocks = blocks_of(problem, TimeGrid(1, True))
     ops = list(blocks.duration)
     model = pulp.LpProblem("test")
     start = {op: model.add_variable(op_name(op), 0, END) for op in ops}

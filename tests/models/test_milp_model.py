@@ -18,8 +18,8 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Schedule
 from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.grid import Grid
-from schedc.models.milp.extract import order_values, schedule_of
+from schedc.models.grid import TimeGrid
+from schedc.models.milp.extract import order_values, schedule_of_milp
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.model import build
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.milp.horizon import Horizon
 
-NANOSECONDS = Grid(1, True)
+NANOSECONDS = TimeGrid(1, True)
 OBJECTIVES = st.sampled_from(Objective)
 
 
@@ -128,7 +128,7 @@ def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks
         variables.order[pair].lowBound = variables.order[pair].upBound = value
     assert variables.model.solve(pulp.HiGHS(msg=False)) == pulp.LpStatusOptimal
     assert pulp.value(variables.objective) <= upper + 1e-6
-    assert schedule_of(variables, problem, pulp.value) == schedule
+    assert schedule_of_milp(variables, problem, pulp.value) == schedule
 
 
 def test_a_fused_backward_stands_for_its_halves() -> None:
@@ -143,7 +143,9 @@ def test_a_fused_backward_stands_for_its_halves() -> None:
     variables = build(problem, blocks_of(problem, NANOSECONDS), 0, timeline.makespan_ns)
     values = order_values(variables, fused, timeline)
     assert values
-    found = schedule_of(variables, problem, lambda variable: values[next(p for p, v in variables.order.items() if v is variable)])
+    found = schedule_of_milp(
+        variables, problem, lambda variable: values[next(p for p, v in variables.order.items() if v is variable)]
+    )
     assert found.orders[1] == tuple(Op(kind, 1, m) for m in range(3) for kind in (Kind.F, Kind.B, Kind.W))
     assert found.orders[0][:5] == (*(Op(Kind.F, 0, m) for m in range(3)), Op(Kind.B, 0, 0), Op(Kind.W, 0, 0))
 

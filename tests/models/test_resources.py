@@ -14,7 +14,7 @@ from schedc.ir.index import tables_of
 from schedc.ir.problem import DataParallel, Link, Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
-from schedc.models.grid import Grid
+from schedc.models.grid import TimeGrid
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
@@ -80,5 +80,5 @@ def test_tables_and_blocks_number_the_same_resources(name: str) -> None:
     problem = on_a_trunk(name, collectives=True)
     links = {Resource.of_link(link) for link in problem.links}
     assert len(links) == 4
-    assert {move.resource for move in blocks_of(problem, Grid(1, True)).transfers} == links
+    assert {move.resource for move in blocks_of(problem, TimeGrid(1, True)).transfers} == links
     assert set(tables_of(problem).resources) == links | {Resource.of_collectives(problem.data_parallel, rank) for rank in range(3)}

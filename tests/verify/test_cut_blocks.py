@@ -9,7 +9,7 @@ from problems import make_problem
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts
 from schedc.models.blocks import blocks_of
-from schedc.models.grid import Grid
+from schedc.models.grid import TimeGrid
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -38,5 +38,5 @@ def test_methods_make_none() -> None:
 
 
 def test_formulations_make_none() -> None:
-    grid = Grid(tick_ns=1, exact=True)
+    grid = TimeGrid(tick_ns=1, exact=True)
     assert blocks_of(CUT, grid, 3).parts and not blocks_of(WHOLE, grid, 3).parts

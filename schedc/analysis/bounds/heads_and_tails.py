@@ -1,8 +1,8 @@
 """Heads and tails along the paths of a problem: what every lower bound is made of.
 
-A *visit* is a class of microbatches that take the same path with the same durations. A *frame* is the span of time that a bound
+Microbatches that take the same path with the same durations form a class. A *frame* is the span of time that a bound
 speaks about: from time 0 to the end of everything (makespan), or from a rank's first start to its last end (stage span; that
-rank is the frame's *observer*). In a frame, each position of a visit's path has a head, the least time from the frame's start
+rank is the frame's *observer*). In a frame, each position of a class's path has a head, the least time from the frame's start
 to the start of the block, and a tail, the least time from its end to the frame's end.
 
 In an observer's frame only that is counted which must lie inside it: of each microbatch, all that follows its first forward on
@@ -28,7 +28,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
 
-__all__ = ["Costs", "Frame", "Hop", "Visit", "frames_of", "visits_of"]
+__all__ = ["Costs", "HeadsAndTails", "Hop", "MicrobatchClass", "frames_of", "microbatch_classes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The least times of one visit at one stage."""
+    """The least times of one class of microbatches at one stage."""
 
     forward_ns: int
     gradient_ns: int
@@ -60,7 +60,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the times of a trip are computed once, when they are first asked for
-class Visit:
+class MicrobatchClass:
     """Microbatches with the same path and durations."""
 
     count: int
@@ -84,17 +84,17 @@ class Visit:
     def gradient_begin_ns(self) -> tuple[int, ...]:
         """Per position, the least time from the start of the path to the start of its backward, there and back."""
         behind = (hop.total_ns + cost.gradient_ns for hop, cost in zip(self.backward, self.costs[1:], strict=True))
-        back = accumulate(reversed(tuple(behind)), initial=self.forward_end_ns[-1])
-        return tuple(back)[::-1]
+        from_last = accumulate(reversed(tuple(behind)), initial=self.forward_end_ns[-1])
+        return tuple(from_last)[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """The heads and tails of one visit in one frame, per position of its path from `begin` on (the others hold 0)."""
+class HeadsAndTails:
+    """The heads and tails of one class of microbatches in one frame, per position of its path from `begin` on (0 before)."""
 
     observer: int | None
     """None: the makespan."""
-    visit: Visit
+    microbatches: MicrobatchClass
     begin: int
     counted: tuple[bool, ...]
     """Whether the W of the position lies inside the frame."""
@@ -109,21 +109,21 @@ class Frame:
 
     def positions(self) -> range:
         """The positions inside the frame."""
-        return range(self.begin, len(self.visit.path))
+        return range(self.begin, len(self.microbatches.path))
 
 
-def visits_of(problem: Problem) -> tuple[Visit, ...]:
+def microbatch_classes(problem: Problem) -> tuple[MicrobatchClass, ...]:
     """The microbatches of a problem in classes that bounds need not tell apart."""
     links = {(link.source, link.destination): link for link in problem.links}
     uniform = [all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in Kind) for path in problem.paths]
     classes = Counter((path, -1 if uniform[path] else microbatch) for microbatch, path in enumerate(problem.path_of))
-    visits = []
+    made = []
     for (index, alone), count in classes.items():
         path = problem.paths[index]
         microbatch = problem.path_of.index(index) if alone < 0 else alone
         pairs = list(pairwise(path))
-        visits.append(
-            Visit(
+        made.append(
+            MicrobatchClass(
                 count=count,
                 microbatch=microbatch,
                 path=path,
@@ -132,16 +132,16 @@ def visits_of(problem: Problem) -> tuple[Visit, ...]:
                 backward=tuple(_hop(problem, links, b, a, problem.stages[a].gradient_message_bytes) for a, b in pairs),
             )
         )
-    return tuple(visits)
+    return tuple(made)
 
 
-def frames_of(problem: Problem, visits: tuple[Visit, ...]) -> dict[int | None, list[Frame]]:
-    """Per frame of the problem's objective, by observer, the heads and tails of the visits that have a part in it."""
+def frames_of(problem: Problem, classes: tuple[MicrobatchClass, ...]) -> dict[int | None, list[HeadsAndTails]]:
+    """Per frame of the problem's objective, by observer, the heads and tails of the classes that have a part in it."""
     if problem.objective is Objective.MAKESPAN:
-        return {None: [_frame(problem, visit, None) for visit in visits]}
+        return {None: [_frame(problem, alike, None) for alike in classes]}
     on_rank = {rank: set(problem.stages_on(rank)) for rank in range(problem.ranks)}
     return {
-        rank: [_frame(problem, visit, rank) for visit in visits if on_rank[rank].intersection(visit.path)]
+        rank: [_frame(problem, alike, rank) for alike in classes if on_rank[rank].intersection(alike.path)]
         for rank in range(problem.ranks)
     }
 
@@ -161,8 +161,8 @@ def _hop(problem: Problem, links: dict[tuple[int, int], Link], a: int, b: int, m
     return Hop(link.occupancy_ns(message_bytes), link.latency_ns, Resource.of_link(link))
 
 
-def _frame(problem: Problem, visit: Visit, observer: int | None) -> Frame:
-    path, costs = visit.path, visit.costs
+def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None) -> HeadsAndTails:
+    path, costs = microbatches.path, microbatches.costs
     size = len(path)
     ranks = [problem.stages[stage].rank for stage in path]
     begin = 0 if observer is None else ranks.index(observer)
@@ -173,22 +173,22 @@ def _frame(problem: Problem, visit: Visit, observer: int | None) -> Frame:
 
     forward_head, forward_tail, gradient_head, gradient_tail = ([0] * size for _ in range(4))
     for at in range(begin, size):
-        arrival = forward_head[at - 1] + costs[at - 1].forward_ns + visit.forward[at - 1].total_ns if at > begin else 0
+        arrival = forward_head[at - 1] + costs[at - 1].forward_ns + microbatches.forward[at - 1].total_ns if at > begin else 0
         forward_head[at] = max(gather_ns[at], arrival)
     for at in reversed(range(begin, size)):
-        arrival = gradient_head[at + 1] + costs[at + 1].gradient_ns + visit.backward[at].total_ns if at < size - 1 else 0
+        arrival = gradient_head[at + 1] + costs[at + 1].gradient_ns + microbatches.backward[at].total_ns if at < size - 1 else 0
         gradient_head[at] = max(forward_head[at] + costs[at].forward_ns, arrival)
     for at in range(begin, size):
-        sent = visit.backward[at - 1].total_ns + costs[at - 1].gradient_ns + gradient_tail[at - 1] if at > begin else 0
+        sent = microbatches.backward[at - 1].total_ns + costs[at - 1].gradient_ns + gradient_tail[at - 1] if at > begin else 0
         gradient_tail[at] = _tail_of_gradient(costs[at], sent, after_weight_ns[at] if counted[at] else None)
     for at in reversed(range(begin, size)):
         if at == size - 1:
             forward_tail[at] = costs[at].gradient_ns + gradient_tail[at]
         else:
-            forward_tail[at] = visit.forward[at].total_ns + costs[at + 1].forward_ns + forward_tail[at + 1]
-    return Frame(
+            forward_tail[at] = microbatches.forward[at].total_ns + costs[at + 1].forward_ns + forward_tail[at + 1]
+    return HeadsAndTails(
         observer=observer,
-        visit=visit,
+        microbatches=microbatches,
         begin=begin,
         counted=counted,
         after_weight_ns=after_weight_ns,

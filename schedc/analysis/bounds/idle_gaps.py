@@ -15,7 +15,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.analysis.bounds.memory_states import Way
     from schedc.ir.problem import Problem
 
@@ -47,7 +47,7 @@ class _Alone:
         return max(1, self.limit_bytes // activation_bytes)
 
 
-def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
+def window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
     Proof. Let window j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
@@ -63,7 +63,7 @@ def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, ra
     The window idles for the rest of its length, for any x and y that memory admits. Window j' ≥ j + slots opens after window j has
     closed, since no more than j − 1 + slots forwards have begun by then. So the idle times of such windows add up, and add to the
     rank's work. Blocks may be cut: what is counted as work is at least what is left of a block. A fused backward counts as its
-    gradient part and its rest (`bounds_frame`), which release no later; so does a split one, which then has at least that work.
+    gradient part and its rest (`heads_and_tails`), which release no later; so does a split one, which then has at least that work.
     """
     at = _position(frames, way, rank)
     if at is None:
@@ -73,7 +73,10 @@ def window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, ra
     for j in range(1, alone.microbatches + 1):
         here_ns = max(0, alone.away_ns - _most_work_ns(alone, j)) + best_before[max(0, j - alone.slots)]
         best_before[j] = max(best_before[j - 1], here_ns)
-    work_ns = sum(frame.visit.count * (frame.visit.costs[at].forward_ns + frame.visit.costs[at].backward_ns) for frame in frames)
+    work_ns = sum(
+        frame.microbatches.count * (frame.microbatches.costs[at].forward_ns + frame.microbatches.costs[at].backward_ns)
+        for frame in frames
+    )
     head_ns = min(frame.forward_head_ns[at] for frame in frames)
     after_ns = min(frame.after_weight_ns[at] for frame in frames)
     return head_ns + work_ns + best_before[-1] + after_ns
@@ -94,21 +97,21 @@ def _most_work_ns(alone: _Alone, j: int) -> int:
     return forwards * alone.forward_ns + backwards_ns
 
 
-def _position(frames: Sequence[Frame], way: Way, rank: int) -> int | None:
+def _position(frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int | None:
     """The position on the path of the rank's one stage; None where the bound does not apply."""
-    path, here = frames[0].visit.path, way.positions_on.get(Resource.of_rank(rank), [])
-    if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.visit.path != path for frame in frames):
+    path, here = frames[0].microbatches.path, way.positions_on.get(Resource.of_rank(rank), [])
+    if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.microbatches.path != path for frame in frames):
         return None
     return here[0] if all(frame.counted[here[0]] for frame in frames) else None
 
 
-def _alone(problem: Problem, frames: Sequence[Frame], at: int) -> _Alone:
+def _alone(problem: Problem, frames: Sequence[HeadsAndTails], at: int) -> _Alone:
     """What the bound needs to know of the stage at a position of the path."""
-    stage = problem.stages[frames[0].visit.path[at]]
+    stage = problem.stages[frames[0].microbatches.path[at]]
     limit_bytes = problem.memory_limit_bytes[stage.rank]
-    costs = [frame.visit.costs[at] for frame in frames]
+    costs = [frame.microbatches.costs[at] for frame in frames]
     kept_bytes = stage.activation_after_input_bytes if problem.split_backward else 0
-    microbatches = sum(frame.visit.count for frame in frames)
+    microbatches = sum(frame.microbatches.count for frame in frames)
     return _Alone(
         microbatches=microbatches,
         forward_ns=max(cost.forward_ns for cost in costs),
@@ -121,6 +124,6 @@ def _alone(problem: Problem, frames: Sequence[Frame], at: int) -> _Alone:
     )
 
 
-def _away_ns(frame: Frame, at: int) -> int:
+def _away_ns(frame: HeadsAndTails, at: int) -> int:
     """The least time from the end of a forward to the start of its backward: to the end of the path and back."""
-    return frame.visit.gradient_begin_ns[at] - frame.visit.forward_end_ns[at]
+    return frame.microbatches.gradient_begin_ns[at] - frame.microbatches.forward_end_ns[at]

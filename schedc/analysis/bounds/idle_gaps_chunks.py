@@ -1,8 +1,8 @@
 """What one machine must idle while microbatches are away from it and memory keeps others out; any number of stages per rank.
 
 Takes the frames of a problem; gives the least span of a frame by the idle time of one machine (a rank, a link or a trunk) under the
-memory limit of one rank. It generalizes `bounds_windows` from one stage to all stages of a rank, and from ranks to links. What one
-microbatch can have done, and what it then holds, is in `bounds_status`.
+memory limit of one rank. It generalizes `idle_gaps` from one stage to all stages of a rank, and from ranks to links. What one
+microbatch can have done, and what it then holds, is in `memory_states`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.analysis.bounds.memory_states import Status, Way
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]
 
 
-def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[Frame], way: Way, rank: int) -> int:
+def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
-    In the frame of a stage span (`Frame.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
+    In the frame of a stage span (`HeadsAndTails.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
     """
     if not _applies(problem, frames) or frames[0].observer not in (None, rank):
         return 0
     return _bound(problem, frames, way, Resource.of_rank(rank), rank)
 
 
-def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], way: Way, link: Resource, rank: int) -> int:
+def chunk_window_bound_of_link(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int) -> int:
     """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
 
     Proof: `_bound`.
@@ -41,12 +41,16 @@ def chunk_window_bound_of_link(problem: Problem, frames: Sequence[Frame], way: W
     return _bound(problem, frames, way, link, rank) if _applies(problem, frames) else 0
 
 
-def _applies(problem: Problem, frames: Sequence[Frame]) -> bool:
+def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
     """Whether all microbatches take one path and are in the frames."""
-    return bool(frames) and len(set(problem.path_of)) == 1 and sum(frame.visit.count for frame in frames) == problem.microbatches
+    return (
+        bool(frames)
+        and len(set(problem.path_of)) == 1
+        and sum(frame.microbatches.count for frame in frames) == problem.microbatches
+    )
 
 
-def _bound(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> int:
+def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> int:
     """The machine's work and the most idle time that a chain of disjoint windows proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
@@ -74,7 +78,7 @@ def _bound(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resourc
     the largest over windows that close there of their own idle time and that of the windows that have closed when they open.
     The idle times add up to the end of the frame, and add to the machine's work.
 
-    Work is nominal (`bounds_frame`): of a backward its gradient part and its rest, whether fused or split; what a schedule does
+    Work is nominal (`heads_and_tails`): of a backward its gradient part and its rest, whether fused or split; what a schedule does
     beyond that counts as idle. No memory is released before the nominal parts are done. Collectives are idle time here, too.
     """
     steps = trip_of(problem, frames, way, machine, rank)

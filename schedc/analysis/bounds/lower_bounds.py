@@ -2,7 +2,7 @@
 
 Takes a problem; gives one bound per argument (cost model, "Lower bounds"), in nanoseconds of the problem's objective. All are exact
 integers and hold for any placement, paths, costs, links, trunks and limits. They share no code with the simulator, the verifiers
-or the solvers. Heads and tails are in `bounds_frame`; for `stage-span` every rank's own span is bounded, and the largest counts.
+or the solvers. Heads and tails are in `heads_and_tails`; for `stage-span` every rank's own span is bounded, and the largest counts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.heads_and_tails import Frame, frames_of, visits_of
+from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps import window_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
-from schedc.analysis.bounds.one_machine import Job, one_machine_bound
+from schedc.analysis.bounds.one_machine import Task, one_machine_bound
 from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
-from schedc.analysis.bounds.warm_up import wave_jobs
+from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
@@ -42,11 +42,11 @@ __all__ = [
     "work_bound",
 ]
 
-Frames = dict[int | None, list[Frame]]
+Frames = dict[int | None, list[HeadsAndTails]]
 BUSIEST_LINKS = 8
-"""For so many links and trunks the window bound is computed where ranks hold several chunks."""
+"""For this many links and trunks the window bound is computed where ranks hold several chunks."""
 WAVE_BLOCKS = 400_000
-"""So many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""
+"""This many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Bound:
 @lru_cache(maxsize=16)
 def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
     """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
-    frames = frames_of(problem, visits_of(problem))
+    frames = frames_of(problem, microbatch_classes(problem))
     simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
     return (*simple, _warm_up(problem, frames), _windows(problem, frames))
 
@@ -78,15 +78,15 @@ def windows_bound(problem: Problem) -> Bound:
 
     Links count where ranks hold several chunks.
 
-    Proof: at `window_bound_of_rank` and in `bounds_windows_chunks`.
+    Proof: at `window_bound_of_rank` and in `idle_gaps_chunks`.
     """
-    return _windows(problem, frames_of(problem, visits_of(problem)))
+    return _windows(problem, frames_of(problem, microbatch_classes(problem)))
 
 
 def work_bound(problem: Problem) -> Bound:
     """For each rank and set of its blocks: least head + total work + least tail.
 
-    Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two jobs, its gradient part, which the
+    Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two tasks, its gradient part, which the
     path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
     is done by those times.
     """
@@ -103,7 +103,7 @@ def link_bound(problem: Problem) -> Bound:
 
 
 def residency_bound(problem: Problem) -> Bound:
-    """For each rank with a memory limit: activations stay for a round trip, and only so many fit (Little's law).
+    """For each rank with a memory limit: activations stay for a round trip, and only this many fit (Little's law).
 
     Proof: `residency_bound_of_rank`. 0 where no rank has a limit.
     """
@@ -121,23 +121,27 @@ def path_bound(problem: Problem) -> Bound:
 def warm_up_bound(problem: Problem) -> Bound:
     """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
 
-    Proof: `bounds_waves`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
+    Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
     has come back; and likewise for each wave of c microbatches, and in the cool-down.
     """
     return _warm_up(problem, _frames(problem))
 
 
 def _frames(problem: Problem) -> Frames:
-    return frames_of(problem, visits_of(problem))
+    return frames_of(problem, microbatch_classes(problem))
 
 
 def _work(problem: Problem, frames: Frames) -> Bound:
-    return _largest(BoundName.WORK, (each for frame in frames.values() for each in _by_resource(_rank_jobs(problem, frame))))
+    return _largest(
+        BoundName.WORK, (candidate for frame in frames.values() for candidate in _by_resource(_rank_tasks(problem, frame)))
+    )
 
 
 def _link(problem: Problem, frames: Frames) -> Bound:
-    jobs = (chain(_link_jobs(frame), _collective_jobs(problem, frame)) for frame in frames.values())
-    return _largest(BoundName.LINK, (each for some in jobs for each in _by_resource(some)), otherwise="no transfers")
+    tasks = (chain(_link_tasks(frame), _collective_tasks(problem, frame)) for frame in frames.values())
+    return _largest(
+        BoundName.LINK, (candidate for of_frame in tasks for candidate in _by_resource(of_frame)), otherwise="no transfers"
+    )
 
 
 def _residency(problem: Problem, frames: Frames) -> Bound:
@@ -151,14 +155,16 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
 
 
 def _windows(problem: Problem, frames: Frames) -> Bound:
-    ways = [(some, way_of(problem, some)) for some in frames.values() if some]
+    ways = [(of_frame, way_of(problem, of_frame)) for of_frame in frames.values() if of_frame]
     candidates = (
-        each for frame, way in ways for each in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
+        candidate
+        for frame, way in ways
+        for candidate in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
     )
     return _largest(BoundName.WINDOWS, candidates, otherwise="several paths")
 
 
-def _rank_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
+def _rank_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
     """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
     observer = frame[0].observer
     for rank in range(problem.ranks) if observer is None else (observer,):
@@ -166,14 +172,14 @@ def _rank_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterato
         yield max(bounds), f"rank {rank}"
 
 
-def _link_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterator[tuple[int, str]]:
+def _link_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
     """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
     if len(problem.stages) == problem.ranks:
         return
     busy_ns: dict[Resource, int] = {}
-    for resource, job in _link_jobs(frame):
-        busy_ns[resource] = busy_ns.get(resource, 0) + job.duration_ns
-    for resource in sorted(busy_ns, key=lambda each: -busy_ns[each])[:BUSIEST_LINKS]:
+    for resource, task in _link_tasks(frame):
+        busy_ns[resource] = busy_ns.get(resource, 0) + task.duration_ns
+    for resource in sorted(busy_ns, key=lambda resource: -busy_ns[resource])[:BUSIEST_LINKS]:
         if busy_ns[resource]:
             best_ns = max(chunk_window_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
             yield best_ns, resource.text
@@ -182,16 +188,22 @@ def _link_windows(problem: Problem, frame: Sequence[Frame], way: Way) -> Iterato
 def _path(frames: Frames) -> Bound:
     return _largest(
         BoundName.PATH,
-        ((_longest_path(frame), f"microbatch {frame.visit.microbatch}") for some in frames.values() for frame in some),
+        (
+            (_longest_path(frame), f"microbatch {frame.microbatches.microbatch}")
+            for of_frame in frames.values()
+            for frame in of_frame
+        ),
     )
 
 
 def _warm_up(problem: Problem, frames: Frames) -> Bound:
-    blocks = sum(visit.count * len(visit.path) for visit in visits_of(problem))
+    blocks = sum(alike.count * len(alike.path) for alike in microbatch_classes(problem))
     if len(frames) * blocks > WAVE_BLOCKS:
         binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
         frames = {binding: frames[binding]}
-    return _largest(BoundName.WARM_UP, (each for frame in frames.values() for each in _by_resource(_wave_jobs(problem, frame))))
+    return _largest(
+        BoundName.WARM_UP, (candidate for frame in frames.values() for candidate in _by_resource(_wave_tasks(problem, frame)))
+    )
 
 
 def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
@@ -199,70 +211,72 @@ def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: 
     return Bound(name=name, value_ns=value_ns, detail=detail)
 
 
-def _by_resource(jobs: Iterable[tuple[Resource, Job]]) -> Iterator[tuple[int, str]]:
-    grouped: dict[Resource, list[Job]] = {}
-    for resource, job in jobs:
-        grouped.setdefault(resource, []).append(job)
-    for resource, some in grouped.items():
-        yield one_machine_bound(some), resource.text
+def _by_resource(tasks: Iterable[tuple[Resource, Task]]) -> Iterator[tuple[int, str]]:
+    grouped: dict[Resource, list[Task]] = {}
+    for resource, task in tasks:
+        grouped.setdefault(resource, []).append(task)
+    for resource, together in grouped.items():
+        yield one_machine_bound(together), resource.text
 
 
-def _longest_path(frame: Frame) -> int:
-    return max(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for at in frame.positions())
+def _longest_path(frame: HeadsAndTails) -> int:
+    return max(
+        frame.forward_head_ns[at] + frame.microbatches.costs[at].forward_ns + frame.forward_tail_ns[at] for at in frame.positions()
+    )
 
 
-def _rank_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+def _rank_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
     for frame in frames:
-        count = frame.visit.count
+        count = frame.microbatches.count
         for at in frame.positions():
-            rank, costs = Resource.of_rank(problem.stages[frame.visit.path[at]].rank), frame.visit.costs[at]
-            yield rank, Job(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
-            yield rank, Job(frame.gradient_head_ns[at], count * costs.gradient_ns, frame.gradient_tail_ns[at])
+            rank, costs = Resource.of_rank(problem.stages[frame.microbatches.path[at]].rank), frame.microbatches.costs[at]
+            yield rank, Task(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
+            yield rank, Task(frame.gradient_head_ns[at], count * costs.gradient_ns, frame.gradient_tail_ns[at])
             rest_ns = costs.backward_ns - costs.gradient_ns
             if frame.counted[at] and rest_ns:
                 head_ns = frame.gradient_head_ns[at] + costs.gradient_ns
-                yield rank, Job(head_ns, count * rest_ns, frame.after_weight_ns[at])
+                yield rank, Task(head_ns, count * rest_ns, frame.after_weight_ns[at])
 
 
-def _link_jobs(frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+def _link_tasks(frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
     for frame in frames:
-        visit, costs = frame.visit, frame.visit.costs
+        microbatches, costs = frame.microbatches, frame.microbatches.costs
         for at in frame.positions()[:-1]:
-            there, back = visit.forward[at], visit.backward[at]
-            if there.resource is not None:
+            forward_hop, gradient_hop = microbatches.forward[at], microbatches.backward[at]
+            if forward_hop.resource is not None:
                 head_ns = frame.forward_head_ns[at] + costs[at].forward_ns
-                tail_ns = there.latency_ns + costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1]
-                yield there.resource, Job(head_ns, visit.count * there.occupancy_ns, tail_ns)
-            if back.resource is not None:
+                tail_ns = forward_hop.latency_ns + costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1]
+                yield forward_hop.resource, Task(head_ns, microbatches.count * forward_hop.occupancy_ns, tail_ns)
+            if gradient_hop.resource is not None:
                 head_ns = frame.gradient_head_ns[at + 1] + costs[at + 1].gradient_ns
-                tail_ns = back.latency_ns + costs[at].gradient_ns + frame.gradient_tail_ns[at]
-                yield back.resource, Job(head_ns, visit.count * back.occupancy_ns, tail_ns)
+                tail_ns = gradient_hop.latency_ns + costs[at].gradient_ns + frame.gradient_tail_ns[at]
+                yield gradient_hop.resource, Task(head_ns, microbatches.count * gradient_hop.occupancy_ns, tail_ns)
 
 
-def _collective_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
+def _collective_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
     """All-gathers precede all forwards of their stage, reduce-scatters follow all its backwards. Only the makespan has them."""
     parallel = problem.data_parallel
     if parallel is None or problem.objective is not Objective.MAKESPAN:
         return
-    visitors: dict[int, list[tuple[Frame, int]]] = {}
+    places_of_stage: dict[int, list[tuple[HeadsAndTails, int]]] = {}
     for frame in frames:
         for at in frame.positions():
-            visitors.setdefault(frame.visit.path[at], []).append((frame, at))
-    for stage, places in visitors.items():
+            places_of_stage.setdefault(frame.microbatches.path[at], []).append((frame, at))
+    for stage, places in places_of_stage.items():
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
-        costs = [(frame.visit.count, frame.visit.costs[at]) for frame, at in places]
+        costs = [(frame.microbatches.count, frame.microbatches.costs[at]) for frame, at in places]
         if parallel.all_gather_ns:
-            tail_ns = max(frame.visit.costs[at].forward_ns + frame.forward_tail_ns[at] for frame, at in places)
-            yield resource, Job(0, parallel.all_gather_ns[stage], tail_ns)
+            tail_ns = max(frame.microbatches.costs[at].forward_ns + frame.forward_tail_ns[at] for frame, at in places)
+            yield resource, Task(0, parallel.all_gather_ns[stage], tail_ns)
         work_ns = min(frame.forward_head_ns[at] for frame, at in places)
         work_ns += sum(count * (cost.forward_ns + cost.backward_ns) for count, cost in costs)
-        alone_ns = max(frame.gradient_head_ns[at] + frame.visit.costs[at].backward_ns for frame, at in places)
-        yield resource, Job(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
+        alone_ns = max(frame.gradient_head_ns[at] + frame.microbatches.costs[at].backward_ns for frame, at in places)
+        yield resource, Task(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
 
 
-def _wave_jobs(problem: Problem, frames: Sequence[Frame]) -> Iterator[tuple[Resource, Job]]:
-    by_path: Mapping[tuple[int, ...], list[Frame]] = {frame.visit.path: [] for frame in frames}
+def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
+    by_path: Mapping[tuple[int, ...], list[HeadsAndTails]] = {frame.microbatches.path: [] for frame in frames}
     for frame in frames:
-        by_path[frame.visit.path].append(frame)
-    for some in by_path.values():
-        yield from wave_jobs(problem, some)
+        by_path[frame.microbatches.path].append(frame)
+    for of_path in by_path.values():
+        yield from wave_tasks(problem, of_path)

@@ -16,7 +16,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
 __all__ = ["Status", "Step", "Way", "most_value", "pareto_front", "statuses_after", "trip_of", "way_of"]
@@ -67,27 +67,27 @@ class Way:
     """Per rank, how many stages it has, on this path or another."""
 
 
-def way_of(problem: Problem, frames: Sequence[Frame]) -> Way:
-    """The way of the microbatches of one path; `frames` are those of one observer, all visits."""
-    visit, positions = frames[0].visit, frames[0].positions()
+def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> Way:
+    """The way of the microbatches of one path; `frames` are those of one observer, all classes of microbatches."""
+    microbatches, positions = frames[0].microbatches, frames[0].positions()
     now_ns = 0
-    forward, gradient = [0] * len(visit.path), [0] * len(visit.path)
+    forward, gradient = [0] * len(microbatches.path), [0] * len(microbatches.path)
     positions_on: dict[Resource, list[int]] = {}
     hops_on: dict[Resource, list[tuple[int, bool]]] = {}
     for at in positions:
         forward[at] = now_ns
-        now_ns += min(frame.visit.costs[at].forward_ns for frame in frames)
-        positions_on.setdefault(Resource.of_rank(problem.stages[visit.path[at]].rank), []).append(at)
-        if at < len(visit.path) - 1:
-            now_ns += visit.forward[at].total_ns
-            for hop, forwards in ((visit.forward[at], True), (visit.backward[at], False)):
+        now_ns += min(frame.microbatches.costs[at].forward_ns for frame in frames)
+        positions_on.setdefault(Resource.of_rank(problem.stages[microbatches.path[at]].rank), []).append(at)
+        if at < len(microbatches.path) - 1:
+            now_ns += microbatches.forward[at].total_ns
+            for hop, forwards in ((microbatches.forward[at], True), (microbatches.backward[at], False)):
                 if hop.resource is not None:
                     hops_on.setdefault(hop.resource, []).append((at, forwards))
     for at in reversed(positions):
-        if at < len(visit.path) - 1:
-            now_ns += visit.backward[at].total_ns
+        if at < len(microbatches.path) - 1:
+            now_ns += microbatches.backward[at].total_ns
         gradient[at] = now_ns
-        now_ns += min(frame.visit.costs[at].gradient_ns for frame in frames)
+        now_ns += min(frame.microbatches.costs[at].gradient_ns for frame in frames)
     return Way(
         forward_begin_ns=tuple(forward),
         gradient_begin_ns=tuple(gradient),
@@ -97,17 +97,17 @@ def way_of(problem: Problem, frames: Sequence[Frame]) -> Way:
     )
 
 
-def trip_of(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resource, rank: int) -> list[Step]:
+def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> list[Step]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
         problem: whose microbatches all take one path.
-        frames: of one observer, all visits.
+        frames: of one observer, all classes of microbatches.
         way: of these frames.
         machine: a rank, a link or a trunk.
         rank: whose memory counts.
     """
-    size = len(frames[0].visit.path)
+    size = len(frames[0].microbatches.path)
     after_ns = min((frame.after_weight_ns[at] for frame in frames for at in way.positions_on.get(machine, ())), default=0)
     blocks = {at for each in (machine, Resource.of_rank(rank)) for at in way.positions_on.get(each, ())}
     hops = way.hops_on.get(machine, ())
@@ -120,17 +120,18 @@ def trip_of(problem: Problem, frames: Sequence[Frame], way: Way, machine: Resour
 
 
 def _block_step(
-    problem: Problem, frames: Sequence[Frame], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
+    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
 ) -> Step:
-    stage = problem.stages[frames[0].visit.path[at]]
-    costs = [frame.visit.costs[at] for frame in frames]
+    stage = problem.stages[frames[0].microbatches.path[at]]
+    costs = [frame.microbatches.costs[at] for frame in frames]
     durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
     rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
     begin_ns = (way.forward_begin_ns if forward else way.gradient_begin_ns)[at]
     works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
     kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
     all_ns = sum(
-        frame.visit.count * (duration_ns + rest_ns) for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
+        frame.microbatches.count * (duration_ns + rest_ns)
+        for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
     )
     return Step(
         begin_ns=begin_ns,
@@ -147,24 +148,24 @@ def _block_step(
     )
 
 
-def _hop_step(frames: Sequence[Frame], way: Way, at: int, forward: bool) -> Step:
-    visit = frames[0].visit
-    hop = visit.forward[at] if forward else visit.backward[at]
+def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool) -> Step:
+    microbatches = frames[0].microbatches
+    hop = microbatches.forward[at] if forward else microbatches.backward[at]
     if forward:
         begin_ns = way.forward_begin_ns[at + 1] - hop.total_ns
-        head_ns = min(frame.forward_head_ns[at] + frame.visit.costs[at].forward_ns for frame in frames)
-        tail_ns = min(frame.visit.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
+        head_ns = min(frame.forward_head_ns[at] + frame.microbatches.costs[at].forward_ns for frame in frames)
+        tail_ns = min(frame.microbatches.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
     else:
         begin_ns = way.gradient_begin_ns[at] - hop.total_ns
-        head_ns = min(frame.gradient_head_ns[at + 1] + frame.visit.costs[at + 1].gradient_ns for frame in frames)
-        tail_ns = min(frame.visit.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
+        head_ns = min(frame.gradient_head_ns[at + 1] + frame.microbatches.costs[at + 1].gradient_ns for frame in frames)
+        tail_ns = min(frame.microbatches.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
     return Step(
         begin_ns=begin_ns,
         end_ns=begin_ns + hop.occupancy_ns,
         head_ns=head_ns,
         tail_ns=hop.latency_ns + tail_ns,
         work_ns=hop.occupancy_ns,
-        all_ns=sum(frame.visit.count for frame in frames) * hop.occupancy_ns,
+        all_ns=sum(frame.microbatches.count for frame in frames) * hop.occupancy_ns,
     )
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Job", "one_machine_bound"]
+__all__ = ["Task", "one_machine_bound"]
 
 
-class Job(NamedTuple):
+class Task(NamedTuple):
     """Work of one resource. Identical jobs may be one job of their total duration: no better set holds only some of them."""
 
     head_ns: int
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     """After its end, at least this must pass until everything has ended."""
 
 
-def one_machine_bound(jobs: Iterable[Job]) -> int:
+def one_machine_bound(jobs: Iterable[Task]) -> int:
     """The largest, over all sets of jobs, of least head + total duration + least tail; 0 without jobs.
 
     Proof that it is a bound: the jobs of any set run one at a time, none before the set's least head, and the last to end is

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import Frame
+    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
 __all__ = ["load_of_slots", "minimum_limit_bytes", "residency_bound_of_rank"]
 
 
 class _Stay(NamedTuple):
-    """The activations of one visit at one stage: how long they stay, and what must come before and after."""
+    """The activations of one class of microbatches at one stage: how long they stay, and what must come before and after."""
 
     microbatches: int
     stage: int
@@ -48,7 +48,7 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
     return tuple(least)
 
 
-def residency_bound_of_rank(problem: Problem, frames: Sequence[Frame], rank: int) -> int:
+def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], rank: int) -> int:
     """The least span of the frame that the rank's memory limit leaves; 0 where it has none. The largest of three arguments.
 
     All stays of a set of stages lie between the least head of its F and what must follow after the last of them. In that window:
@@ -101,14 +101,16 @@ def load_of_slots(lengths: Sequence[tuple[int, int]], slots: int) -> int:
     return max(sums[last + 1] - sums[last - last // slots] for last in range(0, len(ordered), slots))
 
 
-def _stays(problem: Problem, frame: Frame, rank: int) -> list[_Stay]:
-    visit = frame.visit
+def _stays(problem: Problem, frame: HeadsAndTails, rank: int) -> list[_Stay]:
+    microbatches = frame.microbatches
     found = []
     round_trip_ns = 0  # from the start of F to the start of the backward
     for at in reversed(frame.positions()):
-        costs, stage = visit.costs[at], problem.stages[visit.path[at]]
-        if at < len(visit.path) - 1:
-            round_trip_ns += visit.forward[at].total_ns + visit.costs[at + 1].gradient_ns + visit.backward[at].total_ns
+        costs, stage = microbatches.costs[at], problem.stages[microbatches.path[at]]
+        if at < len(microbatches.path) - 1:
+            round_trip_ns += (
+                microbatches.forward[at].total_ns + microbatches.costs[at + 1].gradient_ns + microbatches.backward[at].total_ns
+            )
         round_trip_ns += costs.forward_ns
         if stage.rank != rank:
             continue
@@ -124,8 +126,8 @@ def _stays(problem: Problem, frame: Frame, rank: int) -> list[_Stay]:
             until_release_ns, after_release_ns = round_trip_ns + costs.backward_ns, frame.after_weight_ns[at]
         found.append(
             _Stay(
-                microbatches=visit.count,
-                stage=visit.path[at],
+                microbatches=microbatches.count,
+                stage=microbatches.path[at],
                 head_ns=frame.forward_head_ns[at],
                 until_gradient_ns=until_gradient_ns,
                 after_gradient_ns=frame.gradient_tail_ns[at],

@@ -21,7 +21,7 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from schedc.analysis.comparison.account import Account
     from schedc.analysis.comparison.causes import Delay
-    from schedc.analysis.comparison.measured_costs import BlockCost, LinkCost
+    from schedc.analysis.comparison.measured_costs import BlockCost, LinkTransfers
     from schedc.analysis.comparison.spread import Spread
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
@@ -70,7 +70,7 @@ class Comparison:
     measured_timeline: Timeline
     blocks: tuple[BlockCost, ...]
     """Of all recorded steps, as is all below."""
-    links: tuple[LinkCost, ...]
+    links: tuple[LinkTransfers, ...]
     measured_problem: Problem
     """The plan's problem with the measured costs."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Link, Problem, Stage
 
-__all__ = ["BlockCost", "LinkCost", "block_costs", "link_costs", "measured_problem"]
+__all__ = ["BlockCost", "LinkTransfers", "block_costs", "link_costs", "measured_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class BlockCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCost:
+class LinkTransfers:
     """The transfers of one link, over all recorded steps."""
 
     source: int
@@ -76,7 +76,7 @@ def block_costs(problem: Problem, lanes: Lanes, steps: Sequence[StepTimes]) -> t
     return tuple(result)
 
 
-def link_costs(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTimes]) -> tuple[LinkCost, ...]:
+def link_costs(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTimes]) -> tuple[LinkTransfers, ...]:
     """The costs of each link that transfers crossed, by source and destination."""
     planned: dict[tuple[int, int], list[_Passage]] = {}
     known: dict[tuple[int, int], list[_Passage]] = {}
@@ -106,7 +106,7 @@ class _Passage(NamedTuple):
 
 def _link_cost(
     pair: tuple[int, int], planned: Sequence[_Passage], known: Sequence[_Passage], bounds: Sequence[_Passage]
-) -> LinkCost:
+) -> LinkTransfers:
     typical = round(median(passage.latency_ns for passage in planned))
     share = 1.0
     if known:
@@ -116,7 +116,7 @@ def _link_cost(
     if latency_ns < 0:
         shares = [passage.time_ns / passage.occupancy_ns for passage in known or bounds if passage.occupancy_ns]
         latency_ns, share = 0, min(1.0, median(shares) if known else min(shares))
-    return LinkCost(
+    return LinkTransfers(
         source=pair[0],
         destination=pair[1],
         planned_ns=round(median(passage.time_ns for passage in planned)),
@@ -127,7 +127,7 @@ def _link_cost(
     )
 
 
-def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Sequence[LinkCost]) -> Problem:
+def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Sequence[LinkTransfers]) -> Problem:
     """The problem with measured costs: one duration for all microbatches of a block, sizes and limits as they are.
 
     Of the backwards a stage may have run B and W apart, or BW, or both; what it has not run is the plan's, scaled as that which it
@@ -177,7 +177,7 @@ def _measured_stage(stage: Stage, times_ns: Mapping[Kind, int]) -> Stage:
     )
 
 
-def _measured_link(link: Link, cost: LinkCost) -> Link:
+def _measured_link(link: Link, cost: LinkTransfers) -> Link:
     transfer_ns, bytes_per_second = link.transfer_ns, link.bytes_per_second
     if transfer_ns is not None:
         transfer_ns = round(transfer_ns * cost.occupancy_share)

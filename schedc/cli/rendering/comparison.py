@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.analysis.comparison.account import Account
     from schedc.analysis.comparison.causes import Cause, Delay
     from schedc.analysis.comparison.compare import Comparison
-    from schedc.analysis.comparison.measured_costs import LinkCost
+    from schedc.analysis.comparison.measured_costs import LinkTransfers
     from schedc.analysis.comparison.spread import Spread
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
@@ -253,7 +253,7 @@ def _block_table(comparison: Comparison) -> Table:
     return table
 
 
-def _link_table(links: Sequence[LinkCost]) -> Table:
+def _link_table(links: Sequence[LinkTransfers]) -> Table:
     table = _table("transfers that an op waited for, over all recorded steps")
     for header in ("link", "planned", "measured", "difference", "most between", "samples", "others at most"):
         table.add_column(header, justify="right")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Action", "TorchTrace", "read_torch_trace"]
+__all__ = ["RecordedAction", "TorchTrace", "read_torch_trace"]
 
 Event = dict[str, Any]
 
@@ -48,7 +48,7 @@ _TYPE_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class RecordedAction:
     """One compute action that ran."""
 
     kind: str
@@ -63,7 +63,7 @@ class TorchTrace:
     """What one rank's trace tells."""
 
     path: str
-    actions: tuple[Action, ...]
+    actions: tuple[RecordedAction, ...]
     """In the order in which they ran, all steps one after another."""
     message_bytes: Mapping[int, int]
     """By stage, what it sends forward, where the trace says so (`record_shapes=True`, or NCCL)."""
@@ -116,7 +116,7 @@ def read_torch_trace(path: Path) -> TorchTrace:
     return TorchTrace(
         path=str(path),
         actions=tuple(
-            Action(span.kind, span.stage, span.microbatch, round(duration * 1000))
+            RecordedAction(span.kind, span.stage, span.microbatch, round(duration * 1000))
             for span, duration in zip(compute, durations, strict=True)
         ),
         message_bytes=_messages([span for span in spans if span.kind == "SEND_F"], complete, thread),

@@ -1,7 +1,7 @@
 """The linter of PyTorch's schedule CSVs: every rule, in an order in which each finds what it relies on.
 
 Takes the rows of a CSV and the job that it is for; gives every finding, none if torch 2.13's `_PipelineScheduleRuntime` runs it as
-the job says. It knows nothing of how schedc writes such a CSV. What a sound CSV computes, `schedule_of` gives as a Schedule.
+the job says. It knows nothing of how schedc writes such a CSV. What a sound CSV computes, `schedule_of_rows` gives as a Schedule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from schedc.interop.torch_csv.lint.lists import Lists
     from schedc.ir.problem import Problem
 
-__all__ = ["LAYOUTS", "check_job", "schedule_of", "verify_torch_csv"]
+__all__ = ["LAYOUTS", "check_job", "schedule_of_rows", "verify_torch_csv"]
 
 LAYOUTS = ("compute_comms", "compute_only")
 
@@ -80,7 +80,7 @@ def check_job(problem: Problem) -> None:
         raise Unsupported(f"{problem.name}: no CSV of torch's can be for this job: its stages are not one chain from 0 on")
 
 
-def schedule_of(rows: Sequence[Sequence[str]], problem: Problem) -> Schedule:
+def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedule:
     """What the rows of a sound CSV compute."""
     return _schedule(_ops(rows, problem))
 
