@@ -8,7 +8,6 @@ profile and topology files that the job names.
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from schedc.lower.placement import place
@@ -124,7 +123,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
     if draw.chance(0.1):
         job["solver"] = {"method": "greedy", "gap": 0.01, "seed": 3, "time_limit": "1 s"}
     if crossed and draw.chance(0.5):
-        names = [*TRUNK_NAMES, *(f"{a}>{b}" for a, b in _crossed_ranks(placed))]
+        names = [*TRUNK_NAMES, *(f"{a}>{b}" for a, b in placed.crossed())]
         if draw.chance(0.5):
             names = [random.choice(names)]  # one for all
         extra["trunks"] = {f"site{a}>site{b}": random.choice(names) for a, b in crossed}
@@ -237,12 +236,6 @@ def _memory(draw: _Draw, ranks: int, placed: Placement, held: list[int]) -> dict
     return {"capacity": capacity, "static": [f"{size} B" for size in static]}
 
 
-def _crossed_ranks(placed: Placement) -> list[tuple[int, int]]:
-    rank = placed.rank_of_stage
-    forth = {(rank[a], rank[b]) for path in placed.paths for a, b in pairwise(path) if rank[a] != rank[b]}
-    return sorted(forth | {(b, a) for a, b in forth})
-
-
 def _topology(draw: _Draw, ranks: int, placed: Placement, bandwidth: bool) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """The section, and the ordered pairs of sites whose trunk the pipeline's transfers cross."""
     random = draw.random
@@ -267,7 +260,7 @@ def _topology(draw: _Draw, ranks: int, placed: Placement, bandwidth: bool) -> tu
                 entry["trunk"] = False
                 alone |= {(a, b)} if directed else {(a, b), (b, a)}
             topology["link"].append(entry)
-    crossed = {(site[a], site[b]) for a, b in _crossed_ranks(placed) if site[a] != site[b] and (a, b) not in alone}
+    crossed = {(site[a], site[b]) for a, b in placed.crossed() if site[a] != site[b] and (a, b) not in alone}
     return topology, sorted(crossed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
@@ -54,13 +53,6 @@ def make_problem(
                 activation_after_input_bytes=after,
             )
         )
-    pairs = {
-        pair
-        for path in placed.paths
-        for a, b in pairwise(path)
-        if (x := placed.rank_of_stage[a]) != (y := placed.rank_of_stage[b])
-        for pair in ((x, y), (y, x))
-    }
     costs = dict(links or {})
     if memory_limit_bytes is None:
         limits: list[int | None] = [None] * ranks
@@ -85,7 +77,7 @@ def make_problem(
                 transfer_ns=costs.get((x, y), (0, 0))[1],
                 trunk=(trunks or {}).get((x, y)),
             )
-            for x, y in sorted(pairs)
+            for x, y in placed.crossed()
         ),
         memory_limit_bytes=tuple(limits),
         split_backward=split_backward,
