@@ -25,7 +25,7 @@ STEP_BYTES = 1 << 27
 
 
 def random_problem(name: str, seed: int) -> Problem:
-    """The problem that the seed stands for."""
+    """The problem of the seed."""
     # Of the generator only random() is promised to give the same numbers in every Python version, so all is drawn from it.
     source = Random(seed)
 

@@ -72,14 +72,14 @@ def split_methods(text: str) -> tuple[str, ...]:
     """The methods of a comma-separated list; commas inside braces belong to a method's options.
 
     Raises:
-        InvalidInput: one of them is empty, or stands there twice.
+        InvalidInput: one of them is empty, or is a duplicate.
     """
     methods = tuple(part.strip() for part in re.split(r",(?![^{]*\})", text))
     if "" in methods:
         raise InvalidInput(f"methods {text!r}: found an empty name; expected names separated by commas, as in 1f1b,auto")
     twice = [method for index, method in enumerate(methods) if method in methods[:index]]
     if twice:
-        raise InvalidInput(f"methods {text!r}: {twice[0]} stands there twice; name each method once")
+        raise InvalidInput(f"methods {text!r}: {twice[0]} is a duplicate; name each method once")
     return methods
 
 

@@ -73,7 +73,7 @@ def _time(option: str, text: str) -> int:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Take the options that stand before the command."""
+    """Take the options before the command."""
 
 
 @app.command("compile")
@@ -83,10 +83,10 @@ def compile_command(
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="What random numbers start from.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Search threads of a solver.")] = 8,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of random numbers.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Search threads of CP-SAT.")] = 8,
     deterministic_limit: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so much work, not time: the same plan on every machine.")
+        float | None, typer.Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
     ] = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
@@ -149,7 +149,7 @@ def compile_command(
 
 @app.command()
 def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
-    """Check every rule of a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is its plan."""
+    """Check a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is the job's plan."""
     from schedc.cli.rendering import results
     from schedc.compile import check_plan
     from schedc.frontend.job import load_job
@@ -191,8 +191,10 @@ def show(
     plan: PlanArgument,
     begin: Annotated[str, typer.Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Show up to this time.")] = None,
-    ranks: Annotated[str | None, typer.Option(metavar="RANKS", help="Show these, as in 0-3,8, or all; else some of many.")] = None,
-    width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns; default: the terminal's.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="RANKS", help="Show these ranks, as in 0-3,8, or all. Default: some of many.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
     from schedc.cli.show import chosen_ranks, print_plan
@@ -247,7 +249,7 @@ def bench(
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each search after this long.")] = "60s",
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV, too.")] = None,
 ) -> None:
-    """Run methods side by side on known instances: makespan, bound, gap, time, memory, and what was published."""
+    """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""
     from schedc.cli.bench import run_bench
 
     run_bench(instances, methods, time_limit, csv)
@@ -288,7 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             app(arguments)
         finally:
-            sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be told in one line
+            sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be reported in one line
     except SchedcError as error:
         print(f"schedc: {one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)

@@ -90,7 +90,7 @@ def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
 
 
 def _rows_table(set_name: str, rows: Sequence[Row]) -> Table:
-    """One line for each cell; the best of an instance stands out."""
+    """One line for each cell; the best of an instance is highlighted."""
     spans = any(row.instance.problem.objective is Objective.STAGE_SPAN for row in rows)
     table = _table(f"{set_name}: times in ms" + (", bound, gap and ratio of the stage span" if spans else ""))
     table.add_column("instance", overflow="fold")

@@ -20,7 +20,7 @@ FileOption = Path | None
 
 def compare_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file, recorded of this plan.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file, recorded from this plan.")],
     step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
     profile: Annotated[
         FileOption, typer.Option(metavar="FILE", help="Write the measured costs as a profile (JSON), one layer for each stage.")
@@ -31,7 +31,7 @@ def compare_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
-    """Compare a plan with what happened: where the time went, what was late and why, what blocks and transfers cost."""
+    """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.comparison.compare import compare
     from schedc.cli.rendering.comparison import comparison_table, print_comparison
     from schedc.cli.rendering.results import print_json

@@ -27,13 +27,13 @@ QUEUES = (1, 4)
 
 def emulate_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
-    scale: Annotated[float, typer.Option(metavar="X", help="How much slower than the plan: 2 doubles all times.")] = 1.0,
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure; one more goes before them.")] = 5,
+    scale: Annotated[float, typer.Option(metavar="X", help="Multiplies all times: 2 is half as fast as the plan.")] = 1.0,
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure, after one that does not count.")] = 5,
     queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
     trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
-    """Run a plan on this machine: a process for each rank, its links' delays on real channels, compute replaced by waiting."""
+    """Run a plan on this machine: a process per rank, real channels with the links' delays, waiting instead of compute."""
     from rich.text import Text
 
     from schedc.analysis.comparison.compare import compare
@@ -98,7 +98,7 @@ def _idle_table(comparison: Comparison) -> Table:
 
 @contextmanager
 def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
-    """A line on standard error, where that is a terminal; yields what is told of each run that has ended."""
+    """A line on standard error, where that is a terminal; yields what is called after each run."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from schedc.cli.rendering.results import console

@@ -47,25 +47,27 @@ OutputOption = Annotated[
     Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON); - is standard output.")
 ]
 TracesOption = Annotated[
-    list[Path] | None, typer.Option(metavar="TRACE", help="Take PP: spans of torch.profiler traces instead; one for each rank.")
+    list[Path] | None,
+    typer.Option(metavar="TRACE", help="Read the PP: spans of torch.profiler traces instead; one trace per rank."),
 ]
 
 
 def profile_command(
     output: OutputOption,
     model: Annotated[
-        str | None, typer.Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this gives.")
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this function returns."),
     ] = None,
     from_trace: TracesOption = None,
     device: Annotated[Device | None, typer.Option(help="Where to measure. Default: cuda where there is one.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How many times each phase is timed.")] = 20,
-    warmup: Annotated[int, typer.Option(min=1, help="Runs before that.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each phase.")] = 20,
+    warmup: Annotated[int, typer.Option(min=1, help="Untimed runs before these.")] = 5,
     dtype: Annotated[NumberType | None, typer.Option(help="Cast parameters and inputs to this type.")] = None,
     autocast: Annotated[NumberType | None, typer.Option(help="Run under torch.autocast with this type.")] = None,
-    merge: Annotated[bool, typer.Option(help="Equal layers in a row become one that repeats; else one entry for each.")] = True,
+    merge: Annotated[bool, typer.Option(help="Write equal layers in a row as one entry with repeat, or each layer.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
-    """Measure what a model's layers cost, F, B, W and memory, and write it as a profile for jobs."""
+    """Measure a model's layers (F, B, W, memory) and write them as a profile for jobs."""
     from schedc.files.outputs import check_outputs
 
     if (model is None) == (not from_trace):
@@ -103,8 +105,8 @@ def _measure(
     source = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
     check_outputs({"-o": output}, () if source is None else (Path(source),), standard=True)
     types = {"dtype": dtype_named(dtype), "autocast": dtype_named(autocast)}
-    with telling(as_json) as told:
-        measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, on_layer=told, **types)
+    with telling(as_json) as on_layer:
+        measured = profile_model(loaded, device=where, repeats=repeats, warmup=warmup, on_layer=on_layer, **types)
     written = merged(measured) if merge else measured
     layers = [profile_layer(layer) for layer in written]
     write_output(output, profile_json(layers, model=loaded.name).encode())

@@ -40,7 +40,7 @@ MOST_LINKS, MOST_MEMORY = 8, 4
 
 
 class _Row(NamedTuple):
-    """A line of the picture: what stands before it, itself once its width is known, what stands after it."""
+    """A line of the picture: the text before it, itself once its width is known, the text after it."""
 
     label: str
     draw: Callable[[Window], Text]

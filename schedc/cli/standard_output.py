@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN", "OutputLost", "standard_error", "standard_output"]
 
 PLAIN = "schedc-plain"
-"""The name of the error handler for characters that a stream's encoding lacks: one plain character stands for each."""
+"""The name of the error handler for characters that a stream's encoding lacks: one plain character replaces each."""
 
 _PLAIN = dict(zip("·─├┤▁▂▃▄▅▆▇█◀→×–…“”µ\u03bc", '.-||.:-=+*#@<>x-.""uu', strict=True))
 
@@ -38,7 +38,7 @@ class OutputLost(SchedcError):
 
 
 class _Output(FileIO):
-    """Writes to a file descriptor. After the first failure everything is thrown away: that one has been told."""
+    """Writes to a file descriptor. After the first failure everything is thrown away: that one has been reported."""
 
     lost = False
 
@@ -56,7 +56,7 @@ class _Output(FileIO):
 
 
 class _Errors(_Output):
-    """Where nobody can be told, the exit status has to do: what is told is no reason to lose the work."""
+    """Where no message can be shown, the exit status has to do: a message is no reason to lose the work."""
 
     def _fail(self, error: OSError) -> None:
         pass

@@ -26,11 +26,11 @@ CsvOption = Annotated[
         "-o",
         "--output",
         metavar="CSV",
-        help="Where to write the CSV, NAME.stages.json beside it; -: standard output, without that.",
+        help="Where to write the CSV, with NAME.stages.json beside it; - is standard output, without it.",
     ),
 ]
 CsvArgument = Annotated[Path, typer.Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")]
-JobOption = Annotated[Path, typer.Option("--job", metavar="JOB", help="The job (TOML) that it is for: ranks, stages, costs.")]
+JobOption = Annotated[Path, typer.Option("--job", metavar="JOB", help="The job (TOML) of the CSV: ranks, stages, costs.")]
 
 export_app = typer.Typer(help="Write a plan in another tool's format.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,7 +60,7 @@ def export_torch(
     plan: PlanArgument,
     output: CsvOption,
     layout: Annotated[
-        CsvFormat, typer.Option("--format", help="compute_comms: as it is executed. compute_only: torch adds the transfers.")
+        CsvFormat, typer.Option("--format", help="compute_comms: all actions. compute_only: torch adds the transfers.")
     ] = CsvFormat.compute_comms,
 ) -> None:
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
@@ -92,11 +92,11 @@ def lint(
     csv: CsvArgument,
     job: JobOption,
     layout: Annotated[
-        LintFormat, typer.Option("--format", help="auto: compute_comms if there is anything but compute in it.")
+        LintFormat, typer.Option("--format", help="auto: compute_comms if it has anything but compute.")
     ] = LintFormat.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
 ) -> None:
-    """Name what is wrong with a schedule CSV of torch's, by row and cell; time it under the job's costs if nothing is."""
+    """Check a schedule CSV of torch by row and cell; if it is sound, time it under the job's costs."""
     from schedc.analysis.bounds.lower_bounds import best_bound
     from schedc.analysis.simulation.simulate import simulate
     from schedc.cli.rendering import results
@@ -157,5 +157,5 @@ def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, b
         f" {format_duration_ns(bound.value_ns)} (by {bound.name}), gap {gap:.2%}, bubble ratio {timeline.bubble_ratio:.2%}"
     )
     if problem.cut_blocks:
-        note = 'the job has not semantics = "torch" in [pipeline], and in torch the first stage does not split its backward'
+        note = 'the job does not have semantics = "torch" in [pipeline], and in torch the first stage does not split its backward'
         typer.echo(f"note: {note}", err=True)

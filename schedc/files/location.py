@@ -1,4 +1,4 @@
-"""Where in a file a value stands, and the one-line errors about it.
+"""The place of a value in a file, and the one-line errors about it.
 
 Every error of the front end has the same form: `FILE: KEY: found WHAT, expected WHAT`.
 """
@@ -52,7 +52,7 @@ class Location:
 
 
 def show(value: object) -> str:
-    """A value of a file as it may stand in a one-line message: text quoted and cut, tables named instead of printed."""
+    """A value of a file for a one-line message: text quoted and cut, tables named instead of printed."""
     if value is None:
         return "null"
     if isinstance(value, dict):

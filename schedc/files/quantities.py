@@ -40,7 +40,7 @@ Bandwidth: TypeAlias = Annotated[
 """Bytes per second."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
-"""How many there are of something: at least one, and not so many that a slip of the keyboard fills the memory."""
+"""How many there are of something: at least one, and few enough that a typing mistake does not fill the memory."""
 
 Pair: TypeAlias = Annotated[tuple[int, ...], Meta(min_length=2, max_length=2)]
 """Two ranks, or two sites."""
@@ -60,4 +60,4 @@ def _key(name: str) -> str:
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_key):
-    """A table of a file. A field's key is its name without the unit, which in the file stands beside the number."""
+    """A table of a file. A field's key is its name without the unit, which the file has beside the number."""

@@ -46,15 +46,13 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     semantics: Annotated[
         Semantics,
         Meta(
-            description="Whose B and W. torch: its first stage does not split (B takes no time, W is the whole backward),"
-            " activations are held until W, and blocks are not cut."
+            description="The runtime that executes the plan. torch: its first stage does not split (B takes no time, W is the whole"
+            " backward), activations are held until W, and blocks are not cut."
         ),
     ] = Semantics.SCHEDC
     partition: Annotated[
         tuple[Count, ...] | None,
-        Meta(
-            description="Layers of each piece of the model. Default: the profile's layers spread evenly, the first pieces one more."
-        ),
+        Meta(description="Layers of each piece of the model. Default: the profile's layers spread evenly, first pieces one more."),
     ] = None
 
 
@@ -67,10 +65,12 @@ class ProfileSection(Section, frozen=True, kw_only=True):
     backward_weight_ns: Annotated[Durations | None, Meta(description="W, the backward of the weights.")] = None
     backward_ns: Annotated[
         Durations | None,
-        Meta(description="BW, both fused, where measured. Default: B + W. Alone it will do where split_backward is false."),
+        Meta(description="BW, both fused, where measured. Default: B + W. With split_backward = false it replaces the two."),
     ] = None
     activation_bytes: Annotated[Sizes | None, Meta(description="Held from F's start. Default: nothing.")] = None
-    activation_after_input_bytes: Annotated[Sizes | None, Meta(description="What of it W still needs. Default: nothing.")] = None
+    activation_after_input_bytes: Annotated[
+        Sizes | None, Meta(description="The part of it that W still needs. Default: nothing.")
+    ] = None
     message_bytes: Annotated[Sizes | None, Meta(description="What a stage sends to the next one. Default: nothing.")] = None
     gradient_message_bytes: Annotated[
         Sizes | None, Meta(description="What comes back to the stage for its message. Default: the same size.")
@@ -84,7 +84,8 @@ class MemorySection(Section, frozen=True, kw_only=True):
     in_flight: Annotated[Counts | None, Meta(description="The same in whole microbatches of that rank's activations.")] = None
     capacity_bytes: Annotated[Sizes | None, Meta(description="The device's memory; one value, or one per rank.")] = None
     static_bytes: Annotated[
-        Sizes | None, Meta(description="What a stage holds all the time: weights, gradients, optimizer state. Goes with capacity.")
+        Sizes | None,
+        Meta(description="What a stage holds all the time: weights, gradients, optimizer state. Needed with capacity."),
     ] = None
 
 
@@ -93,7 +94,9 @@ class LinkCost(Section, frozen=True, kw_only=True):
 
     latency_ns: Annotated[Duration | None, Meta(description="Default: 0.")] = None
     bytes_per_second: Annotated[Bandwidth | None, Meta(description="Default: a message occupies the link for no time.")] = None
-    transfer_ns: Annotated[Duration | None, Meta(description="The occupancy of one message outright, instead of bandwidth.")] = None
+    transfer_ns: Annotated[Duration | None, Meta(description="The occupancy of one message of any size, instead of bandwidth.")] = (
+        None
+    )
 
 
 class SiteLinkOverride(LinkCost, frozen=True, kw_only=True):
@@ -120,13 +123,13 @@ class TopologyFile(Section, frozen=True, kw_only=True):
         LinkCost | None, Meta(description="Any two ranks of different sites; two sites' trunk is shared, one for each direction.")
     ] = None
     site_link: Annotated[tuple[SiteLinkOverride, ...], Meta(description="Pairs of sites that differ from `between`.")] = ()
-    link: Annotated[tuple[LinkOverride, ...], Meta(description="Pairs of ranks that differ; wins over all the above.")] = ()
+    link: Annotated[tuple[LinkOverride, ...], Meta(description="Pairs of ranks that differ; overrides all the above.")] = ()
 
 
 class TopologySection(TopologyFile, frozen=True, kw_only=True):
     """Sites and links."""
 
-    path: Annotated[Text | None, Meta(description="A topology.toml that holds the other keys, instead of them.")] = None
+    path: Annotated[Text | None, Meta(description="A topology.toml with the other keys, instead of them.")] = None
 
 
 class DataParallelSection(Section, frozen=True, kw_only=True):
@@ -156,7 +159,7 @@ class SolverSection(Section, frozen=True, kw_only=True):
 
     method: Annotated[Text, Meta(description="`auto`, or a method's name, options in braces: `greedy{n_sub=2}`.")] = "auto"
     time_limit_ns: Annotated[Duration | None, Meta(description="Default: the command's.")] = None
-    gap: Annotated[float, Meta(ge=0, lt=1, description="Good enough: the relative gap at which the search stops.")] = 0.0
+    gap: Annotated[float, Meta(ge=0, lt=1, description="The search stops when the relative gap is at most this.")] = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 

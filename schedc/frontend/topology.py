@@ -29,7 +29,7 @@ Override = TypeVar("Override", LinkOverride, SiteLinkOverride)
 
 
 def read_topology(section: TopologySection, directory: Path, root: Location) -> tuple[TopologyFile, Location]:
-    """The topology and the place where it stands: the job's own table, or the file that it names.
+    """The topology and its place: the job's own table, or the file that it names.
 
     Raises:
         InvalidInput: the file cannot be used, or the table has other keys beside its path.
@@ -135,7 +135,7 @@ def _directed(overrides: Sequence[Override], count: int, location: Location, key
             if way in found:
                 earlier = location / first[way]
                 raise (at / key).refuse(
-                    f"{show(pair)}, which {earlier.path} gives already", f"each pair of {key} once for a direction"
+                    f"{show(pair)}, which {earlier.path} gives already", f"each pair of {key} once per direction"
                 )
             found[way], first[way] = override, index
     return found

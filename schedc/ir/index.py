@@ -1,7 +1,7 @@
 """Lookups derived from a Problem, as arrays: what the simulator, the memory curve and the searches ask for millions of times.
 
 `tables_of` takes a Problem and gives its `Tables`; they hold nothing that is not in the Problem. Axes: kind (`Kind`'s
-values), path, stage, microbatch; -1 stands for "none".
+values), path, stage, microbatch; -1 is "none".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Schedule: in which order every rank runs its compute ops. Start times follow from the simulator and are stored nowhere.
 
 For each (stage, microbatch) of the problem a schedule holds `F` and then either `B` and `W`, or `BW`. Where `parts` splits a
-kind of block of a stage, each such block stands in the order whole (all its parts in one piece) or as each of its parts, in order.
+kind of block of a stage, each such block is in the order whole (all its parts in one piece) or as each of its parts, in order.
 """
 
 from __future__ import annotations

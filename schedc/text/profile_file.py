@@ -7,7 +7,7 @@
    {"name": "block", "repeat": 32, "forward": "4.1 ms", "backward_input": "4.3 ms", "backward_weight": "3.6 ms",
     "activation": "544 MiB", "activation_after_input": "272 MiB", "message": "64 MiB"}]}
 ```
-The layers stand in the order of the forward; the keys and units are those of the job's [profile], for one microbatch. A stage costs
+The layers are in the order of the forward; the keys and units are those of the job's [profile], for one microbatch. A stage costs
 what its layers cost together, and sends what its last layer does.
 """
 
@@ -31,13 +31,15 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     """One layer, or several equal ones in a row."""
 
     name: Annotated[str, Meta(description="For people.")] = ""
-    repeat: Annotated[Count, Meta(description="So many of them in a row.")] = 1
+    repeat: Annotated[Count, Meta(description="This many equal layers in a row.")] = 1
     forward_ns: Duration
     backward_input_ns: Duration
     backward_weight_ns: Duration
     backward_ns: Annotated[Duration | None, Meta(description="Fused, where measured. Default: the two together.")] = None
     activation_bytes: Annotated[Size | None, Meta(description="Held from the layer's forward. Default: nothing.")] = None
-    activation_after_input_bytes: Annotated[Size | None, Meta(description="What of it W still needs. Default: nothing.")] = None
+    activation_after_input_bytes: Annotated[
+        Size | None, Meta(description="The part of it that W still needs. Default: nothing.")
+    ] = None
     message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
     gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
 

@@ -46,7 +46,7 @@ def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int
 
     Args:
         trace: what to draw.
-        label: stands behind the rank in the name of its process.
+        label: follows the rank in the name of its process.
         first_pid: the process id of rank 0; viewers treat 0 specially.
         pids: how far the ids of neighbouring ranks are apart, so that several traces can be drawn rank by rank.
     """

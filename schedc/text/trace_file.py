@@ -139,11 +139,11 @@ def parse_trace(content: bytes, name: str) -> Trace:
 def _check_header(header: _Header | None, location: Location) -> None:
     """Refuse other formats and versions."""
     if header is None:
-        raise location.refuse("no such key", "a trace file; a plan or another tool's trace is none")
+        raise location.refuse("no such key", "a trace file of schedc, not a plan or another tool's trace")
     if header.format != FORMAT:
         raise (location / "format").refuse(show(header.format), show(FORMAT))
     if header.version != VERSION:
-        raise (location / "version").refuse(show(header.version), f"{VERSION}; another schedc has written this trace")
+        raise (location / "version").refuse(show(header.version), f"{VERSION}; another version of schedc has written this trace")
 
 
 def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:

@@ -120,7 +120,7 @@ def check_microbatch_costs(problem: Problem) -> Iterator[Violation]:
 
 
 def check_layers(problem: Problem) -> Iterator[Violation]:
-    """Where layers are known, all paths cut the model into the same pieces, in order; replicas are told by them."""
+    """Where layers are known, all paths cut the model into the same pieces, in order; they say which stages are replicas."""
     pieces = [[(stage, problem.stages[stage].layers) for stage in path if _is_stage(problem, stage)] for path in problem.paths]
     for path in pieces:
         end: int | None = None

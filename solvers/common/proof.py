@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["bound_of_none"]
 
 
-def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: bool, told_by: str) -> int:
+def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: bool, claimed_by: str) -> int:
     """The lower bound, in nanoseconds, that follows where a model has no schedule whose objective is at most the known one's.
 
     Args:
@@ -25,7 +25,7 @@ def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: b
         known: the schedule whose objective is the model's limit.
         known_ns: that objective.
         is_bound: whether bounds of the model hold for the problem, so that it has a solution for every schedule of such blocks.
-        told_by: who says that there is none.
+        claimed_by: who says that there is none.
 
     Returns:
         The known objective, where the model speaks for the problem but not for the known schedule, which cuts its blocks in another
@@ -37,5 +37,5 @@ def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: b
     if not is_bound:
         return 0
     if not known.parts or known.parts == blocks.parts:
-        raise Defect(f"{told_by}: no schedule has an objective of {known_ns} ns or less, but one that has it is known")
+        raise Defect(f"{claimed_by}: no schedule has an objective of {known_ns} ns or less, but one that has it is known")
     return known_ns

@@ -79,7 +79,7 @@ def solve_cpsat(
     try:
         variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
         return Solved(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
@@ -97,7 +97,7 @@ def solve_cpsat(
     if status == cp_model.MODEL_INVALID:
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
     if status == cp_model.INFEASIBLE:
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, told_by="cpsat")
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
     name = SolverStatus(solver.status_name(status))

@@ -89,7 +89,7 @@ def solve_milp(
     try:
         variables = build(problem, blocks, floor, grid.ticks(best_ns))
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, claimed_by="milp")
         return Solved(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
@@ -144,7 +144,7 @@ def solve_milp(
     # With no order open, the model is linear and has no bound but its optimum.
     bound_ns = proven_ns(info.mip_dual_bound if variables.order else info.objective_function_value)
     if status is SolverStatus.INFEASIBLE:
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, told_by="milp")
+        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, claimed_by="milp")
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         values = highs.getSolution().col_value
         found = schedule_of_milp(variables, problem, lambda variable: float(values[variable.index]))

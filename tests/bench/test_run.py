@@ -167,7 +167,7 @@ def test_commas_inside_braces_belong_to_a_method() -> None:
     assert split_methods("1f1b, greedy{n_sub=2,depth=3},auto") == ("1f1b", "greedy{n_sub=2,depth=3}", "auto")
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "empty name"), ("1f1b,,auto", "empty name"), ("a,b,a", "a stands there twice")])
+@pytest.mark.parametrize(("text", "message"), [("", "empty name"), ("1f1b,,auto", "empty name"), ("a,b,a", "a is a duplicate")])
 def test_method_lists_that_cannot_be_meant_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         split_methods(text)

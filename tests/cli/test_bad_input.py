@@ -71,7 +71,7 @@ class Row(NamedTuple):
     """The line on standard error, less `schedc: `, `{here}` being the directory; `{any}` any text;
     where the option parser prints its usage, the last of its lines."""
     changes: Mapping[str, bytes | str | tuple[str, str]] = {}
-    """Files that are different: their content, or a text in them and what stands for it."""
+    """Files that are different: their content, or a text in them and what replaces it."""
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ COMMANDS = {
     "an unknown method of a set": Row("bench m70 --methods '1f1b,auto{x=1}'", 2, "method 'auto{x=1}': auto has no options; give them to one of the methods that it tries"),
     "an unknown set": Row("bench m71", 2, "set 'm71' is unknown; did you mean 'm70'?; expected m70, m70-wave, m70-loop, pipemorph, zero-bubble, zero-bubble-span, random, large"),
     "an empty method of a set": Row("bench m70 --methods 1f1b,", 2, "methods '1f1b,': found an empty name; expected names separated by commas, as in 1f1b,auto"),
-    "a method twice": Row("bench m70 --methods 1f1b,1f1b", 2, "methods '1f1b,1f1b': 1f1b stands there twice; name each method once"),
+    "a method twice": Row("bench m70 --methods 1f1b,1f1b", 2, "methods '1f1b,1f1b': 1f1b is a duplicate; name each method once"),
     "a bare time of a set": Row("bench m70 --time-limit 60", 2, "--time-limit: found '60', expected a duration such as \"38 ms\" (ns, us, ms, s or min)"),
     "a schema of nothing": Row("schema profile", 2, "Error: Invalid value for 'job|plan': Value error, 'profile' is not one of 'job', 'plan'."),
     "a CSV that is missing": Row("lint no.csv --job job.toml", 2, "no.csv: found no readable file (no such file or directory), expected a file"),
@@ -258,7 +258,7 @@ FILES = {
     "a plan with a bad token": Row("show plan.json", 2, "plan.json: ranks[0].compute[0]: 'X0.1' is not an op; expected F, B, W or BW, then stage.microbatch, as in W3.12 or W3.12/0", {"plan.json": ("F0.0 F0.1", "F0.0 X0.1")}),
     "a plan that its verifier refuses": Row("export torch plan.json -o new.csv", 1, "plan.json: certificate.makespan_ns: makespan: claims 524083888 ns, but the plan's queues take 562083888 ns (`schedc verify` lists all 3)", {"plan.json": ("F0.0 F0.1", "F0.1 F0.0")}),
     "a trace cut short": Row("compare plan.json trace.json", 2, "trace.json: line 1, column 13: found text that is not JSON (Expecting property name enclosed in double quotes), expected JSON", {"trace.json": b'{"schedc": {'}),
-    "a trace of another version": Row("compare plan.json trace.json", 2, "trace.json: schedc.version: found 2, expected 1; another schedc has written this trace", {"trace.json": b'{"schedc": {"format": "schedc.trace", "version": 2}}'}),
+    "a trace of another version": Row("compare plan.json trace.json", 2, "trace.json: schedc.version: found 2, expected 1; another version of schedc has written this trace", {"trace.json": b'{"schedc": {"format": "schedc.trace", "version": 2}}'}),
     "a trace with an escape sequence": Row("compare plan.json trace.json", 2, 'trace.json: schedc.plan.name: found "\\u001b", expected printable text on one line', {"trace.json": ('"name":"small"', '"name":"\\u001b"')}),
 }
 # fmt: on

@@ -73,7 +73,7 @@ def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> No
 
 
 def test_a_stage_span_is_shown_where_it_is_the_objective(tmp_path: Path) -> None:
-    """ "Against the best" compares the objective, so that stands beside the makespan; the history of --json has both."""
+    """ "Against the best" compares the objective, so the table has it beside the makespan; the history of --json has both."""
     job = tmp_path / "job.toml"
     job.write_text(
         '[pipeline]\nranks = 2\nmicrobatches = 4\n[objective]\nminimize = "stage-span"\n'
@@ -186,7 +186,7 @@ transfer = "2 ns"
     done = schedc("verify", tmp_path / "plan.json")
     assert done.returncode == 0
     assert "proven optimal among schedules of whole blocks" in done.stdout
-    assert "the bound is the word of cpsat" in done.stdout
+    assert "the bound is a result of cpsat" in done.stdout
 
 
 def test_verify_with_a_job_notices_other_costs(plan: Path, tmp_path: Path) -> None:

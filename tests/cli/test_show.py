@@ -1,4 +1,4 @@
-"""`schedc show`: which rows are drawn, what stands beside them, and that chunks and collectives can be told apart."""
+"""`schedc show`: which rows are drawn, the text beside them, and that chunks and collectives can be distinguished."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_export_says_what_is_different_in_torch(schedc: Command, tmp_path: Path)
     assert done.status == 0
     assert done.err.count("note: ") == 2 and "stage 0 splits its backward" in done.err
     done = schedc("lint", tmp_path / "plan.csv", "--job", job)
-    assert done.status == 0 and 'the job has not semantics = "torch"' in done.err
+    assert done.status == 0 and 'the job does not have semantics = "torch"' in done.err
 
 
 def test_what_torch_cannot_express_is_refused(schedc: Command, tmp_path: Path) -> None:

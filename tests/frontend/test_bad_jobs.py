@@ -300,7 +300,7 @@ VALUE = st.recursive(SCALAR, lambda inner: st.lists(inner, max_size=9) | st.dict
 @given(st.lists(st.tuples(st.sampled_from(LINES), VALUE), min_size=1, max_size=3))
 @settings(max_examples=150)
 def test_any_values(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, object]]) -> None:
-    """Whatever stands in a job, it is read or refused in one line."""
+    """Whatever a job has, it is read or refused in one line."""
     lines = M70.splitlines()
     for index, value in changes:
         lines[index] = f"{lines[index].split(' = ')[0]} = {toml(value)}"

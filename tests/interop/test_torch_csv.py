@@ -1,4 +1,4 @@
-"""Plans as CSVs of torch's: what stands where, what is refused, and the stage map beside it."""
+"""Plans as CSVs of torch's: what is where, what is refused, and the stage map beside it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_csv_is_sound(plan: Plan) -> None:
 
 
 def places(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Per action its rank and how many compute actions stand before it."""
+    """Per action its rank and how many compute actions are before it."""
     found = {}
     for rank, row in enumerate(rows_of(plan)):
         before = 0
@@ -74,7 +74,7 @@ def places(plan: Plan) -> dict[str, tuple[int, int]]:
 @settings(max_examples=60)
 @given(plan=torch_plans())
 def test_sends_do_not_wait_and_receives_are_not_late(plan: Plan) -> None:
-    """A send stands before the next op that takes time; a receive where `post_before` says, earlier only behind a busy link."""
+    """A send is before the next op that takes time; a receive where `post_before` says, earlier only behind a busy link."""
     found, needs = places(plan), needs_of(plan)
     busy = {(link.source, link.destination) for link in plan.problem.links if link.transfer_ns or link.trunk}
     for rank in plan.ranks:

@@ -89,7 +89,7 @@ CHANGES: dict[str, tuple[str, str, str, list[tuple[str, int | None, int | None, 
     "trailing blank line": (CHAIN, "1RESHARD\n", "1RESHARD\n\n", [("rows", 3, None, "a blank line, which torch counts")]),
     "row missing": (CHAIN, CHAIN.splitlines()[1] + "\n", "", [("rows", None, None, "found 1 rows, expected 2")]),
     "row too many": (CHAIN, "1RESHARD\n", "1RESHARD\n2F0\n", [("stage", 3, 1, "no stage 2"), ("rows", None, None, "found 3 rows")]),
-    "no number": (CHAIN, "0F0,", "0F,", [("microbatch", 1, 2, "has no microbatch number"), ("missing", 1, None, "stands nowhere")]),
+    "no number": (CHAIN, "0F0,", "0F,", [("microbatch", 1, 2, "has no microbatch number"), ("missing", 1, None, "it is missing")]),
     "number of a stage's action": (CHAIN, "0RESHARD", "0RESHARD1", [("microbatch", 1, 12, "passes over its microbatch number")]),
     "microbatch that is not": (CHAIN, "1W1", "1W7", [("missing", 2, None, "1I1 has no W"), ("microbatch", 2, 10, "no micro")]),
     "stage that is not": (CHAIN, "0RESHARD", "0RESHARD,9RESHARD", [("stage", 1, 13, "no stage 9; the job's stages are 0 to 1")]),
@@ -97,14 +97,14 @@ CHANGES: dict[str, tuple[str, str, str, list[tuple[str, int | None, int | None, 
     "backward twice": (CHAIN, "0B1,", "0B1,0I1,0W1,", [("duplicate", 1, 11, "beside 0B1"), ("duplicate", 1, 12, "beside 0B1")]),
     "send twice": (CHAIN, "0SEND_F0,", "0SEND_F0,0SEND_F0,", [("duplicate", 1, 4, "a second time")]),
     "reduced twice": (CHAIN, "0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD", [("duplicate", 1, 12, "a second time")]),
-    "forward missing": (CHAIN, "0F1,", "", [("missing", 1, None, "stands nowhere")]),
+    "forward missing": (CHAIN, "0F1,", "", [("missing", 1, None, "it is missing")]),
     "backward missing": (CHAIN, "0B1,", "", [("missing", 1, None, "microbatch 1 has no backward on stage 0")]),
     "W missing": (CHAIN, "1W1,", "", [("missing", 2, None, "1I1 has no W")]),
     "I missing": (CHAIN, "0I0,", "", [("missing", 1, None, "0W0 has no I")]),
-    "send missing": (CHAIN, "0SEND_F1,", "", [("missing", 1, None, "rank 1 waits for it for ever")]),
+    "send missing": (CHAIN, "0SEND_F1,", "", [("missing", 1, None, "rank 1 waits for it indefinitely")]),
     "receive missing": (CHAIN, "1RECV_F1,", "", [("missing", 2, None, "1F1 (row 2, cell 6) has nothing to compute on")]),
     "stage on another rank": (V_CSV, "3F0,", "1F0,3F0,", [("placement", 1, 4, "is on rank 1 in the job"), ("duplicate", 2, 2, "")]),
-    "order of needs": (V_CSV, "1F0,2F0", "2F0,1F0", [("order", 2, 2, "it needs 1F0, which stands after it, in cell 3")]),
+    "order of needs": (V_CSV, "1F0,2F0", "2F0,1F0", [("order", 2, 2, "it needs 1F0, which is after it, in cell 3")]),
     "W before I": (CHAIN, "0I0,0W0", "0W0,0I0", [("order", 1, 7, "it needs 0I0")]),
     "B before F": (CHAIN, "1F1,1I1", "1I1,1F1", [("order", 2, 7, "it needs 1F1")]),
     "receive too late": (CHAIN, "1RECV_F0,1F0", "1F0,1RECV_F0", [("receive-order", 2, 2, "it needs 1RECV_F0")]),
@@ -206,7 +206,7 @@ def test_cells_of_compute_only_begin_whole() -> None:
 
 
 def test_a_large_deadlock_is_found_in_time() -> None:
-    """With more actions standing still than the search for the smallest circle takes; the circle shown is one all the same."""
+    """More actions wait than the search for the smallest cycle takes; what is shown is still a cycle."""
     count = 1200
     forwards = ",".join(f"1F{microbatch}" for microbatch in range(count))
     backwards = ",".join(f"{{}}B{microbatch}" for microbatch in range(count))
@@ -275,7 +275,7 @@ def test_dropped_and_doubled_cells_are_always_found(data: st.DataObject, plan: P
 
 @given(text=st.text(st.sampled_from('0123FIWBSENDRCV_();,\n"x '), max_size=80))
 def test_any_text_is_read(text: str) -> None:
-    """Whatever stands in the file, it is found or refused in one line, never a crash."""
+    """Whatever the file has, it is found or refused in one line, never a crash."""
     try:
         found = lint(text, TWO)
     except InvalidInput as error:

@@ -77,14 +77,14 @@ def _last_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 CORRUPTIONS: dict[str, tuple[Callable[[Plan], Plan], str, str]] = {
     "a rank is missing": (lambda p: replace(p, ranks=p.ranks[:2]), "ranks", "ranks"),
     "ranks are out of order": (lambda p: replace(p, ranks=(p.ranks[1], p.ranks[0], p.ranks[2])), "ranks", "ranks[0].rank"),
-    "a rank stands twice": (lambda p: replace(p, ranks=(p.ranks[0], p.ranks[1], p.ranks[1])), "ranks", "ranks[2].rank"),
+    "a duplicate rank": (lambda p: replace(p, ranks=(p.ranks[0], p.ranks[1], p.ranks[1])), "ranks", "ranks[2].rank"),
     "the problem has no link": (
         lambda p: replace(p, problem=replace(p.problem, links=p.problem.links[1:])),
         "links-present",
         "links",
     ),
     "an op is missing": (lambda p: with_rank(p, 0, compute=p.ranks[0].compute[:-1]), "coverage", "ranks[0].compute"),
-    "an op stands twice": (
+    "a duplicate op": (
         lambda p: with_rank(p, 0, compute=(*p.ranks[0].compute, p.ranks[0].compute[0])),
         "coverage",
         "ranks[0].compute[8]",
@@ -111,7 +111,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Plan], Plan], str, str]] = {
         "channel-names",
         "ranks[0].channels[0].peer",
     ),
-    "a channel stands twice": (
+    "a duplicate channel": (
         lambda p: with_rank(p, 0, channels=(*p.ranks[0].channels, replace(p.ranks[0].channels[0], transfers=()))),
         "channel-names",
         "ranks[0].channels[2].name",
@@ -151,7 +151,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Plan], Plan], str, str]] = {
         "transfers",
         "ranks[1].channels",
     ),
-    "a transfer stands twice": (
+    "a duplicate transfer": (
         lambda p: on_both_ends(p, lambda ops: (*ops, ops[-1])),
         "transfers",
         "ranks[0].channels[send_next].transfers[4]",

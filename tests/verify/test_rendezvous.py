@@ -32,7 +32,7 @@ def with_channel(plan: Plan, rank: int, name: str, **changes: Any) -> Plan:
     return replace(plan, ranks=tuple(ranks))
 
 
-def circle(plan: Plan) -> str:
+def cycle(plan: Plan) -> str:
     """What the check says, without its introduction; empty if it finds nothing."""
     found = list(check_rendezvous(plan, needs_of(plan)))
     assert len(found) <= 1
@@ -84,29 +84,29 @@ def channel_pair(rank: int, peer: int, receives: bool) -> tuple[int, int]:
 
 def test_planed_plans_run() -> None:
     plan = small_plan()
-    assert circle(plan) == ""
+    assert cycle(plan) == ""
     assert runs_to_its_end(plan, needs_of(plan))
 
 
 def test_ends_that_disagree_wait_for_each_other() -> None:
-    """Both ends hold a transfer that the other one has not come to: the shortest circle there is."""
+    """Both ends hold a transfer that the other one has not come to: the shortest cycle there is."""
     plan = small_plan()
     f = [Op(Kind.F, 0, microbatch) for microbatch in range(4)]
     swapped = with_channel(plan, 1, "recv_prev", transfers=(f[0], f[2], f[1], f[3]))
-    assert circle(swapped) == "[F0.1 from rank 0 to 1] -> [F0.2 from rank 0 to 1] -> [F0.1 from rank 0 to 1]"
+    assert cycle(swapped) == "[F0.1 from rank 0 to 1] -> [F0.2 from rank 0 to 1] -> [F0.1 from rank 0 to 1]"
     assert not runs_to_its_end(swapped, needs_of(swapped))
 
 
 def test_an_activation_behind_its_own_gradients_successor() -> None:
-    """Rank 0 makes F0.1 only after BW0.0, which F0.0 must reach rank 1 for; F0.0 stands behind F0.1 on both ends."""
+    """Rank 0 makes F0.1 only after BW0.0, which F0.0 must reach rank 1 for; F0.0 is behind F0.1 on both ends."""
     problem = make_problem(2, 2)
     f, bw = Kind.F, Kind.BW
     orders = ((Op(f, 0, 0), Op(bw, 0, 0), Op(f, 0, 1), Op(bw, 0, 1)), (Op(f, 1, 0), Op(bw, 1, 0), Op(f, 1, 1), Op(bw, 1, 1)))
     plan = plan_of(problem, Schedule(orders=orders))
-    assert circle(plan) == ""
+    assert cycle(plan) == ""
     behind = (Op(f, 0, 1), Op(f, 0, 0))
     plan = with_channel(with_channel(plan, 0, "send_next", transfers=behind), 1, "recv_prev", transfers=behind, post_before=(0, 0))
-    assert circle(plan) == (
+    assert cycle(plan) == (
         "BW0.0 -> F0.1 -> [F0.1 from rank 0 to 1] -> [F0.0 from rank 0 to 1] -> F1.0 -> BW1.0 -> [BW1.0 from rank 1 to 0] -> BW0.0"
     )
     (violation,) = check_rendezvous(plan, needs_of(plan))
@@ -120,18 +120,18 @@ def test_a_receive_posted_after_an_op_that_waits_for_a_later_transfer() -> None:
     orders = ((Op(f, 0, 0), Op(f, 0, 1), Op(bw, 0, 1), Op(bw, 0, 0)), (Op(f, 1, 1), Op(f, 1, 0), Op(bw, 1, 1), Op(bw, 1, 0)))
     plan = plan_of(problem, Schedule(orders=orders))
     late = with_channel(plan, 1, "recv_prev", post_before=(1, 0))
-    assert circle(late) == "F1.1 -> [F0.0 from rank 0 to 1] -> [F0.1 from rank 0 to 1] -> F1.1"
+    assert cycle(late) == "F1.1 -> [F0.0 from rank 0 to 1] -> [F0.1 from rank 0 to 1] -> F1.1"
     assert not runs_to_its_end(late, needs_of(late))
     in_time = with_channel(plan, 1, "recv_prev", post_before=(0, 0))
-    assert circle(in_time) == ""
+    assert cycle(in_time) == ""
     assert runs_to_its_end(in_time, needs_of(in_time))
 
 
 def test_a_receive_posted_after_its_consumer() -> None:
     plan = plan_of(make_problem(2, 3), one_f_one_b(make_problem(2, 3)))
-    assert circle(with_channel(plan, 1, "recv_prev", post_before=(0, 2, 4))) == ""
+    assert cycle(with_channel(plan, 1, "recv_prev", post_before=(0, 2, 4))) == ""
     late = with_channel(plan, 1, "recv_prev", post_before=(0, 2, 5))
-    assert circle(late) == "F1.2 -> [F0.2 from rank 0 to 1] -> F1.2"
+    assert cycle(late) == "F1.2 -> [F0.2 from rank 0 to 1] -> F1.2"
     assert not runs_to_its_end(late, needs_of(late))
 
 
@@ -139,8 +139,8 @@ def test_a_post_beyond_the_queue_is_left_to_its_own_check() -> None:
     plan = small_plan()
     posts = next(channel.post_before for channel in plan.ranks[1].channels if channel.name == "recv_prev")
     beyond = len(plan.ranks[1].compute) + 1
-    assert circle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], beyond))) == ""
-    assert circle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], 10**12))) == ""
+    assert cycle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], beyond))) == ""
+    assert cycle(with_channel(plan, 1, "recv_prev", post_before=(*posts[:-1], 10**12))) == ""
 
 
 def test_a_circle_among_many_is_found_at_once() -> None:
@@ -149,7 +149,7 @@ def test_a_circle_among_many_is_found_at_once() -> None:
     plan = plan_of(problem, one_f_one_b(problem))
     f = [Op(Kind.F, 1, microbatch) for microbatch in range(400)]
     swapped = with_channel(plan, 2, "recv_prev", transfers=(*f[:3], f[390], *f[4:390], f[3], *f[391:]))
-    assert circle(swapped) == "[F1.3 from rank 1 to 2] -> [F1.389 from rank 1 to 2] -> [F1.3 from rank 1 to 2]"
+    assert cycle(swapped) == "[F1.3 from rank 1 to 2] -> [F1.389 from rank 1 to 2] -> [F1.3 from rank 1 to 2]"
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_it_reports_exactly_the_plans_that_get_stuck(most: int, data: st.DataObj
         plan = with_channel(plan, channel.peer, name, transfers=received, post_before=data.draw(st.one_of(st.just(early), posts)))
     needs = needs_of(plan)
     with patch.object(rendezvous, "_MOST_NODES", most):
-        found = circle(plan)
+        found = cycle(plan)
     assert bool(found) != runs_to_its_end(plan, needs)
     if found:
         steps = found.split(" -> ")

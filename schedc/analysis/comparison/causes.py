@@ -124,7 +124,7 @@ class Chains:
         """Walk back over the transfers that queued behind each other; gives the op that produced the first of them."""
         while True:
             before = self._on_links[transfer].behind
-            if before in passed:  # on a trunk, clocks of several ranks that are a little apart could make a circle
+            if before in passed:  # on a trunk, clocks of several ranks that are a little apart could make a cycle
                 before = -1
             earlier_ns = self._late_end[transfer] if before < 0 else self._late_arrival[before]
             chain.append(

@@ -61,7 +61,7 @@ def _floor_ns(lanes: Lanes, trace: Trace) -> int:
     """What going on takes where nothing is awaited: four times the median of the ops that take no transfer.
 
     Taking a transfer that has come is a few calls more than taking none; waiting for one is seldom so short. The first op of each
-    stage does not count, as an all-gather may stand before it.
+    stage does not count, as an all-gather may be before it.
     """
     gaps_ns = []
     for rank, (begin, end) in zip(trace.ranks, lanes.bounds, strict=True):

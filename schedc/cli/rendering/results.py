@@ -176,7 +176,7 @@ def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> No
             out.print(line)
         digest = plan.certificate.solver_log_sha256
         if digest:
-            out.print(f"the bound is the word of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}")
+            out.print(f"the bound is a result of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}")
 
 
 def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:

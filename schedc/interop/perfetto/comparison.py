@@ -1,7 +1,7 @@
 """A plan and one measured step of it in one file for Perfetto: for each rank the planned lanes, below them the measured ones.
 
 Beside the lanes of `schedc.text.trace_events` each rank has a curve of the activations that it holds, by the plan's sizes, and the
-planned links and trunks stand below all ranks with what occupies them.
+planned links and trunks are below all ranks with what occupies them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 PyTorch's runtime walks one list of actions on each rank, and c10d puts what it sends and receives into queues: one for each pair
 of ranks, or a single one where the group was made with a `device_id`. If every rank's list is what one common order holds of that
-rank, with each transfer a single event of that order on both of its ranks, then no list and no queue can wait in a circle, however
+rank, with each transfer a single event of that order on both of its ranks, then no list and no queue can wait in a cycle, however
 c10d queues: whatever comes first in the common order can always proceed.
 
-The common order is that of the plan's own simulated times. A transfer stands at the moment at which its message is ready, not at
+The common order is that of the plan's own simulated times. A transfer is at the moment at which its message is ready, not at
 the later one at which a busy link takes it (`post_before` knows of that): behind a busy link the messages queue in this order in
 torch, too, and a sender that held its message back to let the link become free would hold back everything after it in its list.
 """

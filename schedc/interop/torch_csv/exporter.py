@@ -6,7 +6,7 @@ r. `compute_comms` is what torch executes, action by action: compute, sends, rec
 
 - Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order.
 - Stages of one rank hand over to each other without actions; torch fails if it finds any there.
-- A send stands directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
+- A send is directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
   nothing, so both ranks of a pair list what passes between them, in either direction, in the same order.
 - REDUCE_GRAD after a stage's last W or B and what these send: it scales the gradients by 1 / microbatches, and FSDP reduces there.
 - UNSHARD of each stage once at the start, in the order of first use, RESHARD after its REDUCE_GRAD: parameters are gathered once

@@ -103,6 +103,6 @@ def _torchtitan(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
             f"--parallelism.pipeline_parallel_schedule={schedule}",
             f"--parallelism.pipeline_parallel_schedule_csv={csv_name}",
         ],
-        "stages": f"module_fqns_per_model_part must hold {len(problem.stages)} lists, one for each stage in order",
+        "stages": f"module_fqns_per_model_part must have {len(problem.stages)} lists, one for each stage in order",
         "microbatches": f"its batch and microbatch size must give {problem.microbatches} microbatches",
     }

@@ -97,8 +97,7 @@ def _notes(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes], layers
     fused = [stage for stage, kinds in times.items() if "W" not in kinds]
     if fused:
         yield (
-            f"stages {_numbers(fused)} ran only whole backwards: all of it stands as backward_input; compile with"
-            " split_backward = false"
+            f"stages {_numbers(fused)} ran only whole backwards: all of it is backward_input; compile with split_backward = false"
         )
     if "W" in times[0] and layers[0].backward_input_ns * 20 < layers[0].backward_weight_ns:
         yield "torch does not split the backward of stage 0: its I does nothing and its W is all; schedc's runtime would split it"
@@ -110,7 +109,7 @@ def _notes(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes], layers
     silent = [stage for stage in list(times)[:-1] if layers[stage].message_bytes is None]
     if silent:
         yield f"the traces do not say what stages {_numbers(silent)} send; record with record_shapes=True, or add message by hand"
-    yield "a trace says nothing of activations: add activation and activation_after_input by hand, or measure with --model"
+    yield "a trace has no activations: add activation and activation_after_input by hand, or measure with --model"
 
 
 def _numbers(stages: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ class TorchTrace:
     waits_included: bool
     """No operators were recorded, so the times are whole spans, waiting for messages included."""
     overlapped: int
-    """`OVERLAP_F_B` actions, whose parts cannot be told apart; they are not in `actions`."""
+    """`OVERLAP_F_B` actions, whose parts cannot be separated; they are not in `actions`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class End(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it stands in the plan."""
+        """Its place in the plan."""
         return f"ranks[{self.rank}].channels[{self.channel.name}]"
 
 
@@ -70,7 +70,7 @@ def check_channel_names(plan: Plan) -> Iterator[Violation]:
                 message = f"found {channel.name!r}, expected 'send_{role}' or 'recv_{role}' for peer {channel.peer}"
                 yield Violation("channel-names", f"{place}.name", message)
             elif channel.name in names:
-                yield Violation("channel-names", f"{place}.name", f"{channel.name!r} stands here a second time")
+                yield Violation("channel-names", f"{place}.name", f"{channel.name!r} is a duplicate")
             names.add(channel.name)
 
 
@@ -118,7 +118,7 @@ def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]
                 )
                 yield Violation("transfers", place, message)
             elif (end.channel.receives, op) in carried:
-                yield Violation("transfers", place, f"{token(op)} stands here a second time")
+                yield Violation("transfers", place, f"{token(op)} is a duplicate")
             else:
                 carried.add((end.channel.receives, op))
     for need in needs.values():
@@ -136,7 +136,7 @@ def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Viola
         produced = [(needs[op].producer, index) for index, op in enumerate(end.channel.transfers) if op in needs]
         for (before, _), (after, index) in pairwise(produced):
             if after < before:
-                message = f"{token(end.channel.transfers[index])} is produced before the transfer that it stands behind"
+                message = f"{token(end.channel.transfers[index])} is produced before the transfer in front of it"
                 yield Violation("transfer-order", f"{end.place}.transfers[{index}]", message)
 
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["check_rendezvous"]
 
 _MOST_NODES = 4_000
-"""The search for a shortest circle takes time by the square of the nodes, and a plan may have half a million."""
+"""The search for a shortest cycle takes time by the square of the nodes, and a plan may have half a million."""
 
 
 def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
-    """No op and no transfer waits for itself, over any number of others; reports the shortest circle.
+    """No op and no transfer waits for itself, over any number of others; reports the shortest cycle.
 
     Where more than `_MOST_NODES` of them stand still, it is the shortest one of those at which the queues stand still.
 
@@ -58,8 +58,8 @@ def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation
     for op, need in needs.items():
         names.append(f"[{token(op)} from rank {need.source} to {need.destination}]")
         places.append(f"ranks[{need.destination}].channels")
-    circle = " -> ".join(names[node] for node in [*cycle, cycle[0]])
-    message = f"these wait for each other for ever, each for the one before it (transfers in brackets): {circle}"
+    shown = " -> ".join(names[node] for node in [*cycle, cycle[0]])
+    message = f"these wait for each other indefinitely, each for the one before it (transfers in brackets): {shown}"
     yield Violation("rendezvous", places[min(cycle)], message)
 
 
@@ -91,7 +91,7 @@ def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) 
     """The nodes that never proceed, and per node the indices of those that wait for it.
 
     Of too many, only the heads of the queues that stand still and what these wait for. That contains a cycle: a head waits for
-    another of these, and whatever is no head stands behind one.
+    another of these, and whatever is no head is behind one.
     """
     missing = [0] * len(waiting)
     for others in waiting:

@@ -1,7 +1,7 @@
 """The replay: runs the queues of a Plan by the cost model and says how long they take, to check what a certificate claims.
 
 It shares nothing with the simulator, which knows orders of compute ops only and moves along an event queue. Here compute queues,
-channels, receives and collectives run as they stand in the plan. All that waits in a fixed order is a longest path, relaxed node by
+channels, receives and collectives run as the plan has them. All that waits in a fixed order is a longest path, relaxed node by
 node as soon as everything before it is known; only where channels share a trunk does time decide who is first. There the
 sweep takes, when nothing else can be relaxed, the transfer that can start earliest: all that is not known yet starts later. It
 does even where durations are 0, as times are moments (cost model, "Moments"): pairs of a nanosecond and a delta within it, and what

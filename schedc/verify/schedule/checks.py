@@ -1,6 +1,6 @@
 """What must hold for a Schedule of a Problem. Takes both; gives every violation, none if every rank can run its order to the end.
 
-The problem itself must be sound (`schedc.verify.problem`). Each check stands on its own: ops that another check refuses (a stage
+The problem itself must be sound (`schedc.verify.problem`). Each check is independent: ops that another check refuses (a stage
 that does not exist, a missing block) are left out, not reported again. Nothing here is timed: coverage, order, deadlock and the
 memory peak of a rank depend on the orders alone, because a rank runs one op at a time.
 """
@@ -73,7 +73,7 @@ def check_op_fields(problem: Problem, schedule: Schedule) -> Iterator[Violation]
 
 
 def check_op_rank(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """An op stands in the order of the rank that its stage sits on."""
+    """An op is in the order of its stage's rank."""
     rank_of = [stage.rank for stage in problem.stages]
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
@@ -82,7 +82,7 @@ def check_op_rank(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
 
 
 def check_split_backward(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """B and W stand apart only where the problem allows it."""
+    """B and W are apart only where the problem allows it."""
     if problem.split_backward:
         return
     for rank, order in enumerate(schedule.orders):
@@ -112,63 +112,63 @@ def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
 
 
 def check_part_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """The parts of a block stand in ascending order."""
+    """The parts of a block are in ascending order."""
     for rank, order in enumerate(schedule.orders):
         latest: dict[tuple[int, int, int], int] = {}
         for index, op in enumerate(order):
             if op.part >= 0:
                 block = (op.kind, op.stage, op.microbatch)
                 if op.part < latest.get(block, 0):
-                    message = f"{token(op)} stands after {token(op._replace(part=latest[block]))}; parts run in ascending order"
+                    message = f"{token(op)} is after {token(op._replace(part=latest[block]))}; parts run in ascending order"
                     yield Violation("part-order", _place(rank, index), message)
                 latest[block] = max(op.part, latest.get(block, 0))
 
 
 def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """Every block stands exactly once, whole or as all its parts: F, and either B and W, or BW."""
+    """Every block is in the schedule exactly once, whole or as all its parts: F, and either B and W, or BW."""
     first: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op in first:
-                message = f"{token(op)} stands a second time, first at {_place(*first[op])}"
+                message = f"{token(op)} is a duplicate, first at {_place(*first[op])}"
                 yield Violation("coverage", _place(rank, index), message)
             else:
                 first[op] = (rank, index)
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
     for stage, microbatch in problem.blocks():
         place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{microbatch}"
-        standing = set()
+        present = set()
         for kind in Kind:
             whole = (kind, stage, microbatch, WHOLE) in first
             count = counts.get((kind, stage), 0)
             missing = [part for part in range(count) if (kind, stage, microbatch, part) not in first]
             if whole and len(missing) < count:
-                yield Violation("coverage", place, f"{kind.name}{name} stands whole and in parts; expected one of the two")
+                yield Violation("coverage", place, f"{kind.name}{name} is whole and in parts; expected one of the two")
             elif not whole and 0 < len(missing) < count:
-                yield Violation("coverage", place, f"{kind.name}{name}/{missing[0]} is missing, though other parts stand")
+                yield Violation("coverage", place, f"{kind.name}{name}/{missing[0]} is missing, but other parts are there")
             if whole or len(missing) < count:
-                standing.add(kind)
-        if Kind.F not in standing:
+                present.add(kind)
+        if Kind.F not in present:
             yield Violation("coverage", place, f"F{name} is missing")
-        if Kind.BW in standing:
-            for kind in sorted(standing & {Kind.B, Kind.W}):
-                yield Violation("coverage", place, f"{kind.name}{name} stands beside BW{name}, which contains it")
-        elif not standing & {Kind.B, Kind.W}:
+        if Kind.BW in present:
+            for kind in sorted(present & {Kind.B, Kind.W}):
+                yield Violation("coverage", place, f"{kind.name}{name} is beside BW{name}, which contains it")
+        elif not present & {Kind.B, Kind.W}:
             yield Violation("coverage", place, f"BW{name} is missing, or B{name} and W{name}")
         else:
-            for kind in sorted({Kind.B, Kind.W} - standing):
+            for kind in sorted({Kind.B, Kind.W} - present):
                 yield Violation("coverage", place, f"{kind.name}{name} is missing")
 
 
 def check_need_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """On one rank, an op stands after everything that it needs: F before B before W, and along the path."""
+    """On one rank, an op is after everything that it needs: F before B before W, and along the path."""
     ends = ends_of_blocks(problem, schedule)
     ops = [op for order in schedule.orders for op in order]
     for producer, consumer in needs(problem):
         last, first = ends.last[producer], ends.first[consumer]
         if first < last and first >= 0 and ends.rank[first] == ends.rank[last]:
             rank = ends.rank[first]
-            message = f"{token(ops[first])} stands before {token(ops[last])}, which it needs"
+            message = f"{token(ops[first])} is before {token(ops[last])}, which it needs"
             yield Violation("need-order", _place(rank, first - ends.offset[rank]), message)
 
 
@@ -187,7 +187,7 @@ def check_deadlock(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     tokens = [token(ops[nodes[index]]) for index in (*cycle, cycle[0])]
     node = nodes[cycle[0]]
     rank = ends.rank[node]
-    message = f"each of these ops waits for the one before it, in a circle: {' -> '.join(tokens)}"
+    message = f"each of these ops waits for the one before it, in a cycle: {' -> '.join(tokens)}"
     yield Violation("deadlock", _place(rank, node - ends.offset[rank]), message)
 
 

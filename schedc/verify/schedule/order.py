@@ -1,4 +1,4 @@
-"""Where the blocks of a schedule stand and what waits for what: the lookups behind the order and deadlock checks.
+"""The positions of a schedule's blocks and what waits for what: the lookups behind the order and deadlock checks.
 
 Takes a problem and a schedule; gives, per block, the position of its first and last op, the needs between blocks, and the graph of
 ops that wait for each other across ranks. A *position* counts the ops of all ranks' orders, one order after another. A *block* is
@@ -31,9 +31,9 @@ class BlockEnds:
     """The positions of a schedule's blocks."""
 
     first: list[int]
-    """Per block, the position of its first op; −1: it does not stand."""
+    """Per block, the position of its first op; −1: it is not in the schedule."""
     last: list[int]
-    """Per block, the position of its last op; −1: it does not stand."""
+    """Per block, the position of its last op; −1: it is not in the schedule."""
     rank: list[int]
     """Per position, its rank."""
     offset: list[int]

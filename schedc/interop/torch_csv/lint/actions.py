@@ -36,11 +36,11 @@ class Finding(NamedTuple):
     rule: str
     """Its name in kebab-case: `pair-order`."""
     row: int | None
-    """The line of the file, from 1; rank r stands in row r + 1. None: it is about the file as a whole."""
+    """The line of the file, from 1; rank r is in row r + 1. None: it is about the file as a whole."""
     cell: int | None
     """The cell of that row, from 1; None: it is about the row."""
     text: str
-    """What stands there, or the action that is missing."""
+    """The text of the cell, or the action that is missing."""
     message: str
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One action; those of an OVERLAP_F_B cell each stand for themselves, in their order."""
+    """One action; an OVERLAP_F_B cell gives one for each of its actions, in their order."""
 
     kind: str
     stage: int
@@ -68,7 +68,7 @@ class Action(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it stands, for messages about another action."""
+        """Its row and cell, for messages about another action."""
         return f"row {self.row + 1}, cell {self.cell + 1}"
 
     def finding(self, rule: str, message: str) -> Finding:
@@ -91,7 +91,7 @@ def read_rows(content: bytes, name: str) -> list[list[str]]:
 
 
 def layout_of(rows: Sequence[Sequence[str]]) -> str:
-    """`compute_comms` if anything but compute stands in the rows, else `compute_only`."""
+    """`compute_comms` if the rows have anything but compute, else `compute_only`."""
     words = (*TRANSFERS, *WHOLE_STAGE)
     return "compute_comms" if any(word in cell for row in rows for cell in row for word in words) else "compute_only"
 
@@ -166,7 +166,7 @@ def _of_action(text: str, problem: Problem, layout: str) -> Iterator[tuple[str, 
     elif (plain := f"{_number(stage)}{kind}{_number(microbatch) if microbatch else ''}") != text:
         yield "spelling", f"torch reads {plain}; write it so"
     if layout == "compute_only" and kind not in COMPUTE:
-        yield "format", f"torch refuses {kind} in compute_only, where only F, I, B, W and {OVERLAP} may stand"
+        yield "format", f"torch refuses {kind} in compute_only, which has only F, I, B, W and {OVERLAP}"
     if kind in WHOLE_STAGE and microbatch:
         yield "microbatch", f"{kind} is of a whole stage, and torch passes over its microbatch number"
     yield from _wrong_numbers(match, problem)

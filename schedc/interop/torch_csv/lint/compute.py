@@ -30,7 +30,7 @@ __all__ = [
 
 
 def check_placement(lists: Lists, problem: Problem) -> Iterator[Finding]:
-    """A stage's actions stand in one row, that of the rank where the job has the stage."""
+    """A stage's actions are in one row, that of the stage's rank in the job."""
     for row in lists.rows:
         seen: set[int] = set()
         for action in row:
@@ -41,12 +41,12 @@ def check_placement(lists: Lists, problem: Problem) -> Iterator[Finding]:
 
 
 def check_duplicates(lists: Lists) -> Iterator[Finding]:
-    """No action stands twice; but a stage may be gathered again after it was let go (`check_unshard`)."""
+    """There is no duplicate action; but a stage may be gathered again after it was released (`check_unshard`)."""
     for row in lists.rows:
         for action in row:
             first = lists.at[key_of(action)]
             if first is not action and action.kind not in ("UNSHARD", "RESHARD"):
-                yield action.finding("duplicate", f"it stands a second time, first in {first.place}")
+                yield action.finding("duplicate", f"it is a duplicate, first in {first.place}")
 
 
 def check_backward_kinds(lists: Lists) -> Iterator[Finding]:
@@ -61,12 +61,12 @@ def check_coverage(lists: Lists) -> Iterator[Finding]:
     """Every microbatch goes forward and backward through every stage."""
     for stage in range(lists.stages):
         if stage not in lists.rank_of:
-            yield Finding("missing", None, None, f"{stage}F0", f"stage {stage} stands in no row")
+            yield Finding("missing", None, None, f"{stage}F0", f"stage {stage} is in no row")
             continue
         for microbatch in range(lists.microbatches):
             has = {kind: (kind, stage, microbatch) in lists.at for kind in COMPUTE}
             if not has["F"]:
-                yield lists.missing("F", stage, microbatch, "it stands nowhere")
+                yield lists.missing("F", stage, microbatch, "it is missing")
             if not has["B"] and not has["I"] and not has["W"]:
                 yield lists.missing("B", stage, microbatch, f"microbatch {microbatch} has no backward on stage {stage}")
             elif not has["B"] and not has["W"]:
@@ -76,13 +76,13 @@ def check_coverage(lists: Lists) -> Iterator[Finding]:
 
 
 def check_compute_order(lists: Lists) -> Iterator[Finding]:
-    """In a row, F stands before the backward, I before W, and each after what it needs from another stage of the same rank."""
+    """In a row, F is before the backward, I before W, and each after what it needs from another stage of the same rank."""
     for (kind, stage, microbatch), action in lists.at.items():
         if kind not in COMPUTE or microbatch is None:
             continue
         for needed in _needed_here(lists, kind, stage, microbatch):
             if needed is not None and needed.row == action.row and not lists.runs_before(needed, action):
-                yield action.finding("order", f"it needs {needed.name}, which stands after it, in cell {needed.cell + 1}")
+                yield action.finding("order", f"it needs {needed.name}, which is after it, in cell {needed.cell + 1}")
 
 
 def _needed_here(lists: Lists, kind: str, stage: int, microbatch: int) -> tuple[Action | None, ...]:

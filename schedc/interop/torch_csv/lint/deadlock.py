@@ -1,4 +1,4 @@
-"""Can the action lists of a CSV of PyTorch's run to their end, whatever the times? If not, what waits in the smallest circle?
+"""Can the action lists of a CSV of PyTorch's run to their end, whatever the times? If not, what waits in the smallest cycle?
 
 Takes complete lists; gives one finding or none. What waits for what is a graph over compute actions and messages. A rank computes
 in the order of its list; a message waits for the compute before its send in the one list and before its receive in the other (c10d
@@ -9,7 +9,7 @@ backend. On top come the queues, and each level is only looked at if the one bef
 2. one queue for each pair of ranks, both directions in it: NCCL, whose pairs have a communicator each;
 3. one queue for all that a rank sends and receives: NCCL where `init_process_group` was given a `device_id`.
 
-A graph without a circle runs to its end: of the nodes not done, one waits for nothing.
+A graph without a cycle runs to its end: of the nodes not done, one waits for nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["check_compute_deadlock", "check_deadlock"]
 
 _MOST_NODES = 4_000
-"""The search for the smallest circle takes time by the square of the nodes; of more, some circle is shown."""
+"""The search for the smallest cycle takes time by the square of the nodes; of more, some cycle is shown."""
 
 LEVELS = (
     "on every backend",
@@ -58,8 +58,8 @@ class _Graph:
     def wait(self, before: int, after: int) -> None:
         self.waiting[before].append(after)
 
-    def circle(self) -> list[int] | None:
-        """The nodes of a smallest circle, each waiting for the one before it."""
+    def cycle(self) -> list[int] | None:
+        """The nodes of a smallest cycle, each waiting for the one before it."""
         missing = [0] * len(self.names)
         for others in self.waiting:
             for node in others:
@@ -90,13 +90,13 @@ class _Graph:
             way.append(node)
         return way[seen[node] :][::-1]
 
-    def finding(self, circle: list[int], where: str) -> Finding:
-        """The finding about the circle, at the first compute action on it, or at a send where queues alone make it."""
-        start = next((index for index, node in enumerate(circle) if self.actions[node].kind in COMPUTE), 0)
-        circle = [*circle[start:], *circle[:start]]
-        shown = " -> ".join(f"{self.names[node]} ({self.actions[node].place})" for node in [*circle, circle[0]])
+    def finding(self, cycle: list[int], where: str) -> Finding:
+        """The finding about the cycle, at the first compute action on it, or at a send where queues alone make it."""
+        start = next((index for index, node in enumerate(cycle) if self.actions[node].kind in COMPUTE), 0)
+        cycle = [*cycle[start:], *cycle[:start]]
+        shown = " -> ".join(f"{self.names[node]} ({self.actions[node].place})" for node in [*cycle, cycle[0]])
         message = f"it waits for itself, {where}; each waits for the one before it (messages as send/receive): {shown}"
-        return self.actions[circle[0]].finding("deadlock", message)
+        return self.actions[cycle[0]].finding("deadlock", message)
 
 
 def check_deadlock(lists: Lists, *, queues: bool = True) -> Iterator[Finding]:
@@ -108,9 +108,9 @@ def check_deadlock(lists: Lists, *, queues: bool = True) -> Iterator[Finding]:
     """
     for level, where in enumerate(LEVELS if queues else LEVELS[:1]):
         graph = _with_messages(lists, level)
-        circle = graph.circle()
-        if circle is not None:
-            yield graph.finding(circle, where)
+        cycle = graph.cycle()
+        if cycle is not None:
+            yield graph.finding(cycle, where)
             return
 
 
@@ -179,6 +179,6 @@ def check_compute_deadlock(lists: Lists) -> Iterator[Finding]:
                 assert previous is not None
                 graph.wait(node_of[key_of(backward)], node_of[key_of(previous)])
             graph.wait(node_of[("F", stage, microbatch)], node_of[key_of(backward)])
-    circle = graph.circle()
-    if circle is not None:
-        yield graph.finding(circle, "and torch refuses it as malformed")
+    cycle = graph.cycle()
+    if cycle is not None:
+        yield graph.finding(cycle, "and torch refuses it as malformed")

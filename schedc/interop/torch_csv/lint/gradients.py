@@ -24,7 +24,7 @@ def check_reduce_grad(lists: Lists) -> Iterator[Finding]:
     for stage, rank in sorted(lists.rank_of.items()):
         reduce = lists.at.get(("REDUCE_GRAD", stage, None))
         if reduce is None:
-            message = f"it stands nowhere: the gradients stay {lists.microbatches} times too large, and FSDP does not reduce them"
+            message = f"it is missing: the gradients stay {lists.microbatches} times too large, and FSDP does not reduce them"
             yield lists.missing("REDUCE_GRAD", stage, None, message, "reduce-grad")
             continue
         if reduce.row != rank:
@@ -66,5 +66,5 @@ def check_unshard(lists: Lists) -> Iterator[Finding]:
                     named.add(stage)
                     yield action.finding("unshard", f"stage {stage} is not gathered here: no UNSHARD before it; FSDP fails")
         for stage, action in gathered.items():
-            message = f"stage {stage} is not let go at the end: no RESHARD after it; FSDP fails in the next step"
+            message = f"stage {stage} is not released at the end: no RESHARD after it; FSDP fails in the next step"
             yield action.finding("unshard", message)

@@ -106,7 +106,7 @@ def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) ->
         findings += check_pair_order(lists)
     agree = not any(finding.rule == "pair-order" for finding in findings)
     findings += [*check_reduce_grad(lists), *check_unshard(lists)]
-    if sound:  # orders that disagree are a circle of their pair's queue already; what else deadlocks is looked for without queues
+    if sound:  # orders that disagree are a cycle of their pair's queue already; what else deadlocks is looked for without queues
         findings += check_deadlock(lists, queues=agree)
     return findings
 

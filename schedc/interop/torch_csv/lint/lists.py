@@ -1,4 +1,4 @@
-"""The action lists of a CSV with the lookups that its rules share: where each action stands first, which rank a stage is on."""
+"""The action lists of a CSV with the lookups that its rules share: the first place of each action, which rank a stage is on."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Lists:
         return here is not None and there is not None and here != there
 
     def runs_before(self, one: Action, other: Action) -> bool:
-        """Whether one of two first occurrences in the same row stands before the other."""
+        """Whether one of two first occurrences in the same row is before the other."""
         return self.position[key_of(one)] < self.position[key_of(other)]
 
     def missing(self, kind: str, stage: int, microbatch: int | None, message: str, rule: str = "missing") -> Finding:
-        """A finding about an action that stands nowhere; its place is the row of its stage."""
+        """A finding about a missing action; its place is the row of its stage."""
         row = self.rank_of.get(stage)
         name = f"{stage}{kind}{'' if microbatch is None else microbatch}"
         return Finding(rule, None if row is None else row + 1, None, name, message)

@@ -93,27 +93,27 @@ def check_transfers_present(lists: Lists) -> Iterator[Finding]:
     """Every message that must cross ranks is sent and received."""
     for message in messages(lists):
         if message.send not in lists.at:
-            yield lists.missing(*message.send, f"it stands nowhere, and rank {lists.rank_of[message.to]} waits for it for ever")
+            yield lists.missing(*message.send, f"it is missing, and rank {lists.rank_of[message.to]} waits for it indefinitely")
         if message.receive not in lists.at:
             consumer = _consumer(lists, message)
             needs = f"{consumer.name} ({consumer.place}) has" if consumer else "torch has"
-            yield lists.missing(*message.receive, f"it stands nowhere, and {needs} nothing to compute on")
+            yield lists.missing(*message.receive, f"it is missing, and {needs} nothing to compute on")
 
 
 def check_receive_order(lists: Lists) -> Iterator[Finding]:
-    """A receive stands before the action that needs it."""
+    """A receive is before the action that needs it."""
     for message in messages(lists):
         receive, consumer = lists.at.get(message.receive), _consumer(lists, message)
         if receive and consumer and receive.row == consumer.row and not lists.runs_before(receive, consumer):
-            yield consumer.finding("receive-order", f"it needs {receive.name}, which stands after it, in cell {receive.cell + 1}")
+            yield consumer.finding("receive-order", f"it needs {receive.name}, which is after it, in cell {receive.cell + 1}")
 
 
 def check_send_order(lists: Lists) -> Iterator[Finding]:
-    """A send stands after the action that makes its message."""
+    """A send is after the action that makes its message."""
     for message in messages(lists):
         send, producer = lists.at.get(message.send), _computes(lists, message.kind, message.stage, message.microbatch)
         if send and producer and send.row == producer.row and not lists.runs_before(producer, send):
-            where = f"which stands after it, in cell {producer.cell + 1}"
+            where = f"which is after it, in cell {producer.cell + 1}"
             yield send.finding("send-order", f"it sends what {producer.name} makes, {where}")
 
 
@@ -146,7 +146,7 @@ def check_pair_order(lists: Lists) -> Iterator[Finding]:
                     yield receive.finding(
                         "pair-order",
                         f"it takes what rank {source} sends next, which is {send.name} ({send.place}); torch tags nothing, and rank"
-                        f" {destination} computes on wrong data without a word",
+                        f" {destination} computes on wrong data without an error",
                     )
                     break
         if swapped:
