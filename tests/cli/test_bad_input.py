@@ -201,7 +201,7 @@ COMMANDS = {
     "a plan that is a trace": Row("show trace.json", 2, 'trace.json: format: found null, expected "schedc.plan"'),
     "another job's plan": Row("simulate plan.json --job values.toml", 1, "small: the plan cannot be timed: pipeline.microbatches: same-pipeline: the plan has 4, the job 5; compile the job again (and 1 more)", {"values.toml": ("microbatches = 4", "microbatches = 5")}),
     "a trace that is missing": Row("compare plan.json no.json", 2, "no.json: found no readable file (no such file or directory), expected a file"),
-    "a trace that is a plan": Row("compare plan.json plan.json", 2, 'plan.json: schedc: found no such key, expected a trace file; a plan or another tool\'s trace is none'),
+    "a trace that is a plan": Row("compare plan.json plan.json", 2, 'plan.json: schedc: found no such key, expected a trace file of schedc, not a plan or another tool\'s trace'),
     "a trace of another plan": Row("compare plan.json trace.json", 2, "trace.json: is a trace of the plan 'small' with the sha256 {any}…, found plan.json with {any}…; compare the plan that was run", {"plan.json": ('"seed": 0', '"seed": 1')}),
     "a step that is no number": Row("compare plan.json trace.json --step first", 2, "--step: found 'first', expected the number of a recorded step, or median"),
     "a step that was not recorded": Row("compare plan.json trace.json --step 7", 2, "trace.json: step 7 is not in the trace, which has the step 0 only"),

@@ -134,7 +134,7 @@ def test_planned_and_measured_lanes_in_one_file() -> None:
     ("change", "message"),
     [
         (lambda trace: trace.update(format="x"), r'schedc\.format: found "x", expected "schedc\.trace"'),
-        (lambda trace: trace.update(version=2), r"schedc\.version: found 2, expected 1; another schedc"),
+        (lambda trace: trace.update(version=2), r"schedc\.version: found 2, expected 1; another version of schedc"),
         (lambda trace: trace.update(more=1), r"schedc\.more: found an unknown key"),
         (lambda trace: trace.update(ranks=[]), r"schedc\.ranks: found \[\], expected a list of at least 1"),
         (lambda trace: trace["ranks"].reverse(), r"schedc\.ranks\[0\]\.rank: found 2, expected 0"),

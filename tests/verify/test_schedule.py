@@ -85,7 +85,7 @@ BROKEN = [
         "ranks[0].compute[3]",
         TWO,
         _schedule("F0.0 F0.1 B0.0 F0.1 W0.0 BW0.1", SECOND),
-        "second time, first at ranks[0].compute[1]",
+        "duplicate, first at ranks[0].compute[1]",
     ),
     ("coverage", "ranks[1].compute", TWO, _schedule(FIRST, "F1.0 BW1.0 BW1.1"), "F1.1 is missing"),
     ("coverage", "ranks[0].compute", TWO, _schedule("F0.0 F0.1 B0.0 BW0.1", SECOND), "W0.0 is missing"),

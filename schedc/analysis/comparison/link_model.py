@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["OnLink", "awaited_transfers", "on_links"]
 
 LONG_AGO = 2
-"""An op that asks later than this many times the time of the link's transfers finds its transfer there, however long the taking lasts."""
+"""An op that asks this many times later than transfers of the link take finds its transfer there, however long the taking lasts."""
 
 
 class OnLink(NamedTuple):
