@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.groups import Groups
@@ -19,9 +16,8 @@ from schedc.runtime.execution.wiring import bare
 from schedc.runtime.session.acceptance import check_fit, read, recomputed_stages
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.transports.choice import Wish, check_wishes, connection, hardware_of, stage_device, wires_over_nccl
-from schedc.runtime.transports.delegate import QUEUES
-from schedc.runtime.transports.settings import missing_settings
+from schedc.runtime.transports.choice import check_wishes, connection, wires_over_nccl
+from schedc.runtime.transports.wishes import QUEUES, Wish, hardware_of, stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.transports.base import Connect
-    from schedc.runtime.transports.choice import Channels
+    from schedc.runtime.transports.wishes import Channels
 
 __all__ = ["load"]
 
@@ -224,10 +220,11 @@ def _agree(
         raise InvalidInput(f"ranks 0 and {unlike} load with and without wrap; give all ranks the same")
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
-    job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())
-    missing = missing_settings(os.environ, wires_over_nccl(wishes, groups.rank, pairs), job_has_nccl=job_has_nccl)
-    if missing is not None:
-        warnings.warn(missing, RuntimeWarning, stacklevel=3)
+    over_nccl = wires_over_nccl(wishes, groups.rank, pairs)
+    if over_nccl:
+        from schedc.runtime.transports.settings import warn_of_settings
+
+        warn_of_settings(over_nccl, stacklevel=4)
     return checked, connection(wishes, groups.rank, device)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.transports.choice import Wish
+    from schedc.runtime.transports.wishes import Wish
 
 __all__ = ["Offer", "Report", "Swap", "disagreement", "plan_digest"]
 

@@ -15,8 +15,8 @@ from schedc.runtime.execution.wiring import Wiring, bare
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.stage.losses import Losses, check_finite
 from schedc.runtime.stage.training import Training
-from schedc.runtime.transports.choice import stage_device
 from schedc.runtime.transports.gloo import connect_gloo
+from schedc.runtime.transports.wishes import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

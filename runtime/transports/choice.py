@@ -11,82 +11,26 @@ All ranks take the same choice from the same reports, so that the ends of each w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-import torch
-import torch.distributed as dist
-
-from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.transports.delegate import connect_delegate
-from schedc.runtime.transports.fallback import Fallback
+from schedc.errors import InvalidInput
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.runtime.transports.host_watch import HostWatch
-from schedc.runtime.transports.nccl import connect_nccl
+from schedc.runtime.transports.wishes import Channels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from torch import nn
+    import torch
 
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Connect, Ends
+    from schedc.runtime.transports.wishes import Hardware, Wish
 
-__all__ = ["Channels", "Hardware", "Wish", "check_wishes", "connection", "hardware_of", "stage_device", "way", "wires_over_nccl"]
+__all__ = ["check_wishes", "connection", "way", "wires_over_nccl"]
 
-Channels: TypeAlias = Literal["auto", "nccl", "gloo", "delegate"]
 Way: TypeAlias = Literal["nccl", "nccl or delegate", "gloo", "delegate"]
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """What one rank runs on."""
-
-    device: str
-    """`cpu`, or the GPU's name in its process: `cuda:0`."""
-    gpu: str | None = None
-    """The GPU's identity, the same in all processes; None for a CPU."""
-    nccl: bool = False
-    """Whether its PyTorch has NCCL."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What one rank gives to `load`, and what it runs on."""
-
-    channels: Channels
-    queues: int
-    hardware: Hardware
-
-
-def stage_device(stages: Mapping[int, nn.Module]) -> torch.device:
-    """Where a rank's stages are: where their parameters and buffers are; the CPU if they have none.
-
-    Raises:
-        Unsupported: on several devices, or on one that is neither a CPU nor a CUDA GPU.
-    """
-    first: tuple[int, torch.device] | None = None
-    for index, stage in stages.items():
-        for tensor in (*stage.parameters(), *stage.buffers()):
-            if tensor.device.type not in ("cpu", "cuda"):
-                raise Unsupported(f"stage {index} is on {tensor.device}; the runtime executes stages on CPUs and CUDA GPUs")
-            if first is None:
-                first = index, tensor.device
-            elif tensor.device != first[1]:
-                where = f"stage {first[0]} is on {first[1]}, " if index != first[0] else f"a part of it is on {first[1]}, "
-                raise Unsupported(f"{where}stage {index} on {tensor.device}; put all stages of a rank on one device")
-    return CPU if first is None else first[1]
-
-
-def hardware_of(device: torch.device) -> Hardware:
-    """The report of this rank."""
-    if device.type == "cpu":
-        return Hardware(device="cpu")
-    identity = str(torch.cuda.get_device_properties(device).uuid)
-    return Hardware(device=str(device), gpu=identity, nccl=dist.is_nccl_available())
 
 
 def check_wishes(wishes: Sequence[Wish], pairs: Iterable[tuple[int, int]]) -> None:
@@ -111,30 +55,10 @@ def check_wishes(wishes: Sequence[Wish], pairs: Iterable[tuple[int, int]]) -> No
         raise InvalidInput(f"channels={channels!r}; expected one of {', '.join(map(repr, get_args(Channels)))}")
     if queues < 1:
         raise InvalidInput(f"queues={queues}; expected at least 1")
-    _check_devices(channels, [wish.hardware for wish in wishes], pairs)
+    if channels == "nccl" or any(wish.hardware.gpu is not None for wish in wishes):
+        from schedc.runtime.transports.gpus import check_devices
 
-
-def _check_devices(channels: str, ranks: Sequence[Hardware], pairs: Iterable[tuple[int, int]]) -> None:
-    on_cpu = [rank for rank, hardware in enumerate(ranks) if hardware.gpu is None]
-    on_gpu = [rank for rank, hardware in enumerate(ranks) if hardware.gpu is not None]
-    if on_cpu and on_gpu:
-        raise Unsupported(
-            f"rank {on_cpu[0]}'s stages are on the CPU, rank {on_gpu[0]}'s on a GPU; put all ranks' stages on devices of one kind"
-        )
-    if channels == "gloo" and on_gpu:
-        raise InvalidInput(f"channels='gloo' carries tensors of the CPU, rank {on_gpu[0]}'s stages are on a GPU; use 'auto'")
-    if channels != "nccl":
-        return
-    if on_cpu:
-        raise InvalidInput(f"channels='nccl' carries tensors of GPUs, rank {on_cpu[0]}'s stages are on the CPU; use 'auto'")
-    lacking = next((rank for rank, hardware in enumerate(ranks) if not hardware.nccl), None)
-    if lacking is not None:
-        raise Unsupported(f"channels='nccl': rank {lacking}'s PyTorch is built without NCCL; use 'delegate', or another build")
-    for source, destination in pairs:
-        if ranks[source].gpu == ranks[destination].gpu:
-            raise InvalidInput(
-                f"channels='nccl': ranks {source} and {destination} have the same GPU, which NCCL does not connect; use 'auto'"
-            )
+        check_devices(channels, [wish.hardware for wish in wishes], pairs)
 
 
 def way(channels: Channels, source: Hardware, destination: Hardware) -> Way:
@@ -160,17 +84,32 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Conne
         rank: which.
         device: where its stages are.
     """
-    channels = wishes[rank].channels
-    delegate = partial(connect_delegate, device=device, queues=wishes[rank].queues)
-    nccl = partial(connect_nccl, device=device, watch=HostWatch())
-    ways: dict[Way, Connect] = {
-        "gloo": connect_gloo,
-        "delegate": delegate,
-        "nccl": nccl,
-        "nccl or delegate": Fallback(partial(nccl, confirm=True), delegate, names=("NCCL", "the delegate")),
-    }
+    made: dict[Way, Connect] = {}
 
     def connect(wire: Wire, groups: Groups) -> Ends:
-        return ways[way(channels, wishes[wire.source].hardware, wishes[wire.destination].hardware)](wire, groups)
+        found = way(wishes[rank].channels, wishes[wire.source].hardware, wishes[wire.destination].hardware)
+        if found not in made:
+            made[found] = _connect(found, device, wishes[rank].queues)
+        return made[found](wire, groups)
 
     return connect
+
+
+def _connect(kind: Way, device: torch.device, queues: int) -> Connect:
+    """What connects wires of one kind; what it needs is imported here."""
+    if kind == "gloo":
+        return connect_gloo
+    from schedc.runtime.transports.delegate import connect_delegate
+
+    delegate = partial(connect_delegate, device=device, queues=queues)
+    if kind == "delegate":
+        return delegate
+    from schedc.runtime.transports.host_watch import HostWatch
+    from schedc.runtime.transports.nccl import connect_nccl
+
+    nccl = partial(connect_nccl, device=device, watch=HostWatch())
+    if kind == "nccl":
+        return nccl
+    from schedc.runtime.transports.fallback import Fallback
+
+    return Fallback(partial(nccl, confirm=True), delegate, names=("NCCL", "the delegate"))

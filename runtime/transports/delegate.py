@@ -31,6 +31,7 @@ from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
+from schedc.runtime.transports.wishes import QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.base import Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 
-__all__ = ["QUEUES", "DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
+__all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
 
-QUEUES = 2
 """Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
 TAG, TENSOR, CONFIRMED = 0, 1, 2
 """gloo's tags of what goes through a queue."""

@@ -5,15 +5,27 @@ CUDA and PyTorch read these when they begin, which is before `load`: it can only
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import TYPE_CHECKING
+
+from torch.distributed.distributed_c10d import _world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_CONNECTIONS", "missing_settings"]
+__all__ = ["MAX_CONNECTIONS", "missing_settings", "warn_of_settings"]
 
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 """CUDA's hardware queues: without CUDA_DEVICE_MAX_CONNECTIONS, and at most."""
+
+
+def warn_of_settings(wires: int, *, stacklevel: int) -> None:
+    """Warn of what is missing for this many wires of this process over NCCL; `stacklevel` as that of `warnings.warn`."""
+    job_has_nccl = any("nccl" in str(backends) for backends in _world.pg_backend_config.values())
+    missing = missing_settings(os.environ, wires, job_has_nccl=job_has_nccl)
+    if missing is not None:
+        warnings.warn(missing, RuntimeWarning, stacklevel=stacklevel)
 
 
 def missing_settings(environment: Mapping[str, str], wires: int, *, job_has_nccl: bool) -> str | None:

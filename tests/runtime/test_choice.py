@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.transports.choice import Hardware, Wish, check_wishes, hardware_of, stage_device, way, wires_over_nccl
+from schedc.runtime.transports.choice import check_wishes, way, wires_over_nccl
 from schedc.runtime.transports.settings import missing_settings
+from schedc.runtime.transports.wishes import Hardware, Wish, hardware_of, stage_device
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)

@@ -14,7 +14,7 @@ from schedc.text.plan.plan_file import write_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_LINES = 6_800
+MOST_LINES = 5_500
 """`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
 
 

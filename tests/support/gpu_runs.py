@@ -18,7 +18,7 @@ import schedc.runtime
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
-    from schedc.runtime.transports.choice import Channels
+    from schedc.runtime.transports.wishes import Channels
 
 MS = 1e3
 """A trace's times are microseconds."""
