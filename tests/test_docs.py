@@ -1,4 +1,4 @@
-"""README and docs show what the tool prints; every command in them exists."""
+"""README and docs show what the tool prints; every command, link and file in them exists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from doc_outputs import FILES, ROOT, commands_of, written
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SHOWING = [name for name in FILES if commands_of((ROOT / name).read_text(encoding="utf-8"))]
@@ -38,3 +39,37 @@ def test_commands_of_make_demo_are_those_of_the_readme() -> None:
     run = "\n".join(commands_of((ROOT / "README.md").read_text(encoding="utf-8")))
     assert len(made) == 2
     assert all(command in run for command in made)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
+    assert list(dead_links(ROOT / name)) == []
+
+
+def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A title, *of* `code`\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#a-title-of-code) [b](none.py) [c](other.md#b) [d](https://example.org) `tests/none.py`\n", encoding="utf-8"
+    )
+    assert list(dead_links(page)) == ["none.py", "other.md#b", "tests/none.py"]
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    """The links of a page to files or headings that do not exist, and the files of the repository that it names and that do not."""
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if "://" not in link and (not target.exists() or (heading and heading not in headings(target))):
+            yield link
+    for path in re.findall(r"`((?:benchmarks|docs|examples|schedc|tests)/[\w/.-]+\.\w+)`", text):
+        if not (ROOT / path).exists():
+            yield path
+
+
+def headings(page: Path) -> set[str]:
+    """What a link to a place in the page may name, as GitHub makes it of headings."""
+    text = page.read_text(encoding="utf-8")
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {*titles, *re.findall(r'<a id="([^"]+)"', text)}
