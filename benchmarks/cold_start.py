@@ -1,8 +1,8 @@
 """What commands take on a fresh machine (no compiled code in the cache), on one that has it, and where nothing can be kept.
 
 Run it as `python benchmarks/cold_start.py [--before DIRECTORY] [--runs N]`; DIRECTORY is another checkout, to be compared. Each run
-is a process of its own; checkouts and states take turns. Prints the median of wall time and, in brackets, of CPU time, in seconds, the
-child processes' included.
+is a process of its own; checkouts and states take turns. Prints the medians of wall time and, in brackets, of CPU time, in seconds,
+that of child processes included.
 
 - cold: an empty cache
 - warm: the cache as a run of the local searches left it

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +16,10 @@ from toy_kernels import double, sum_of_squares
 
 from schedc import compiled as module
 from schedc.compiled import at_hand, compile_ahead, compiled
+from schedc.solvers.common.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SCRIPT = """
 import sys
@@ -86,6 +89,36 @@ def test_a_child_ends_with_its_parent(fresh: Path) -> None:
     child.stdin.close()
     assert child.wait(timeout=60) == 1
     assert list(fresh.iterdir()) == []
+
+
+def test_a_signal_ends_the_wait_for_a_child(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not wait until the compiler returns from its C code, as that is in another process."""
+    interruption, wait = Interruption(), subprocess.Popen.wait
+
+    def signalled(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert timeout is not None
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(child, timeout)
+
+    monkeypatch.setattr(module, "CHILD", "import time; time.sleep(600)")
+    with pytest.MonkeyPatch.context() as patch, interruption.listening():
+        patch.setattr(subprocess.Popen, "wait", signalled)
+        with pytest.raises(KeyboardInterrupt), interruption.raising():
+            compiled(double)
+    assert module._children[double].poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["auto", "rule-table"])
+def test_a_fresh_machine_where_nothing_can_be_kept(tmp_path: Path, method: str) -> None:
+    (tmp_path / "file").write_text("")
+    job = Path(__file__).parents[1] / "examples" / "m70-2dc" / "job.toml"
+    command = [sys.executable, "-m", "schedc", "compile", str(job), "-o", "plan.json", "--method", method, "--quiet"]
+    nowhere = environment_of(**dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"), str(tmp_path / "file")))
+    done = subprocess.run(command, env=nowhere, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == done.stderr.count("compiled code cannot be kept") <= 1
+    assert json.loads((tmp_path / "plan.json").read_text())["certificate"]["makespan_ns"] == 2_736_000_000
 
 
 @pytest.mark.parametrize("content", [b"PK", None], ids=["cut off", "changed within"])

@@ -15,8 +15,8 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
-from schedc.solvers.driver import searches
-from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.driver import portfolio, searches
+from schedc.solvers.driver.portfolio import solve, try_methods
 from schedc.text.plan.plan_file import plan_json
 
 if TYPE_CHECKING:
@@ -101,6 +101,29 @@ def test_an_interruption_before_any_schedule_is_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("schedc.solvers.driver.portfolio.try_methods", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compile_problem(m70(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("limits", "first"), [(Limits(time_s=60), "cpsat"), (Limits(deterministic=1), "local{rounds=3}"), (Limits(), "local{rounds=3}")]
+)
+def test_only_a_clock_lets_others_go_before_what_is_not_compiled_yet(
+    limits: Limits, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the plan depended on whether the machine is fresh."""
+    begun: list[str] = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("local", "cpsat"):
+        monkeypatch.setattr(searches, name, interrupted)
+    monkeypatch.setattr(portfolio, "at_hand", lambda _: False)
+    monkeypatch.setattr(portfolio, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(
+        portfolio, "try_methods", lambda incumbent, _, candidates, *__: try_methods(incumbent, ("1f1b",), candidates)
+    )
+    compile_problem(m70(2, 0.25, microbatches=8), limits=limits, on_method=begun.append)
+    assert begun == [first]
 
 
 def test_a_deterministic_limit_gives_the_same_bytes_twice() -> None:
