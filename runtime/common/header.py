@@ -11,7 +11,7 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HEADER", "MAX_TENSORS", "RECEIPT", "TensorKind", "decode", "encode", "kinds_of"]
+__all__ = ["HEADER", "MAX_TENSORS", "TensorKind", "decode", "encode", "kinds_of"]
 
 MAX_TENSORS = 16
 MAX_DIMS = 14
@@ -54,8 +54,6 @@ def kinds_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorKind, ...]:
     return tuple(TensorKind.of(tensor) for tensor in tensors)
 
 
-RECEIPT = TensorKind(torch.uint8, (1,))
-"""What one end of a wire sends to say that something has come; what stands in it does not matter."""
 HEADER = TensorKind(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
 """What a header itself is."""
 

@@ -26,6 +26,13 @@ class ReplicaHooks:
     pipelines: int = 1
     """The step divides its gradients by this number, so that their sum over this many pipelines belongs to the mean loss of all."""
 
+    agrees: bool = False
+    """Whether `end_step` agrees on `step_counts` with the other pipelines: a step that does not count runs again, with all hooks,
+    in all pipelines or in none. Where hooks do not do that, a channel that fails ends the step, though another could take over."""
+    step_counts: bool = True
+    """Before `end_step`: whether the step counts in this pipeline, or runs again since a channel has failed. After it: whether it
+    counts in all pipelines."""
+
     def begin_step(self) -> None:
         """Before the step's first op. The stages' `.grad` are what they were before the step."""
 

@@ -16,6 +16,7 @@ from schedc.runtime.emulation.waiting import Waiting
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.measure.recording import Recorder
+from schedc.runtime.transports.base import only
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
@@ -103,7 +104,7 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
         program = program_of(plan, rank)
         injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue)
         connect = connect_delegate if request.delegate else connect_gloo
-        wiring = Wiring(plan, groups, request.timeout_s, connect, injection.wrap)
+        wiring = Wiring(plan, groups, request.timeout_s, only(connect), injection.wrap)
         parallel = plan.problem.data_parallel
         trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
         compute = Waiting(plan, rank, scale, trunk)

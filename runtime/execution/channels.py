@@ -5,30 +5,34 @@ prev}). The tensors of a transfer have consecutive tags, from its place in the c
 is said once, by the header; so both ends know what crosses, and nothing is sent for the others. A wait that fails says which op
 waited for what from whom.
 
-At the end of a step nobody waits for a send as such, which a lost peer may never end (see `schedc.runtime.transports.gloo`): the
-receiving end says that it has taken all.
+Where another channel can take over from one that fails, a failure does not end the step: it is noted, no more is sent on the wire,
+and what should come is zeros. So every rank runs all its ops, with all collectives that they may have, before the step runs again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.common.header import HEADER, MAX_TENSORS, RECEIPT, TensorKind, decode, encode, kinds_of
+from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorKind, decode, encode, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.ir.ops import Op
     from schedc.runtime.common.program import Message, Wire
     from schedc.runtime.common.values import Value
-    from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
+    from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
-__all__ = ["Boundaries", "Receiver", "Sender"]
+__all__ = ["Boundaries", "Failing", "Receiver", "Sender"]
+
+Failing: TypeAlias = "Callable[[TransferFailed, Exception], bool]"
+"""Takes note that the wire has failed: what to raise if no other channel can take over, and what has been found. Gives whether one
+can. It does not raise: an exception that a frame of its own traceback holds would keep a closed pipe's connections alive."""
 
 TAGS = MAX_TENSORS + 1
 """How many tags a transfer has: one for each tensor, the last for the header."""
@@ -39,9 +43,9 @@ def _header_tag(at: int) -> int:
     return at * TAGS + MAX_TENSORS
 
 
-def _taken_tag(wire: Wire) -> int:
-    """The tag of what comes back when all is taken."""
-    return len(wire.messages) * TAGS
+def _cannot(failed: TransferFailed, error: Exception) -> bool:
+    """No other channel can take over."""
+    return False
 
 
 class Boundaries(dict[int, tuple[TensorKind, ...]]):
@@ -107,25 +111,15 @@ def _listed(kinds: Sequence[str]) -> str:
 class Sender:
     """The sending end of a wire."""
 
-    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float) -> None:
+    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing = _cannot) -> None:
         self._wire = wire
         self._data, self._control = ends.data, ends.control
         self._boundaries = boundaries
         self._timeout_s = timeout_s
+        self._failing = failing
+        self._failed = False
         self._introduced = set(boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
-        self._taken: Incoming | None = None
-
-    def begin(self) -> None:
-        """Before a step's first op: be ready to hear that all is taken.
-
-        Raises:
-            TransferFailed: the connection is lost.
-        """
-        try:
-            self._taken = self._control.receive(RECEIPT, _taken_tag(self._wire))
-        except ConnectionLost as error:
-            raise TransferFailed(f"{self._finishing()}: {connection_lost(self._wire.destination)}") from error
 
     def send(self, at: int, value: Value) -> None:
         """Send transfer `at` of the wire without waiting; before a boundary's first output goes a header.
@@ -137,71 +131,85 @@ class Sender:
         message = self._wire.messages[at]
         kinds = self._boundaries.learn(value, message)
         sends = self._under_way.setdefault(at, [])
-        try:
-            if not message.gradient and message.boundary not in self._introduced:
-                self._introduced.add(message.boundary)
+        if not message.gradient and message.boundary not in self._introduced:
+            self._introduced.add(message.boundary)
+            try:
                 sends.append(self._control.send(encode(kinds), _header_tag(at)))
-            tag = at * TAGS
-            for kind, tensor in zip(kinds, value, strict=True):
-                if tensor is not None and (kind.gradient or not message.gradient):
+            except ConnectionLost as error:
+                raise self._lost(at, error) from error
+        tag = at * TAGS
+        for kind, tensor in zip(kinds, value, strict=True):
+            if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
+                try:
                     sends.append(self._data.send(tensor.detach().contiguous(), tag))
-                tag += 1
-        except ConnectionLost as error:
-            raise TransferFailed(f"{self._doing(at)}: {connection_lost(self._wire.destination)}") from error
+                except ConnectionLost as error:
+                    self._failed = self._failing(self._lost(at, error), error)
+                    if not self._failed:
+                        raise self._lost(at, error) from error
+            tag += 1
 
     def arrived(self, at: int) -> None:
         """Let go of transfer `at`, which the peer has already used."""
         for sent in self._under_way.pop(at, ()):
-            try:
-                sent.wait(self._timeout_s)
-            except (ConnectionLost, NoAnswer) as error:
-                raise waiting_failed(self._doing(at), error, self._timeout_s, self._wire.destination) from error
+            if not self._failed:
+                try:
+                    sent.wait(self._timeout_s)
+                except (ConnectionLost, NoAnswer) as error:
+                    self._failed = self._failing(self._lost(at, error), error)
+                    if not self._failed:
+                        raise self._lost(at, error) from error
 
     def flush(self) -> None:
-        """Wait until the peer has taken all transfers of the step, and let go of them.
+        """Let go of all transfers of the step, which the peer has received.
 
         Raises:
-            TransferFailed: it is gone or does not do it in time.
+            TransferFailed: it is gone.
         """
-        assert self._taken is not None
-        try:
-            self._taken.wait(self._timeout_s)
-        except (ConnectionLost, NoAnswer) as error:
-            raise waiting_failed(self._finishing(), error, self._timeout_s, self._wire.destination) from error
         for at in list(self._under_way):
             self.arrived(at)
+
+    def _lost(self, at: int, error: Exception) -> TransferFailed:
+        return waiting_failed(self._doing(at), error, self._timeout_s, self._wire.destination)
 
     def _doing(self, at: int) -> str:
         wire = self._wire
         return f"rank {wire.source} sends {token(wire.transfers[at])} to rank {wire.destination} on {wire.name}"
 
-    def _finishing(self) -> str:
-        wire = self._wire
-        return f"rank {wire.source} waits until rank {wire.destination} has taken all transfers on {wire.name}"
-
 
 class Receiver:
     """The receiving end of a wire."""
 
-    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        ends: Ends,
+        boundaries: Boundaries,
+        timeout_s: float,
+        failing: Failing = _cannot,
+        device: torch.device | None = None,
+    ) -> None:
         self._wire = wire
         self._data, self._control = ends.data, ends.control
         self._boundaries = boundaries
         self._timeout_s = timeout_s
-        self._posted: dict[int, list[Incoming]] = {}
+        self._failing = failing
+        self._failed = False
+        self._device = device
+        """Where the zeros are that come when the wire has failed."""
+        self._posted: dict[int, list[Incoming | None]] = {}
         self._headers: dict[int, tuple[int, Incoming]] = {}
         self._next = 0
         self._due = 0
-        self._left = 0
-        self._taken: Outgoing | None = None
 
     def begin(self) -> None:
         """Before a step's first op: post the receives of the headers of all boundaries that are not known yet."""
         self._next = self._due = 0
-        self._left = len(self._wire.messages)
         for at, message in enumerate(self._wire.messages):
             if not message.gradient and message.boundary not in self._boundaries and message.boundary not in self._headers:
-                self._headers[message.boundary] = (at, self._start(self._control, at, HEADER, _header_tag(at)))
+                try:
+                    self._headers[message.boundary] = at, self._control.receive(HEADER, _header_tag(at))
+                except ConnectionLost as error:
+                    raise self._not_posted(at) from error
 
     def post(self, at: int) -> None:
         """Post the receives of transfer `at`; in the first step, where its shapes are not known yet, `take` does it.
@@ -215,10 +223,11 @@ class Receiver:
             kinds = self._boundaries.get(message.boundary)
             if kinds is None:
                 return
-            posted = self._posted[self._next] = []
-            for place, kind in enumerate(kinds):
-                if kind.gradient or not message.gradient:
-                    posted.append(self._start(self._data, self._next, kind, self._next * TAGS + place))
+            self._posted[self._next] = [
+                self._start(self._next, kind, self._next * TAGS + place)
+                for place, kind in enumerate(kinds)
+                if kind.gradient or not message.gradient
+            ]
             self._next += 1
 
     def take(self, at: int, op: Op) -> Value:
@@ -235,17 +244,17 @@ class Receiver:
         for boundary in [earlier.boundary for earlier in self._wire.messages[self._next : at + 1]]:
             if boundary in self._headers:
                 first, header = self._headers.pop(boundary)
-                kinds = decode(self._await(header, op, first, "waits for the shape of"))
-                self._boundaries.setdefault(boundary, kinds)
+                try:
+                    found = header.wait(self._timeout_s)
+                except (ConnectionLost, NoAnswer) as error:
+                    raise self._not_come(op, first, "waits for the shape of", error) from error
+                self._boundaries.setdefault(boundary, decode(found))
         self.post(at)
-        posted = self._posted.pop(at)
-        come = [self._await(incoming, op, at, "waits for") for incoming in posted]
-        self._left -= 1
-        if not self._left:
-            self._confirm()
+        kinds = self._boundaries[message.boundary]
+        crossing = [kind for kind in kinds if kind.gradient or not message.gradient]
+        come = [self._await(incoming, op, at, kind) for kind, incoming in zip(crossing, self._posted.pop(at), strict=True)]
         if not come:
             return ()
-        kinds = self._boundaries[message.boundary]
         if message.gradient:
             gradients = iter(come)
             return tuple(next(gradients) if kind.gradient else None for kind in kinds)
@@ -253,44 +262,35 @@ class Receiver:
             tensor.detach().requires_grad_() if kind.gradient else tensor for kind, tensor in zip(kinds, come, strict=True)
         )
 
-    def finish(self) -> None:
-        """After a step's last op: wait until the peer has heard that all is taken.
+    def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorKind) -> torch.Tensor:
+        if incoming is not None and not self._failed:
+            try:
+                return incoming.wait(self._timeout_s)
+            except (ConnectionLost, NoAnswer) as error:
+                self._failed = self._failing(self._not_come(op, at, "waits for", error), error)
+                if not self._failed:
+                    raise self._not_come(op, at, "waits for", error) from error
+        return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device)
 
-        Raises:
-            TransferFailed: it is gone or does not answer.
-        """
-        assert self._taken is not None
-        try:
-            self._taken.wait(self._timeout_s)
-        except (ConnectionLost, NoAnswer) as error:
-            raise waiting_failed(self._confirming(), error, self._timeout_s, self._wire.source) from error
+    def _start(self, at: int, kind: TensorKind, tag: int) -> Incoming | None:
+        if not self._failed:
+            try:
+                return self._data.receive(kind, tag)
+            except ConnectionLost as error:
+                self._failed = self._failing(self._not_posted(at), error)
+                if not self._failed:
+                    raise self._not_posted(at) from error
+        return None
 
-    def _confirm(self) -> None:
-        """Tell the peer that all is taken. Its receive is posted since its step began."""
-        try:
-            self._taken = self._control.send(torch.zeros(RECEIPT.shape, dtype=RECEIPT.dtype), _taken_tag(self._wire))
-        except ConnectionLost as error:
-            raise TransferFailed(f"{self._confirming()}: {connection_lost(self._wire.source)}") from error
-
-    def _confirming(self) -> str:
+    def _not_come(self, op: Op, at: int, waits_for: str, error: Exception) -> TransferFailed:
         wire = self._wire
-        return f"rank {wire.destination} tells rank {wire.source} that all has come on {wire.receiver_name}"
+        what = f"{token(op)} {waits_for} {token(wire.transfers[at])}"
+        doing = f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
+        return waiting_failed(doing, error, self._timeout_s, wire.source)
 
-    def _await(self, incoming: Incoming, op: Op, at: int, waits_for: str) -> torch.Tensor:
-        try:
-            return incoming.wait(self._timeout_s)
-        except (ConnectionLost, NoAnswer) as error:
-            wire = self._wire
-            what = f"{token(op)} {waits_for} {token(wire.transfers[at])}"
-            doing = f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
-            raise waiting_failed(doing, error, self._timeout_s, wire.source) from error
-
-    def _start(self, transport: Transport, at: int, kind: TensorKind, tag: int) -> Incoming:
-        try:
-            return transport.receive(kind, tag)
-        except ConnectionLost as error:
-            wire, transfer = self._wire, token(self._wire.transfers[at])
-            raise TransferFailed(
-                f"rank {wire.destination} posts the receive of {transfer} from rank {wire.source} on {wire.receiver_name}:"
-                f" {connection_lost(wire.source)}"
-            ) from error
+    def _not_posted(self, at: int) -> TransferFailed:
+        wire, transfer = self._wire, token(self._wire.transfers[at])
+        return TransferFailed(
+            f"rank {wire.destination} posts the receive of {transfer} from rank {wire.source} on {wire.receiver_name}:"
+            f" {connection_lost(wire.source)}"
+        )

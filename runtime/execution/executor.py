@@ -56,6 +56,9 @@ class Executor:
         self._hooks = hooks
         self._now = now
         self._local: dict[Message, Value] = {}
+        self._last_transfer = max(
+            (at for at, one in enumerate(program.instructions) if one.send is not None or one.receive is not None), default=None
+        )
 
     def run(self) -> None:
         """Run all ops of a step; what is sent may still be under way.
@@ -65,9 +68,11 @@ class Executor:
         """
         self._wiring.begin()
         asked_ns = self._now()
-        for instruction in self._program.instructions:
+        for at, instruction in enumerate(self._program.instructions):
             try:
                 asked_ns = self._run(instruction, asked_ns)
+                if at == self._last_transfer:
+                    self._wiring.all_through()
             except Exception as error:
                 error.add_note(f"in {token(instruction.op)} on rank {self._program.rank}")
                 raise

@@ -1,25 +1,38 @@
 """The wires of a pipe as one rank has them: of each wire that begins or ends here, the transport, the sender or the receiver.
 
 Wires stand for the plan's channels, one for each directed pair of ranks that exchange anything.
+
+When a channel fails and another can take its place, the step runs again (PipeMorph 5.3 repeats the transfer): no weight has changed
+yet. The rank that finds the failure gives up both wires to this peer, so that the peer knows, and runs its other ops with zeros in
+place of what does not come. By its word at the end of the step (`schedc.runtime.execution.agreement`) all ranks know that the step
+does not count. Then `change` connects the two ranks anew; the caller puts back what the step has changed and runs it again.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
+from functools import partial
+from itertools import permutations
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
 from schedc.runtime.common.program import connecting_order, wires_of
+from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
+from schedc.runtime.transports.base import only
 from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    import torch
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Connect, Ends
+    from schedc.runtime.transports.base import ChannelsOf, Ends
 
 __all__ = ["Wiring", "Wrap", "bare"]
 
@@ -35,6 +48,16 @@ def bare(wire: Wire, ends: Ends) -> Ends:
     return ends
 
 
+class _Failure(NamedTuple):
+    """What a rank has found."""
+
+    ranks: tuple[int, int]
+    """The wires between these two have failed, ascending."""
+    message: str
+    """What to raise if no other channel is left."""
+    reason: str
+
+
 class Wiring:
     """The ends of a plan's wires on this rank, by the wire's number."""
 
@@ -43,8 +66,9 @@ class Wiring:
         plan: Plan,
         groups: Groups,
         timeout_s: float,
-        connect: Connect = connect_gloo,
+        channels: ChannelsOf | None = None,
         wrap: Wrap = bare,
+        device: torch.device | None = None,
     ) -> None:
         """Connect the wires. All ranks of the plan do this together.
 
@@ -52,19 +76,26 @@ class Wiring:
             plan: whose channels they are.
             groups: makes the process groups.
             timeout_s: how long an op waits for another rank.
-            connect: makes the ends of one wire; called on both of its ranks.
-            wrap: what is put around them, on both.
+            channels: the ways to connect two ranks; None: gloo.
+            wrap: what is put around the ends of a wire, on both ranks.
+            device: where the stages are; None: the CPU.
 
         Raises:
             TransferFailed: another rank does not come.
         """
         self._groups = groups
         self._timeout_s = timeout_s
-        self._connect = connect
+        self._channels = only(connect_gloo) if channels is None else channels
         self._wrap = wrap
+        self._device = device
         self._ends: dict[tuple[int, int, str], Ends] = {}
+        self._failures: list[_Failure] = []
+        self._in_use: Counter[tuple[int, int]] = Counter()
+        """By the two ranks, ascending, which of their channels they use."""
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
+        self.retries = any(len(self._channels(*pair)) > 1 for pair in permutations(range(groups.size), 2))
+        """Whether there is a channel that another can take over from; the same on all ranks."""
         try:
             self._lay(plan, Boundaries())
         except BaseException:
@@ -83,25 +114,49 @@ class Wiring:
         Raises:
             TransferFailed: another rank does not come.
         """
-        self.senders.clear()
-        self.receivers.clear()
         self._lay(plan, self._boundaries if keep_shapes else Boundaries())
 
     def _lay(self, plan: Plan, boundaries: Boundaries) -> None:
         self._boundaries = boundaries
+        self._wires = wires_of(plan)
         rank = self._groups.rank
-        wires = wires_of(plan)
-        for number in connecting_order(wires):
-            wire = wires[number]
-            if rank in (wire.source, wire.destination):
-                key = wire.source, wire.destination, wire.name
-                if key not in self._ends:
-                    self._ends[key] = self._connect(wire, self._groups)
-                ends = self._wrap(wire, self._ends[key])
-                if rank == wire.source:
-                    self.senders[number] = Sender(wire, ends, boundaries, self._timeout_s)
-                else:
-                    self.receivers[number] = Receiver(wire, ends, boundaries, self._timeout_s)
+        near = {self._peer(wire) for wire in self._wires if rank in (wire.source, wire.destination)}
+        peers = set(range(self._groups.size)) - {rank} if self.retries else near
+        self._agreement = Agreement(self._groups.all, rank, sorted(peers))
+        self.senders.clear()
+        self.receivers.clear()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect what is not connected; where a channel does not connect on both ends, another takes its place."""
+        rank = self._groups.rank
+        order = connecting_order(self._wires)
+        if self.retries:
+            self._agreement.begin()
+        for number in order:
+            wire = self._wires[number]
+            if rank not in (wire.source, wire.destination) or number in self.senders or number in self.receivers:
+                continue
+            key = wire.source, wire.destination, wire.name
+            if key not in self._ends:
+                channel = self._channels(wire.source, wire.destination)[self._in_use[_ranks(wire)]]
+                try:
+                    self._ends[key] = channel.connect(wire, self._groups)
+                except (ConnectionLost, NoAnswer) as error:
+                    doing = f"rank {rank} connects the ranks {wire.source}, {wire.destination}"
+                    if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
+                        raise
+                    continue
+            ends = self._wrap(wire, self._ends[key])
+            failing = partial(self._failing, wire)
+            if rank == wire.source:
+                self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)
+            else:
+                self.receivers[number] = Receiver(wire, ends, self._boundaries, self._timeout_s, failing, self._device)
+        if self.retries:
+            self._agreement.say(good=not self._failures)
+            if not self._agreement.hear(2 * self._timeout_s):
+                self.change()
 
     def begin(self) -> None:
         """Before a step's first op: be ready for what is not known yet, and for its end.
@@ -109,37 +164,120 @@ class Wiring:
         Raises:
             TransferFailed: another rank has ended.
         """
-        for sender in self.senders.values():
-            sender.begin()
+        self._agreement.begin()
         for receiver in self.receivers.values():
             receiver.begin()
 
-    def finish(self) -> None:
+    def all_through(self) -> None:
+        """After the last op of a step that has a transfer: say so, if the host knows that all are through.
+
+        Raises:
+            TransferFailed: another rank has ended.
+        """
+        if all(ends.settle is None for ends in self._ends.values()):
+            self._agreement.say(good=not self._failures)
+
+    def finish(self) -> bool:
         """After a step's last op: wait until all transfers are through.
+
+        Returns:
+            Whether all ranks have received all. Otherwise the step does not count: `change`, and run it again.
 
         Raises:
             TransferFailed: another rank has ended, or does not answer.
         """
+        rank = self._groups.rank
+        for number, wire in enumerate(self._wires):
+            if number in self.senders or number in self.receivers:
+                settle = self._ends[wire.source, wire.destination, wire.name].settle
+                if settle is not None and not self._has_failed(wire):
+                    try:
+                        settle(self._timeout_s)
+                    except (ConnectionLost, NoAnswer) as error:
+                        doing = (
+                            f"rank {rank} waits for the device to end the transfers of rank {wire.source} to rank"
+                            f" {wire.destination} on {wire.name}"
+                        )
+                        if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
+                            raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
+        self._agreement.say(good=not self._failures)
+        good = self._agreement.hear(self._timeout_s * (2 if self.retries else 1))  # others may have to wait for a channel first
         for sender in self.senders.values():
             sender.flush()
-        for receiver in self.receivers.values():
-            receiver.finish()
-        rank = self._groups.rank
-        for (source, destination, name), ends in self._ends.items():
-            try:
-                ends.settle(self._timeout_s)
-            except (ConnectionLost, NoAnswer) as error:
-                doing = f"rank {rank} waits for the device to end the transfers of rank {source} to rank {destination} on {name}"
-                peer = destination if rank == source else source
-                raise waiting_failed(doing, error, self._timeout_s, peer) from error
+        return good
+
+    def change(self) -> None:
+        """Put other channels in the place of those that have failed; all ranks of the plan do this together.
+
+        Raises:
+            TransferFailed: there is no other, or a rank has ended.
+        """
+        found: dict[tuple[int, int], _Failure] = {}
+        for failures in self._groups.exchange(self._failures):
+            for failure in failures:
+                found.setdefault(failure.ranks, failure)
+        self._failures = []
+        named: list[str] = []
+        changed = False
+        for ranks, failure in found.items():
+            names = [channel.name for channel in self._channels(*ranks)]
+            used = self._in_use[ranks]
+            if self._groups.rank in ranks:
+                self._end(ranks)
+            if used + 1 < len(names):
+                self._in_use[ranks] += 1
+                changed = True
+                if self._groups.rank in ranks:
+                    peer = ranks[ranks[0] == self._groups.rank]
+                    named.append(
+                        f"with rank {peer}, {names[used]} has failed ({failure.reason});"
+                        f" {names[used + 1]} carries what these two ranks exchange from now on"
+                    )
+        if not changed:
+            raise TransferFailed(next(iter(found.values())).message)
+        if named:
+            warnings.warn(f"rank {self._groups.rank}: {'; '.join(named)}", RuntimeWarning, stacklevel=2)
+        self._connect()
+
+    def _failing(self, wire: Wire, failed: TransferFailed, error: Exception) -> bool:
+        """Take note that a wire has failed, and let its peer know; as `Failing`."""
+        if self.retries and not self._has_failed(wire):
+            self._failures.append(_Failure(_ranks(wire), str(failed), str(error).partition("\n")[0]))
+            for (source, destination, _), ends in self._ends.items():
+                if {source, destination} == {wire.source, wire.destination}:
+                    ends.give_up()
+        return self.retries
+
+    def _peer(self, wire: Wire) -> int:
+        return wire.source + wire.destination - self._groups.rank
+
+    def _has_failed(self, wire: Wire) -> bool:
+        return any(failure.ranks == _ranks(wire) for failure in self._failures)
+
+    def _end(self, ranks: tuple[int, int]) -> None:
+        """Close the wires between two ranks."""
+        for number, wire in enumerate(self._wires):
+            if _ranks(wire) == ranks:
+                self.senders.pop(number, None)
+                self.receivers.pop(number, None)
+        keys = [key for key in self._ends if {*key[:2]} == {*ranks}]
+        self._close([self._ends.pop(key) for key in keys])
 
     def close(self) -> None:
         """Close all ends, together: some end only when others do."""
-        for ends in self._ends.values():
-            ends.close()
-        until_s = monotonic() + ENDING_S
-        for ends in self._ends.values():
-            ends.ended(max(0.0, until_s - monotonic()))
+        self._close(list(self._ends.values()))
         self._ends.clear()
         self.senders.clear()
         self.receivers.clear()
+
+    def _close(self, all_ends: Sequence[Ends]) -> None:
+        for ends in all_ends:
+            ends.close()
+        until_s = monotonic() + ENDING_S
+        for ends in all_ends:
+            ends.ended(max(0.0, until_s - monotonic()))
+
+
+def _ranks(wire: Wire) -> tuple[int, int]:
+    """The ranks of a wire, ascending."""
+    return min(wire.source, wire.destination), max(wire.source, wire.destination)

@@ -167,13 +167,14 @@ class Collectives(ReplicaHooks):
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        self._pipelines.share(loss)
+        self._pipelines.share(loss, counts=self.step_counts)
         for stage, works in self._sums.items():
             for work, bucket in zip(works, self._buckets[stage], strict=True):
                 await_replicas(work, f"rank {self._rank} sums the gradients of stage {stage}", self._timeout_s)
                 bucket.finish()
         self._sums.clear()
-        return self._pipelines.mean()
+        mean, self.step_counts = self._pipelines.mean()
+        return mean
 
     def gather(self) -> None:
         """Bring the shares of all weights together, so that the modules' parameters are whole.

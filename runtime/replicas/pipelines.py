@@ -77,7 +77,7 @@ class Pipelines:
         self._groups = Groups(timeout_s, group, "data_parallel_group")
         self._given = group
         self._timeout_s = timeout_s
-        self._losses: torch.Tensor | None = None
+        self._shared: torch.Tensor | None = None
         self._work: dist.Work | None = None
         self.number = self._groups.rank
         """Which pipeline this process is in."""
@@ -99,26 +99,28 @@ class Pipelines:
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
         return (self._given, None) if elsewhere else (self._groups.all, self._timeout_s)
 
-    def share(self, loss: torch.Tensor) -> None:
-        """Send a step's loss to the other pipelines.
+    def share(self, loss: torch.Tensor, *, counts: bool) -> None:
+        """Send a step's loss to the other pipelines, and whether the step counts for this one.
 
         Raises:
             TransferFailed: a replica is lost.
         """
-        self._losses = losses = torch.zeros(self.size, dtype=torch.float64)
-        own = loss.reshape(1)
+        self._shared = shared = torch.zeros(self.size, 2, dtype=torch.float64)
+        own = torch.stack([loss, torch.tensor(float(counts), dtype=torch.float64)]).reshape(1, 2)
         doing = f"pipeline {self.number} sends its loss to the others"
-        self._work = start_with_replicas(lambda: self._groups.all._allgather_base(losses, own), doing)
+        self._work = start_with_replicas(lambda: self._groups.all._allgather_base(shared, own), doing)
 
-    def mean(self) -> torch.Tensor:
-        """The mean of what all have shared; the same everywhere.
+    def mean(self) -> tuple[torch.Tensor, bool]:
+        """The mean of the losses that all have shared, and whether the step counts for all; the same everywhere.
 
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        assert self._work is not None and self._losses is not None
-        await_replicas(self._work, f"pipeline {self.number} waits for the losses of the others", self._timeout_s)
-        return self._losses.mean()
+        assert self._work is not None and self._shared is not None
+        patience_s = 2 * self._timeout_s  # another pipeline may have to find out first that a channel has failed
+        await_replicas(self._work, f"pipeline {self.number} waits for the losses of the others", patience_s)
+        losses, count = self._shared.unbind(1)
+        return losses.mean(), bool(count.all())
 
     def close(self) -> None:
         """Close the connections."""

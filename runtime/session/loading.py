@@ -16,6 +16,7 @@ from schedc.runtime.execution.wiring import bare
 from schedc.runtime.session.acceptance import check_fit, read, recomputed_stages
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.transports.base import first_only
 from schedc.runtime.transports.choice import check_wishes, connection, wires_over_nccl
 from schedc.runtime.transports.wishes import QUEUES, Wish, hardware_of, stage_device
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.lockstep import Lockstep
-    from schedc.runtime.transports.base import Connect
+    from schedc.runtime.transports.base import ChannelsOf
     from schedc.runtime.transports.wishes import Channels
 
 __all__ = ["load"]
@@ -80,8 +81,8 @@ def load(
             have collectives with this one's (tensor or expert parallelism): the same rank of each of these pipelines. None: this
             pipeline moves by itself.
         channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
-            host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs with the delegate to fall back
-            to, and the delegate between ranks that share a GPU.
+            host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs, with the delegate to
+            take over where it fails, and the delegate between ranks that share a GPU.
         queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`).
         wrap: puts something around what carries tensors, on all ranks: called with the plan's problem, the groups of its ranks and
             the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
@@ -117,7 +118,9 @@ def load(
             own_hooks=replicas is not None,
             recompute=recompute,
         )
-        checked, connect = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None)
+        checked, wired = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None)
+        if replicas is not None and not replicas.agrees:
+            wired = first_only(wired)
         if grad_dtype is not None:
             from schedc.runtime.replicas.gradients import set_gradient_type
 
@@ -134,7 +137,7 @@ def load(
             recompute=recomputed_stages(recompute, checked),
             hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
             lockstep=lockstep,
-            connect=connect,
+            channels=wired,
             wrap=bare if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
     except BaseException:
@@ -144,9 +147,9 @@ def load(
         groups.close()
         raise
     try:  # a rank that is ready before the others must not close what they are still connecting
-        for others in (pipelines, lockstep):
+        for others in (lockstep, pipelines):
             if others is not None:
-                others.exchange(None)
+                pipe.retries = any(others.exchange(pipe.retries))
         groups.exchange(None)
     except BaseException:
         pipe.close()
@@ -164,7 +167,7 @@ def _agree(
     channels: Channels,
     queues: int,
     wrapped: bool,
-) -> tuple[Plan, Connect]:
+) -> tuple[Plan, ChannelsOf]:
     """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
     checked: Plan | None = None
     refusal: SchedcError | None = None

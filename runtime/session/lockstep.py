@@ -67,13 +67,14 @@ class Lockstep:
             TransferFailed: a peer is lost, or too late.
         """
         count = torch.tensor([int(seen)])
-        doing = f"pipeline {self._groups.rank} asks the others of its swap_group whether all ranks have called swap"
+        doing = f"pipeline {self._groups.rank} asks the others of its swap_group about the step"
+        patience_s = 2 * self._groups.timeout_s  # a peer may have to find out first that a channel has failed
         try:
-            finish(self._groups.all.allreduce([count]), self._groups.timeout_s)
+            finish(self._groups.all.allreduce([count]), patience_s)
         except ConnectionLost as error:
             raise TransferFailed(f"{doing}: the connection is lost; one of them has ended, and its own message says why") from error
         except NoAnswer as error:
-            late = f"no answer in {self._groups.timeout_s:g} s; one is stuck or slower than the timeout_s given to load"
+            late = f"no answer in {patience_s:g} s; one is stuck or slower than the timeout_s given to load"
             raise TransferFailed(f"{doing}: {late}") from error
         return int(count) == self._groups.size
 

@@ -15,7 +15,6 @@ from schedc.runtime.execution.wiring import Wiring, bare
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.stage.losses import Losses, check_finite
 from schedc.runtime.stage.training import Training
-from schedc.runtime.transports.gloo import connect_gloo
 from schedc.runtime.transports.wishes import stage_device
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.offers import Swap
+    from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import Mover
     from schedc.runtime.stage.batches import Batch
-    from schedc.runtime.transports.base import Connect
+    from schedc.runtime.transports.base import ChannelsOf
 
 __all__ = ["Pipe"]
 
@@ -58,7 +58,7 @@ class Pipe:
         hooks: ReplicaHooks,
         recompute: Collection[int] = (),
         lockstep: Lockstep | None = None,
-        connect: Connect = connect_gloo,
+        channels: ChannelsOf | None = None,
         wrap: Wrap = bare,
     ) -> None:
         """Open the channels. All ranks do this together, with a plan and stages that `load` has checked.
@@ -81,7 +81,10 @@ class Pipe:
         self._recompute = recompute
         self._hooks = hooks
         self._check_loss = check_loss
-        self._wiring = Wiring(plan, groups, timeout_s, connect, wrap)
+        self._wiring = Wiring(plan, groups, timeout_s, channels, wrap, device)
+        self.retries = self._wiring.retries
+        """Whether a step may have to run again; the same in all pipelines that `load` connects."""
+        self._start: StepStart | None = None
         self._training: Training
         self._executor: Executor
         self._use(plan)
@@ -223,23 +226,49 @@ class Pipe:
         self.close()
 
     def _step(self, inputs: Batch | None, targets: Batch | None) -> torch.Tensor:
-        if self._observer is not None:
-            self._observer.begin_step(self._steps, perf_counter_ns())
         looks = self._groups.rank == self._looking
         word = int(looks and self._mover is not None and self._mover.all_have_offered())
+        start = self._start_of_step()
+        if start is not None:
+            start.keep()
+        while True:
+            loss, here, counts = self._attempt(inputs, targets, word)
+            if start is None or counts:
+                break
+            start.put_back()
+            if not here:
+                self._wiring.change()
+        if start is not None:
+            start.let_go()
+        if self._observer is not None:
+            self._observer.end_step(self._steps, perf_counter_ns())
+        self._steps += 1
+        return loss
+
+    def _start_of_step(self) -> StepStart | None:
+        """What keeps what a step changes, where the step may have to run again."""
+        if self.retries and self._start is None:
+            from schedc.runtime.session.retry import StepStart
+
+            self._start = StepStart(self._stages.values(), self._hooks, stage_device(self._stages))
+        return self._start
+
+    def _attempt(self, inputs: Batch | None, targets: Batch | None, word: int) -> tuple[torch.Tensor, bool, bool]:
+        """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""
+        if self._observer is not None:
+            self._observer.begin_step(self._steps, perf_counter_ns())
         losses = Losses(self._groups.all, self._groups.rank, self._losses_of, self._timeout_s, word=word)
         self._training.begin(inputs, targets, losses)
         self._hooks.begin_step()
         self._executor.run()
         self._training.finish()
-        self._wiring.finish()
+        here = self._wiring.finish()
         self._losses = losses.gather()
+        everywhere = here if self._lockstep is None or not self.retries else self._lockstep.all_see(here)
+        self._hooks.step_counts = everywhere
         loss = self._hooks.end_step(self._losses.mean())
         self._offered = bool(losses.word(self._looking))
-        if self._observer is not None:
-            self._observer.end_step(self._steps, perf_counter_ns())
-        self._steps += 1
-        return loss
+        return loss, here, self._hooks.step_counts
 
     def _check_open(self) -> None:
         if not self._open:

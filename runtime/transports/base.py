@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorKind
     from schedc.runtime.common.program import Wire
 
-__all__ = ["Connect", "Ends", "Incoming", "Outgoing", "Transport"]
+__all__ = ["Channel", "ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "Transport", "first_only", "only"]
 
 
 class Outgoing(Protocol):
@@ -62,11 +62,7 @@ class Transport(Protocol):
         """
 
 
-def _settled(timeout_s: float) -> None:
-    """Nothing is left to wait for once all transfers have been waited for."""
-
-
-def _closed() -> None:
+def _nothing(*_: object) -> None:
     """Nothing ends here that does not end with the pipe's groups."""
 
 
@@ -77,15 +73,41 @@ class Ends(NamedTuple):
     """Carries the tensors, on the device of the stages."""
     control: Transport
     """Carries what the ranks tell each other, in the host's memory; may be the same."""
-    settle: Callable[[float], None] = _settled
-    """Called between two steps with a limit in seconds, once all transfers have been waited for: returns when they are through
-    on the device, too. Raises as `wait` does."""
-    close: Callable[[], None] = _closed
+    settle: Callable[[float], None] | None = None
+    """Called after a step's last op with a limit in seconds: returns when all transfers are through on the device, too. Raises as
+    `wait` does. None: all are through that have been waited for."""
+    give_up: Callable[[], None] = _nothing
+    """Ends what carries the tensors, as it has failed: what is under way on either end fails. Doing it again does nothing."""
+    close: Callable[[], None] = _nothing
     """Ends what runs for the wire, or begins to; what is under way on either end fails. Closing again does nothing."""
-    ended: Callable[[float], None] = _settled
+    ended: Callable[[float], None] = _nothing
     """Called after `close` with a limit in seconds: returns when all that `close` has begun is over. Wires of one rank may end only
     together: all are closed first."""
 
 
 Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"
 """Makes the ends of one wire on one of its ranks; both of its ranks do this together."""
+
+
+class Channel(NamedTuple):
+    """One way to connect a wire."""
+
+    name: str
+    """What a warning calls it."""
+    connect: Connect
+
+
+ChannelsOf: TypeAlias = "Callable[[int, int], Sequence[Channel]]"
+"""The ways to connect two ranks, (source, destination): the first to begin with, each other one when the one before has failed.
+All ranks get the same answers."""
+
+
+def only(connect: Connect) -> ChannelsOf:
+    """One way for all wires."""
+    channels = (Channel("", connect),)
+    return lambda source, destination: channels
+
+
+def first_only(channels: ChannelsOf) -> ChannelsOf:
+    """The first of these ways alone."""
+    return lambda source, destination: channels(source, destination)[:1]

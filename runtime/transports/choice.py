@@ -2,7 +2,7 @@
 
     auto       stages on the CPU: gloo. On GPUs: NCCL, with the delegate to fall back to; where both ranks of a wire have the same
                GPU, between which NCCL refuses to connect, the delegate.
-    nccl       NCCL alone: the host never waits within a step, and a failure ends it.
+    nccl       NCCL alone: a failure ends the step.
     gloo       stages on the CPU only.
     delegate   through the host by helper threads, on CPUs and GPUs.
 
@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from schedc.errors import InvalidInput
+from schedc.runtime.transports.base import Channel
 from schedc.runtime.transports.gloo import connect_gloo
 from schedc.runtime.transports.wishes import Channels
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Connect, Ends
+    from schedc.runtime.transports.base import ChannelsOf
     from schedc.runtime.transports.wishes import Hardware, Wish
 
 __all__ = ["check_wishes", "connection", "way", "wires_over_nccl"]
@@ -76,7 +75,7 @@ def wires_over_nccl(wishes: Sequence[Wish], rank: int, pairs: Iterable[tuple[int
     return sum(one in ("nccl", "nccl or delegate") for one in ways)
 
 
-def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Connect:
+def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> ChannelsOf:
     """What connects a rank's wires.
 
     Args:
@@ -84,32 +83,28 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Conne
         rank: which.
         device: where its stages are.
     """
-    made: dict[Way, Connect] = {}
+    made: dict[Way, tuple[Channel, ...]] = {}
 
-    def connect(wire: Wire, groups: Groups) -> Ends:
-        found = way(wishes[rank].channels, wishes[wire.source].hardware, wishes[wire.destination].hardware)
+    def channels(source: int, destination: int) -> tuple[Channel, ...]:
+        found = way(wishes[rank].channels, wishes[source].hardware, wishes[destination].hardware)
         if found not in made:
-            made[found] = _connect(found, device, wishes[rank].queues)
-        return made[found](wire, groups)
+            made[found] = _channels(found, device, wishes[rank].queues)
+        return made[found]
 
-    return connect
+    return channels
 
 
-def _connect(kind: Way, device: torch.device, queues: int) -> Connect:
+def _channels(kind: Way, device: torch.device, queues: int) -> tuple[Channel, ...]:
     """What connects wires of one kind; what it needs is imported here."""
     if kind == "gloo":
-        return connect_gloo
+        return (Channel("gloo", connect_gloo),)
     from schedc.runtime.transports.delegate import connect_delegate
 
-    delegate = partial(connect_delegate, device=device, queues=queues)
+    delegate = Channel("the delegate", partial(connect_delegate, device=device, queues=queues))
     if kind == "delegate":
-        return delegate
+        return (delegate,)
     from schedc.runtime.transports.host_watch import HostWatch
     from schedc.runtime.transports.nccl import connect_nccl
 
-    nccl = partial(connect_nccl, device=device, watch=HostWatch())
-    if kind == "nccl":
-        return nccl
-    from schedc.runtime.transports.fallback import Fallback
-
-    return Fallback(partial(nccl, confirm=True), delegate, names=("NCCL", "the delegate"))
+    nccl = Channel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
+    return (nccl,) if kind == "nccl" else (nccl, delegate)

@@ -3,8 +3,8 @@
 The sending end copies a tensor to pinned host memory on a stream of its own; one of several queues, in turn, sends it. The
 receiving end reads each queue eagerly, before an op asks, and copies what has come to the device as soon as its receive is posted.
 The ends agree on nothing but names: before a tensor goes its tag, and how often the tag has come. So queues may overtake each
-other, and receives may be posted in any order. After it the receiving end confirms it: a queue would wait in vain for a send whose
-peer is lost (see `schedc.runtime.transports.gloo`).
+other, and receives may be posted in any order. A queue may wait in vain for a send whose peer is lost (see
+`schedc.runtime.transports.gloo`); it ends when this end is closed, as the step does that finds the peer gone.
 
 Helpers are threads, not processes as PipeMorph's. They spend their time in gloo and CUDA, which leave Python's lock alone, and need
 no memory shared between processes, nor signals through it; `benchmarks/transports.py` measures what they add.
@@ -19,14 +19,13 @@ import math
 import queue
 import threading
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, found_elsewhere
-from schedc.runtime.common.header import RECEIPT
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.header import TensorKind
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Outgoing, Transport
+    from schedc.runtime.transports.base import Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 
 __all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
 
 """Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
-TAG, TENSOR, CONFIRMED = 0, 1, 2
+TAG, TENSOR = 0, 1
 """gloo's tags of what goes through a queue."""
 PATIENCE_S = 5.0
 """How long closing waits for a thread; none takes long once its group is closed."""
@@ -87,7 +86,7 @@ def connect_delegate(wire: Wire, groups: Groups, *, device: torch.device | None 
         hang_up(control)
         end.close()
 
-    return Ends(cast("Transport", end), GlooTransport(control), close=close)
+    return Ends(cast("Transport", end), GlooTransport(control), give_up=end.close, close=close)
 
 
 class _Outgoing:
@@ -176,7 +175,6 @@ class DelegateSender:
             parcel.ready.synchronize()
         if parcel.bytes.numel():
             sent.append(line.send(parcel.bytes, TENSOR))
-        line.receive(RECEIPT, CONFIRMED).wait(FOREVER_S)
         for part in sent:
             part.wait(FOREVER_S)
 
@@ -231,8 +229,6 @@ class DelegateReceiver:
         self._waiting = 0
         self._reading = list(range(len(lanes)))
         """By queue, the number of the message that it reads or will read next, in the order of sending."""
-        self._confirmed: dict[int, Outgoing] = {}
-        """By queue, its last confirmation: gloo needs it until it is taken, which it is before the next one."""
         self._ended = 0
         self._error: Exception | None = None
         self._threads = [
@@ -285,7 +281,6 @@ class DelegateReceiver:
         """Read one queue, until it or another is closed."""
         line = GlooTransport(self._lanes[number])
         label = torch.empty(3, dtype=torch.int64)
-        receipt = torch.zeros(RECEIPT.shape, dtype=RECEIPT.dtype)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
@@ -302,8 +297,6 @@ class DelegateReceiver:
                 self._changed.notify_all()
             if incoming is not None:
                 self._land(arrived, incoming)
-            with suppress(ConnectionLost):  # the next read finds it out, too
-                self._confirmed[number] = line.send(receipt, CONFIRMED)
             del name, arrived, incoming  # the tensor is not kept alive until the next one comes
 
     def _may_read(self, number: int) -> bool:

@@ -39,7 +39,7 @@ def connect_gloo(wire: Wire, groups: Groups) -> Ends:
     """Connect a wire over gloo. Both of its ranks do this together."""
     group = groups.make((wire.source, wire.destination))
     end = GlooTransport(group)
-    return Ends(end, end, close=lambda: hang_up(group))
+    return Ends(end, end, give_up=lambda: hang_up(group), close=lambda: hang_up(group))
 
 
 def finish(work: dist.Work, timeout_s: float) -> None:

@@ -10,9 +10,8 @@ current one. The compute waits on the device for what it takes. The host waits i
 device: by `AHEAD` receives of a wire, since each has a buffer. It learns of a failure there, or between two steps, when it waits
 until all transfers are through (`settle`). If it is blocked in CUDA meanwhile, `HostWatch` ends the communicators.
 
-That is too late to send again: what was computed from a failed receive is lost. `confirm=True` makes the host wait for each receive
-before it issues what needs it, and so lets `fallback` put another channel in its place. Device work that was issued before goes on
-meanwhile; what it costs is the launch of one op's kernels after each receive.
+NCCL may leave a rank waiting whose peer has ended, or has given up after a failure of its own. So beside each wire there is a
+connection over gloo on which nothing is sent: a thread waits for its end, and ends the communicator with it.
 
 What PyTorch does with failures and what ends a process is documented, with what to set, in docs/gpu.md.
 
@@ -37,7 +36,7 @@ from schedc.errors import Unsupported
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, is_own
 from schedc.runtime.common.header import TensorKind
 from schedc.runtime.transports.base import Ends
-from schedc.runtime.transports.gloo import GlooTransport, hang_up
+from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
 from schedc.runtime.transports.streams import CudaSide
 
@@ -68,16 +67,13 @@ ENDING_S = 30.0
 """How long closing waits for a communicator's end."""
 
 
-def connect_nccl(
-    wire: Wire, groups: Groups, *, device: torch.device, confirm: bool = False, watch: HostWatch | None = None
-) -> Ends:
+def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, watch: HostWatch | None = None) -> Ends:
     """Connect a wire over NCCL. Both of its ranks do this together, and make their communicator at once with a first transfer.
 
     Args:
         wire: which.
         groups: makes the group of what the ranks tell each other.
         device: the GPU of this rank's stages.
-        confirm: wait on the host for what is received, so that a failure is known before anything is computed from it.
         watch: ends the wire when the host is blocked for twice the groups' limit; the same for all wires of the rank.
 
     Raises:
@@ -85,9 +81,9 @@ def connect_nccl(
         ConnectionLost: NCCL cannot connect the two.
         NoAnswer: the peer does not come.
     """
-    control = groups.make((wire.source, wire.destination))
+    control, line = (groups.make((wire.source, wire.destination)) for _ in range(2))
     group = _nccl_group(wire, groups)
-    end = NcclTransport(group, CudaSide(device), confirm=confirm)
+    end = NcclTransport(group, CudaSide(device))
     if watch is not None:
         end.watch(watch, 2 * groups.timeout_s)
     sends = groups.rank == wire.source
@@ -102,11 +98,35 @@ def connect_nccl(
         end.ended(ENDING_S)
         raise
 
-    def close() -> None:
-        hang_up(control)
+    end_with_peer(end, line, wire.name)
+
+    def give_up() -> None:
+        hang_up(line)
         end.close()
 
-    return Ends(end, GlooTransport(control), settle=end.settle, close=close, ended=end.ended)
+    def close() -> None:
+        hang_up(control)
+        give_up()
+
+    return Ends(end, GlooTransport(control), settle=end.settle, give_up=give_up, close=close, ended=end.ended)
+
+
+def end_with_peer(end: NcclTransport, line: dist.ProcessGroup, name: str) -> None:
+    """Let a thread close this end as soon as the peer hangs up, or ends.
+
+    Args:
+        end: of the wire.
+        line: a group over gloo of this rank and its peer that nothing is sent on.
+        name: of the wire.
+    """
+
+    def listen() -> None:
+        try:
+            GlooTransport(line).receive(HANDSHAKE, 0).wait(FOREVER_S)
+        except ConnectionLost:
+            end.close("the other rank has given up this channel, or has ended")
+
+    threading.Thread(target=listen, name=f"schedc {name} peer", daemon=True).start()
 
 
 def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
@@ -193,12 +213,11 @@ class _Incoming:
 class NcclTransport:
     """One end of a wire on its own group."""
 
-    def __init__(self, group: dist.ProcessGroup, side: Side, *, confirm: bool = False) -> None:
+    def __init__(self, group: dist.ProcessGroup, side: Side) -> None:
         """Take a group of this rank and its peer, and a stream that nothing else uses."""
         self._group = group
         self._peer = 1 - group.rank()
         self._side = side
-        self._confirm = confirm
         self._pending: deque[Mark] = deque()
         """The step's thread alone takes marks away."""
         self._used: deque[Mark] = deque()
@@ -232,15 +251,12 @@ class NcclTransport:
         return _Incoming(self._start(self._group.recv, as_bytes(buffer)), self, buffer)
 
     def hand_over(self, mark: Mark, buffer: torch.Tensor, timeout_s: float) -> None:
-        """Let the compute use what is received; wait until it has been, if receives are to be confirmed."""
-        if self._confirm:
-            self._await(mark, monotonic() + timeout_s)
-        elif len(self._used) == AHEAD:
+        """Let the compute use what is received."""
+        if len(self._used) == AHEAD:
             self._await(self._used.popleft(), monotonic() + timeout_s)
         self._side.precede_compute(mark)
         self._side.lend(buffer)
-        if not self._confirm:
-            self._used.append(self._side.mark_compute())
+        self._used.append(self._side.mark_compute())
 
     def settle(self, timeout_s: float) -> None:
         """Wait on the host until the device has done all that was started.

@@ -20,8 +20,9 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorKind
 from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
+from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.host_watch import HostWatch
-from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _nccl_group
+from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _nccl_group, end_with_peer
 from schedc.runtime.transports.staging import DeviceStaging
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ class Pair:
 
 
 @contextmanager
-def nccl(*, confirm: bool = False) -> Iterator[Pair]:
+def nccl() -> Iterator[Pair]:
     pair = Pair()
     groups: Any = FakeNccl.pair(*pair.devices)
-    sender, receiver = (NcclTransport(*end, confirm=confirm) for end in zip(groups, map(FakeSide, pair.devices), strict=True))
+    sender, receiver = (NcclTransport(*end) for end in zip(groups, map(FakeSide, pair.devices), strict=True))
     pair.ends = sender, receiver
     with _ended(pair):
         yield pair
@@ -207,28 +208,28 @@ def test_nccl_blocks_nobody() -> None:
         pair.ends[0].settle(WAIT_S)
 
 
-def test_nccl_confirmed_waits_for_what_it_takes() -> None:
-    with nccl(confirm=True) as pair:
-        pair.hold(1)
-        incoming = pair.ends[1].receive(KIND, 0)
-        with pytest.raises(NoAnswer):
-            incoming.wait(0.01)
-        pair.ends[0].send(torch.ones(3), 0)
-        assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_nccl_ends_with_its_peer(culprit: int) -> None:
+    """NCCL may leave a rank waiting for one that has given up, or has ended: a connection beside it tells, at once."""
+    lines: Any = FakeLane.pair()
+    with nccl() as pair:
+        for end, line in zip(pair.ends, lines, strict=True):
+            end_with_peer(end, line, "wire")
+        pair.ends[1 - culprit].receive(KIND, 0)
+        hang_up(lines[culprit])
+        with pytest.raises(ConnectionLost, match="the other rank has given up this channel, or has ended"):
+            pair.ends[1 - culprit].settle(WAIT_S)
 
 
-@pytest.mark.parametrize("confirm", [False, True])
-def test_nccl_says_what_has_failed(confirm: bool) -> None:
-    """The device goes on after a failure, with garbage: a wait on the host, or the end of the step at the latest, must tell."""
-    with nccl(confirm=confirm) as pair:
-        incoming = pair.ends[1].receive(KIND, 0)
+def test_nccl_says_what_has_failed() -> None:
+    """The device goes on after a failure, with garbage: the end of the step at the latest must tell."""
+    with nccl() as pair:
+        pair.ends[1].receive(KIND, 0)
         group = pair.ends[1]._group
         group.error = "remote process exited or there was a network error"
         group.aborted = True
         pair.ends[1]._side.mark().synchronize()
         with pytest.raises(ConnectionLost, match="network error"):
-            if confirm:
-                incoming.wait(WAIT_S)
             pair.ends[1].settle(WAIT_S)
         with pytest.raises(ConnectionLost, match="aborted"):
             pair.ends[1].receive(KIND, 1)
@@ -341,12 +342,12 @@ def test_a_host_that_is_blocked_while_it_connects() -> None:
 
 def test_a_host_that_waits_is_not_blocked() -> None:
     watch = HostWatch()
-    with nccl(confirm=True) as pair:
+    with nccl() as pair:
         pair.ends[1].watch(watch, 0.1)
         incoming = pair.ends[1].receive(KIND, 0)
         threading.Timer(0.4, lambda: pair.ends[0].send(torch.ones(3), 0)).start()
-        assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
         pair.ends[1].settle(WAIT_S)
+        assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("rank", [3, 5])

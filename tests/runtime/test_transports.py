@@ -19,7 +19,7 @@ from rank_processes import DEAD, Ranks, rank_processes
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.driver.registry import constructive
 
-WAYS = ["gloo", "delegate", "fallback"]
+WAYS = ["gloo", "delegate"]
 PLANS: dict[str, dict[str, Any]] = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}}
 
 
@@ -62,7 +62,7 @@ def exchanges(draw: st.DrawFn) -> tuple[list[Any], list[list[tuple[str, int, flo
 @given(exchange=exchanges(), queues=st.integers(1, 4))
 def test_any_order_of_sends_and_receives(two: Ranks, way: str, exchange: Any, queues: int) -> None:
     transfers, script = exchange
-    assert two.run(transport_runs.exchange, way, transfers, script, queues) == [[[], 0], [[], 0]]
+    assert two.run(transport_runs.exchange, way, transfers, script, queues) == [[], []]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["gloo", "delegate"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_killed_in_a_transfer(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
     """Known at once, too, though gloo itself does not end the wait of what has come or gone in part."""
@@ -128,7 +128,7 @@ def test_a_peer_that_is_killed_in_a_transfer(tmp_path_factory: pytest.TempPathFa
     assert results[culprit] == DEAD
     said, waited_s = results[1 - culprit]
     doing = [
-        "rank 0 waits until rank 1 has taken all transfers on send_next",
+        "rank 0 waits until rank 1 has received all of the step",
         "rank 1: F1.1 waits for F0.1 from rank 0 on recv_prev",
     ][1 - culprit]
     assert said.startswith(f"{doing}: the connection is lost; rank {culprit} has ended or failed") and waited_s < 5
@@ -138,7 +138,7 @@ def test_a_peer_that_is_killed_in_a_transfer(tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_is_stuck(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
-    """Who waits gives up in time, also if it tries another channel first; and no earlier."""
+    """Who waits gives up in time, and no earlier."""
     with rank_processes(2, tmp_path_factory.mktemp("stuck")) as ranks:
         (said,) = ranks.run(transport_runs.end_in_the_middle, way, "stop", culprit, 1.0, of=[1 - culprit], limit_s=30)
     error, number, waited_s = said

@@ -10,7 +10,7 @@ from problems import make_problem
 
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.transports.base import Ends
+from schedc.runtime.transports.base import Ends, only
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class Middle:
     """The groups of rank 1."""
 
     rank = 1
+    size = 3
+    all = None
 
 
 def test_a_wire_that_does_not_connect_leaves_no_other_open() -> None:
@@ -39,5 +41,5 @@ def test_a_wire_that_does_not_connect_leaves_no_other_open() -> None:
 
     groups: Any = Middle()
     with pytest.raises(ConnectionLost):
-        Wiring(plan, groups, 60.0, connect, lambda wire, ends: ends)
+        Wiring(plan, groups, 60.0, only(connect), lambda wire, ends: ends)
     assert done == ["open 0", "open 1", "close 0", "close 1", "ended 0", "ended 1"]

@@ -75,7 +75,7 @@ def equal(
         for step in range(4 if breaks else 2):
             if breaks and step == 1 and rank == 0:
                 for ends in pipe._wiring._ends.values():
-                    cast("Any", ends.data).change("given up on purpose")
+                    ends.give_up()
             for stage in own.values():
                 stage.zero_grad()
             loss = float(pipe.step(inputs, targets))

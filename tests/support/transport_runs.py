@@ -6,8 +6,6 @@ import os
 import signal
 import threading
 import time
-import warnings
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pipeline_runs
 import torch
-from faults import Faults, faulty
 
 import schedc.runtime
 from schedc.ir.ops import Kind, Op
@@ -23,40 +20,35 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFail
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.header import TensorKind
 from schedc.runtime.common.program import Message, Wire
+from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
 from schedc.runtime.session import loading
+from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
-from schedc.runtime.transports.fallback import Fallback
 from schedc.runtime.transports.gloo import GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.transports.base import Ends
 
 WIRE = Wire(source=0, destination=1, name="send_next", receiver_name="recv_prev", transfers=(), messages=())
 WAIT_S = 20.0
 
 
-def connect(way: str, groups: Groups, faults: Faults | None = None, queues: int = 2) -> Ends:
+def connect(way: str, groups: Groups, queues: int = 2) -> Ends:
     """The ends of the wire."""
     if way == "gloo":
         return connect_gloo(WIRE, groups)
-    if way == "delegate":
-        return connect_delegate(WIRE, groups, queues=queues)
-    first = faulty(connect_gloo, faults or Faults())
-    return Fallback(first, lambda wire, groups: connect_delegate(wire, groups, queues=queues), names=("gloo", "the delegate"))(
-        WIRE, groups
-    )
+    return connect_delegate(WIRE, groups, queues=queues)
 
 
 @contextmanager
-def wired(way: str, faults: Faults | None = None, queues: int = 2, timeout_s: float = WAIT_S) -> Iterator[Ends]:
+def wired(way: str, queues: int = 2, timeout_s: float = WAIT_S) -> Iterator[Ends]:
     """The ends, closed afterwards, when both ranks are through; no thread is left."""
     before = set(threading.enumerate())
     groups = Groups(timeout_s)
-    ends = connect(way, groups, faults, queues)
+    ends = connect(way, groups, queues)
     try:
         yield ends
         groups.exchange(0)
@@ -78,7 +70,6 @@ def exchange(
     transfers: Sequence[tuple[int, torch.dtype, tuple[int, ...]]],
     script: Sequence[Sequence[tuple[str, int, float]]],
     queues: int = 2,
-    faults: Sequence[Faults] | None = None,
     wait_s: float = WAIT_S,
 ) -> list[Any]:
     """Send and receive by a script.
@@ -89,15 +80,13 @@ def exchange(
         transfers: tag, dtype and shape of each.
         script: of each rank, what it does: ("send" | "done" | "post" | "take" | "sleep", transfer, seconds).
         queues: of the delegate.
-        faults: of the first channel, by rank.
         wait_s: the limit of each wait.
 
     Returns:
-        The transfers that came wrong, and how often it warned.
+        The transfers that came wrong.
     """
     wrong = []
-    with warnings.catch_warnings(record=True) as told, wired(way, faults[rank] if faults else None, queues) as ends:
-        warnings.simplefilter("always")
+    with wired(way, queues) as ends:
         under_way: dict[int, Any] = {}
         for what, number, seconds in script[rank]:
             if what == "sleep":
@@ -115,8 +104,7 @@ def exchange(
                 expected = payload(number, dtype, shape)
                 if value.dtype != dtype or not torch.equal(value, expected):
                     wrong.append(number)
-        ends.settle(wait_s)
-    return [wrong, sum("failed" in str(warning.message) for warning in told)]
+    return wrong
 
 
 def end_in_the_middle(rank: int, way: str, how: str, culprit: int, timeout_s: float) -> list[Any]:
@@ -164,6 +152,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> tuple[str, float]:
     groups = Groups(600.0)
     ends = connect(way, groups)
     sender, receiver = Sender(wire, ends, Boundaries(), 600.0), Receiver(wire, ends, Boundaries(), 600.0)
+    agreement = Agreement(groups.all, rank, [1 - rank])
     large = torch.ones(1 << 25)
 
     def transfer(at: int) -> None:
@@ -172,7 +161,9 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> tuple[str, float]:
         else:
             receiver.take(at, Op(Kind.F, 1, at))
 
-    (sender if rank == 0 else receiver).begin()
+    agreement.begin()
+    if rank == 1:
+        receiver.begin()
     transfer(0)
     groups.exchange(0)
     if rank == culprit:
@@ -181,8 +172,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> tuple[str, float]:
     said = "nothing"
     try:
         transfer(1)
-        if rank == 0:
-            sender.flush()
+        agreement.hear(600.0)
     except TransferFailed as error:
         said = str(error)
     waited_s = time.monotonic() - begun
@@ -219,65 +209,6 @@ def refuse_channels(rank: int, plan: Plan, channels: Sequence[str]) -> str:
     return pipeline_runs.refuse(rank, [plan, plan], [[0], [1]], channels=channels[rank])
 
 
-def train_on_failing(rank: int, plan: Plan, faults: Sequence[Faults], timeout_s: float = 60.0, steps: int = 4) -> dict[str, Any]:
-    """`pipeline_runs.train` over gloo that fails, with the delegate behind it: also the warnings, and by which wire what went.
-
-    `faults` are the ranks'.
-    """
-    carried: list[Counter[str]] = []
-
-    def counted(name: str, connect: Any, wire: Wire, groups: Groups) -> Ends:
-        ends: Ends = connect(wire, groups)
-        counts = Counter[str]()
-        carried.append(counts)
-        return ends._replace(data=_Counted(ends.data, counts, name))
-
-    def connection(*_: object) -> Any:
-        first = partial(counted, "gloo", faulty(connect_gloo, faults[rank]))
-        return Fallback(first, partial(counted, "delegate", connect_delegate), names=("gloo", "the delegate"))
-
-    by_step: list[dict[str, int]] = []
-    load, before = schedc.runtime.load, vars(loading)["connection"]
-
-    def load_counted(*args: Any, **given: Any) -> Any:
-        pipe = load(*args, **given | {"timeout_s": timeout_s})
-        step = pipe.step
-
-        def counted_step(*batch: Any) -> Any:
-            loss = step(*batch)
-            by_step.append(dict(sum(carried, Counter[str]())))
-            return loss
-
-        vars(pipe)["step"] = counted_step
-        return pipe
-
-    schedc.runtime.load, vars(loading)["connection"] = load_counted, connection
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            result = pipeline_runs.train(rank, plan, steps)
-    finally:
-        schedc.runtime.load, vars(loading)["connection"] = load, before
-    return result | {"told": [str(warning.message) for warning in told], "by_step": by_step}
-
-
-class _Counted:
-    """Counts the transfers that begin here."""
-
-    def __init__(self, inner: Any, counts: Counter[str], name: str) -> None:
-        self._inner = inner
-        self._counts = counts
-        self._name = name
-
-    def send(self, tensor: torch.Tensor, tag: int) -> Any:
-        self._counts[self._name] += 1
-        return self._inner.send(tensor, tag)
-
-    def receive(self, kind: TensorKind, tag: int) -> Any:
-        self._counts[self._name] += 1
-        return self._inner.receive(kind, tag)
-
-
 def train_without_tags(rank: int, plan: Plan) -> dict[str, Any]:
     """`pipeline_runs.train` over gloo that, like NCCL, matches sends and receives by their order alone."""
 
@@ -286,7 +217,7 @@ def train_without_tags(rank: int, plan: Plan) -> dict[str, Any]:
             ends = connect_gloo(wire, groups)
             return ends._replace(data=_Untagged(groups.make((wire.source, wire.destination))))
 
-        return connected
+        return only(connected)
 
     before = vars(loading)["connection"]
     vars(loading)["connection"] = connection
