@@ -58,7 +58,7 @@ def gradients(ranks: Ranks, channels: str, *, breaks: bool = False) -> None:
             require(all(isinstance(result, dict) for result in found), f"{method} {dtype}: both ranks end their steps")
             error = max(result["error"] for result in found)
             require(error < limit, f"{method} {dtype}: largest relative error of a gradient {error:.2e}, limit {limit}")
-            changes = [sum("NCCL failed (" in told for told in result["told"]) for result in found]
+            changes = [sum("NCCL has failed (" in told for told in result["told"]) for result in found]
             require(changes == [int(breaks)] * 2, f"{method} {dtype}: warnings of a channel that failed, by rank {changes}")
 
 
