@@ -9,11 +9,13 @@ from __future__ import annotations
 import signal
 import sys
 from enum import StrEnum
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from schedc import __version__
 from schedc.cli.compare import compare_command
@@ -277,6 +279,12 @@ app.add_typer(export_app, name="export")
 app.command("lint")(lint)
 
 
+@cache
+def _command() -> Any:
+    """All commands and their options; made once, which takes as long as a small command itself."""
+    return get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the entry point of the `schedc` script. Always ends by `SystemExit`."""
     for stream in (sys.stdout, sys.stderr):
@@ -288,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:
         try:
-            app(arguments)
+            _command()(arguments)
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be reported in one line
     except SchedcError as error:
