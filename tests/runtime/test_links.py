@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from forked_programs import run_on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import write_job
@@ -28,6 +26,7 @@ from schedc.text.plan.plan_file import write_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
+COMMAND = "schedc.runtime.links"
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 latencies = st.integers(1_000, 200_000_000)
@@ -199,38 +198,16 @@ def test_a_rank_that_ends_is_noticed_by_all(tmp_path: Path) -> None:
     assert "another rank has ended or failed" in third
 
 
-def start(rank: int, port: int, *options: str) -> subprocess.Popen[str]:
-    """A rank of `python -m schedc.runtime.links`."""
-    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    command = [sys.executable, "-m", "schedc.runtime.links", *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def run_both(*options: str) -> list[tuple[int, str, str]]:
-    """Both ranks' exit statuses and what they print."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [start(rank, port, *options) for rank in (0, 1)]
-    try:
-        return [(process.returncode, *said) for process in processes for said in [process.communicate(timeout=120)]]
-    finally:
-        for process in processes:
-            process.kill()
-
-
 @pytest.mark.slow
 def test_the_command_measures_a_plans_links(tmp_path: Path) -> None:
     problem = read_problem(write_job(tmp_path, JOB))
     write_plan(plan_of(problem, constructive("1f1b")(problem)), tmp_path / "plan.json")
     output = tmp_path / "topology.toml"
-    (status, said, error), (other_status, other_said, _) = run_both(
-        "-o", str(output), "--plan", str(tmp_path / "plan.json"), "--sizes", "4 KiB,1 MiB", "--repeats", "3"
-    )
-    assert (status, other_status) == (0, 0), error
-    assert other_said == ""
-    assert "0 → 1" in said
+    options = ["-o", str(output), "--plan", str(tmp_path / "plan.json"), "--sizes", "4 KiB,1 MiB", "--repeats", "3"]
+    first, second = run_on_ranks(COMMAND, options, 2, tmp_path)
+    assert (first.status, second.status) == (0, 0), first.stderr
+    assert second.stdout == ""
+    assert "0 → 1" in first.stdout
     assert "256 KiB" in output.read_text()  # the plan's own message is among the sizes
     links = read_problem(write_job(tmp_path, JOB + '[topology]\npath = "topology.toml"\n')).links
     assert [(link.source, link.destination) for link in links] == [(0, 1), (1, 0)]
@@ -244,8 +221,8 @@ def test_the_command_refuses_on_all_ranks(tmp_path: Path) -> None:
         (["-o", str(tmp_path / "plan.json"), "--plan", str(tmp_path / "plan.json")], "this command reads it"),
         (["-o", str(tmp_path / "t.toml"), "--sites", "2,2"], "expected ranks per datacenter that add up to 2"),
     ]:
-        for status, _, error in run_both(*options):
-            assert status == 2
-            assert expected in error
-            assert "Traceback" not in error
+        for done in run_on_ranks(COMMAND, options, 2, tmp_path):
+            assert done.status == 2
+            assert expected in done.stderr
+            assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def test_one_process(tmp_path: Path, placement: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_valid_plan(four: Ranks, data: st.DataObject) -> None:
     """All placements, backwards split or fused, every kind of block in parts, any order that does not deadlock."""

@@ -87,7 +87,7 @@ def test_other_placements(four: Ranks, before: str, after: str, options: dict[st
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.lists(st.integers(0, 4), min_size=4, max_size=4), late=st.integers(0, 3))
 def test_whenever_each_rank_calls(four: Ranks, at: list[int], late: int) -> None:
     """The move comes with the first or second step after the one before which the last rank calls it."""

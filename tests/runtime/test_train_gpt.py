@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_programs import run_on_ranks
 from plans import plan_of
 
 from schedc.frontend.job import read_problem
@@ -16,13 +17,7 @@ from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_file import write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(plan: Path, processes: int, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
-    script = [str(EXAMPLES / "train_gpt.py"), "--plan", str(plan), *options]
-    return subprocess.run(command + script, capture_output=True, text=True, timeout=240, env=environment, check=False)
+EXAMPLE = EXAMPLES / "train_gpt.py"
 
 
 def compiled(job: str, directory: Path) -> Path:
@@ -36,24 +31,40 @@ def plan(tmp_path: Path) -> Path:
     return compiled("two-sites.toml", tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("job", "options"), [("two-sites.toml", []), ("two-pipelines.toml", []), ("two-sites.toml", ["--recompute"])], ids=str
-)
-def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
-    done = run(compiled(job, tmp_path), 4, "--check", "--steps", "21", "--blocks", "8", *options)
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.MULTILINE)]
+def assert_trains(processes: int, stdout: str) -> None:
+    """The loss falls, and the gradients of all processes are those of the model without a pipeline."""
+    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)", stdout, re.MULTILINE)]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > 3.4 > 1.7 > losses[-1]
-    errors = [float(error) for error in re.findall(r"^rank \d.*: .* are within (\S+) of", done.stdout, re.MULTILINE)]
-    assert len(errors) == 4
+    errors = [float(error) for error in re.findall(r"^rank \d.*: .* are within (\S+) of", stdout, re.MULTILINE)]
+    assert len(errors) == processes
     assert max(errors) < 1e-9
 
 
+TRAINING = ["--check", "--steps", "21", "--blocks", "8"]
+
+
 @pytest.mark.slow
-def test_another_number_of_processes(plan: Path) -> None:
-    done = run(plan, 2)
-    assert done.returncode != 0
-    assert "plan 'two-sites' is for 4 ranks, this job has 2; start as many, or compile for as many" in done.stderr
+def test_it_trains_with_torchrun(plan: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    environment = os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+    command += [str(EXAMPLE), "--plan", str(plan), *TRAINING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_trains(4, done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "options"), [("two-pipelines.toml", []), ("two-sites.toml", ["--recompute"])], ids=str)
+def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
+    done = run_on_ranks(str(EXAMPLE), ["--plan", str(compiled(job, tmp_path)), *TRAINING, *options], 4, tmp_path)
+    assert [each.status for each in done] == [0] * 4, done
+    assert_trains(4, "".join(each.stdout for each in done))
+
+
+@pytest.mark.slow
+def test_another_number_of_processes(plan: Path, tmp_path: Path) -> None:
+    for done in run_on_ranks(str(EXAMPLE), ["--plan", str(plan)], 2, tmp_path):
+        assert done.status != 0
+        assert "plan 'two-sites' is for 4 ranks, this job has 2; start as many, or compile for as many" in done.stderr

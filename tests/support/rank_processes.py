@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext
     from pathlib import Path
 
 DEAD = "dead"
@@ -46,13 +47,19 @@ class Ranks:
         return results
 
 
-@contextmanager
-def rank_processes(count: int, directory: Path) -> Iterator[Ranks]:
-    """So many processes in one gloo group over the loopback interface; `directory` is for their meeting."""
-    context = get_context("forkserver")  # the server imports torch once, and has no threads that a fork could lose
+def forking() -> ForkServerContext:
+    """Where processes begin with torch imported: their server does so once, and has no threads that a fork could lose."""
+    context = get_context("forkserver")
     context.set_forkserver_preload(
         ["schedc.runtime", "torch.fx.experimental.symbolic_shapes"]
     )  # the first backward loads the latter
+    return context
+
+
+@contextmanager
+def rank_processes(count: int, directory: Path) -> Iterator[Ranks]:
+    """So many processes in one gloo group over the loopback interface; `directory` is for their meeting."""
+    context = forking()
     pairs = [context.Pipe() for _ in range(count)]
     processes = [
         context.Process(target=_serve, args=(rank, count, str(directory / "store"), child), daemon=True)
