@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 REQUIRED_GAP, REQUIRED_MS = 0.01, 10.0
 RUNS = 5
-"""A method's time is the least processor time of so many runs of its one thread: what else runs on the machine only adds to it."""
+"""A method's time is the least processor time of this many runs of its one thread: what else runs on the machine only adds to it."""
 METHODS: dict[str, Construct] = {
     "rule-table": rule_table,
     **{
@@ -67,7 +67,7 @@ METHODS: dict[str, Construct] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One problem, and what class of problems it stands for."""
+    """One problem, and its class of problems."""
 
     problem: Problem
     stages: str
@@ -90,7 +90,7 @@ class Result:
 
 
 def case_of(seed: int) -> Case:
-    """The case that the seed stands for."""
+    """The case of the seed."""
     source = Random(seed)  # of which only random() gives the same numbers in every Python version
 
     def draw(least: int, most: int) -> int:

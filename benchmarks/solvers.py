@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the compiler must show.")
     parser.add_argument("--rows", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--time-limit", default="1h", help="no instance gets more than this")
-    parser.add_argument("--first", type=int, help="only so many instances of each row")
+    parser.add_argument("--first", type=int, help="at most this many instances of each row")
     arguments = parser.parse_args()
     wanted = arguments.rows.split(",")
     if unknown := set(wanted) - set(names):

@@ -146,7 +146,7 @@ def serve(rank: int, store: str, connection: Connection) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What the channels cost on the CPU.")
-    parser.add_argument("--repeats", type=int, default=15, help="medians are of so many; the largest messages get a third of them")
+    parser.add_argument("--repeats", type=int, default=15, help="runs of each median; the largest messages get a third of them")
     repeats = parser.parse_args().repeats
     if repeats < 3:
         parser.error(f"--repeats {repeats}: expected at least 3")

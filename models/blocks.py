@@ -61,7 +61,7 @@ class Blocks:
 
 
 def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks:
-    """The blocks of the problem on a grid, every W cut into so many equal parts."""
+    """The blocks of the problem on a grid, every W cut into `weight_parts` equal parts."""
     backward = Kind.B if problem.split_backward else Kind.BW
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     duration: dict[Op, int] = {}

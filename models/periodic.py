@@ -1,4 +1,4 @@
-"""The cyclic model: a wave of microbatches that repeats for ever, and its period as the objective.
+"""The cyclic model: a wave of microbatches that repeats indefinitely, and its period as the objective.
 
 Takes a problem in which every rank has one stage and all microbatches are alike, a grid, and how many microbatches a wave has.
 Gives a CP-SAT model of all schedules in which microbatch m + K does everything one period after microbatch m. The period is a
@@ -41,10 +41,10 @@ class Cycle:
 
 
 def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cycle:
-    """The model of all waves of so many microbatches whose period is at most `longest` ticks, or a little more.
+    """The model of all waves of this many microbatches whose period is at most `longest` ticks, or a little more.
 
     Durations are rounded up to the grid's ticks, where they do not fit it, so that no order is chosen that needs less. On one rank,
-    a wave's ops start within so many periods of its first forward as the activations that fit there need, and one more.
+    a wave's ops start within as many periods of its first forward as the activations that fit there need, and one more.
     """
     model = cp_model.CpModel()
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)

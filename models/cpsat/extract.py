@@ -40,7 +40,7 @@ def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid:
 
 
 def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
-    """The variables that an op of some schedule stands for, in the order in which they follow each other."""
+    """The variables of an op of some schedule, in the order in which they follow each other."""
     if op in start:
         return [op]
     kinds = (Kind.B, Kind.W) if op.kind is Kind.BW else (op.kind,)

@@ -24,7 +24,7 @@ __all__ = ["order_values", "schedule_of_milp"]
 def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
     """The values of the order variables in a schedule; a solver finds the times that go with them.
 
-    A fused backward stands for its two halves; a block that the schedule cuts otherwise than the model does stands where its last
+    A fused backward is in place of its two halves; a block that the schedule cuts otherwise than the model does is where its last
     part is. The ops of a chain are alike, and so are their transfers: they are named anew in microbatch order.
     """
     blocks = variables.blocks

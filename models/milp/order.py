@@ -79,7 +79,7 @@ def _add_disjunction(variables: Variables, a: Task, b: Task) -> None:
     variables.before[a.name, b.name] = first
     variables.before[b.name, a.name] = 1 - first
     variables.order[a.name, b.name] = first
-    # At least 1, so that the variable stands in a row where both tasks take no time and cannot move.
+    # At least 1, so that the variable is in a row where both tasks take no time and cannot move.
     variables.model += b.start >= a.start + a.length - max(1, a.latest + a.length - b.earliest) * (1 - first)
     variables.model += a.start >= b.start + b.length - max(1, b.latest + b.length - a.earliest) * first
 

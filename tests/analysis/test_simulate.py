@@ -237,7 +237,7 @@ def test_scaling_every_duration_scales_the_result(case: tuple[Problem, Schedule]
     )
     try:
         timeline = simulate(problem, schedule)
-    except CheckFailed:  # moving the later parts of a block forward can close a circle
+    except CheckFailed:  # moving the later parts of a block forward can close a cycle
         with pytest.raises(CheckFailed):
             simulate(scaled, schedule)
         return

@@ -1,7 +1,7 @@
 """Every family of constraints of the CP-SAT model: a tiny problem whose optimum, derived by hand, would be another without it.
 
-Blocks are 10 long where nothing else is said. Windows are open (0 to the end, whatever needs what), so that they do not stand in
-for the constraint in question; they have a test of their own. "Else" is the optimum of the model without the constraint.
+Blocks are 10 long where nothing else is said. Windows are open (0 to the end, whatever needs what), so that they do not replace
+the constraint in question; they have a test of their own. "Else" is the optimum of the model without the constraint.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_steps_leave_nothing_behind(four: Ranks, zero: int) -> None:
 
 
 def test_a_loss_that_is_not_finite(four: Ranks) -> None:
-    """All processes hear of it, and can go on."""
+    """All processes get the error, and can go on."""
     said = four.run(replicated_runs.not_finite, plan("1f1b", 0), 2)
     for rank in (0, 1):
         assert said[rank][0].startswith("NonFiniteLoss: step 0: the loss of microbatch 1, computed on rank 1, is nan")

@@ -203,7 +203,7 @@ def test_nccl_blocks_nobody() -> None:
         value = incoming.wait(WAIT_S)
         assert pair.devices[1].lent == [value.data_ptr()]
         pair.ends[0].send(torch.ones(3), 0)
-        pair.ends[1].settle(WAIT_S)  # though the compute of rank 1 stands still
+        pair.ends[1].settle(WAIT_S)  # though the compute of rank 1 is blocked
         assert value.tolist() == [1.0] * 3
         pair.ends[0].settle(WAIT_S)
 
@@ -388,7 +388,7 @@ def test_nothing_is_sent_for_a_tensor_without_elements() -> None:
 
 
 def test_queues_overtake_each_other() -> None:
-    """The first queue stands still: what is in the second comes and is taken; then the first."""
+    """The first queue is blocked: what is in the second comes and is taken; then the first."""
     with delegate() as pair:
         pair.lanes[0][0].open.clear()
         incoming = [pair.ends[1].receive(KIND, number) for number in range(2)]
@@ -436,7 +436,7 @@ def test_the_delegate_sends_nothing_that_is_not_computed() -> None:
 
 
 def test_the_delegate_waits_for_no_compute() -> None:
-    """What has come is on its way to the device though the compute there stands still, and the host goes on."""
+    """What has come is on its way to the device though the compute there is blocked, and the host goes on."""
     with delegate() as pair:
         pair.hold(1)
         incoming = pair.ends[1].receive(KIND, 0)

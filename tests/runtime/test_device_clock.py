@@ -1,4 +1,4 @@
-"""An observer of a rank on a GPU hears the same as of one on a CPU, at the times at which the device did it."""
+"""An observer of a rank on a GPU is called with the same as on a CPU, at the times at which the device did it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST, SECOND = Op(Kind.F, 0, 0), Op(Kind.F, 0, 1)
 
 
 class Heard(Observer):
-    """Writes down what it hears."""
+    """Writes down its calls."""
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -41,7 +41,7 @@ class Heard(Observer):
 
 
 class Script(Observer):
-    """Events whose times are told beforehand, in nanoseconds from any zero; what comes after them is when the device is done."""
+    """Events whose times are given beforehand, in nanoseconds from any zero; what comes after them is when the device is done."""
 
     def __init__(self, times_ns: list[int]) -> None:
         self.times_ns = times_ns

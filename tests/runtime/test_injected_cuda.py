@@ -41,7 +41,7 @@ class Sent:
 
 
 class Computed:
-    """A mark that the device passes when told to."""
+    """A mark that the device passes on request."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.passed = threading.Event()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 F0 = Op(Kind.F, 0, 0)
 
 
-def hear(recorder: Recorder, steps: int, *, first: int = 0, fails: bool = False) -> None:
+def observe_steps(recorder: Recorder, steps: int, *, first: int = 0, fails: bool = False) -> None:
     """Tell a recorder of steps that begin at 100 times their number."""
     for step in range(first, first + steps):
         recorder.begin_step(step, 100 * step)
@@ -48,11 +48,11 @@ def kept(recorder: Recorder) -> list[int]:
 
 def test_the_last_steps_are_kept_and_the_first_skipped() -> None:
     recorder = Recorder(3, skip=2)
-    hear(recorder, 2)
+    observe_steps(recorder, 2)
     assert kept(recorder) == []
-    hear(recorder, 2, first=2)
+    observe_steps(recorder, 2, first=2)
     assert kept(recorder) == [2, 3]
-    hear(recorder, 50, first=4)
+    observe_steps(recorder, 50, first=4)
     assert kept(recorder) == [51, 52, 53]
     (_, _, last) = recorder.record(5).steps
     assert last == StepRecord(
@@ -68,19 +68,19 @@ def test_the_last_steps_are_kept_and_the_first_skipped() -> None:
 
 def test_the_first_steps_after_the_skipped_are_kept() -> None:
     recorder = Recorder(2, skip=1, keep="first")
-    hear(recorder, 9)
+    observe_steps(recorder, 9)
     assert kept(recorder) == [1, 2]
 
 
 def test_a_failed_step_is_not_kept_and_ops_may_be_told_late() -> None:
     recorder = Recorder(5, skip=0)
-    hear(recorder, 1, fails=True)
-    hear(recorder, 1, first=1)
+    observe_steps(recorder, 1, fails=True)
+    observe_steps(recorder, 1, first=1)
     recorder.op(OpTimes(Op(Kind.BW, 0, 0), 107, 108, 109))  # a GPU's times are known after the step only
-    hear(recorder, 1, first=2, fails=True)
+    observe_steps(recorder, 1, first=2, fails=True)
     assert kept(recorder) == [1]
     assert [times.op.kind for times in recorder.record(0).steps[0].ops] == [Kind.F, Kind.BW]
-    hear(recorder, 1, first=3)
+    observe_steps(recorder, 1, first=3)
     recorder.clear()
     assert kept(recorder) == []
 
@@ -91,7 +91,7 @@ def test_memory_is_bounded() -> None:
     def held_after(steps: int) -> int:
         tracemalloc.start()
         recorder = Recorder(4, skip=1)
-        hear(recorder, steps)
+        observe_steps(recorder, steps)
         size = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         assert len(kept(recorder)) == 4
@@ -117,7 +117,7 @@ def test_the_shortest_round_trip_says_how_far_clocks_are_apart() -> None:
     offset = best_offset(rounds)
     assert offset.error_ns == 28  # half of 61 − 5
     assert abs(offset.offset_ns + ahead) <= offset.error_ns
-    assert best_offset([(0, 45, 46, 100)]) == ClockOffset(0, 50)  # what cannot be told from nothing is nothing
+    assert best_offset([(0, 45, 46, 100)]) == ClockOffset(0, 50)  # an offset within its error is none
     assert best_offset([(0, 145, 146, 100)]).offset_ns < 0
     assert best_offset([(100, 5, 6, 200)]).offset_ns > 0
 

@@ -126,7 +126,7 @@ def test_any_valid_plan(four: Ranks, tmp_path: Path, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
 def test_sharded_stages(four: Ranks, name: str, tmp_path: Path) -> None:
-    """Two pipelines of two ranks each, stages sharded by FSDP: UNSHARD, RESHARD and REDUCE_GRAD stand where it needs them."""
+    """Two pipelines of two ranks each, stages sharded by FSDP: UNSHARD, RESHARD and REDUCE_GRAD are where it needs them."""
     method, options = PLANS[name]
     plan = made_by(method, 2, 4, **options)
     for errors in four.run(torch_runs.sharded_in_torch, plan, written(plan, tmp_path)):

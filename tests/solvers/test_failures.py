@@ -233,7 +233,7 @@ def test_the_gap(objective_ns: int, bound_ns: int, gap: float) -> None:
 
 
 def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No verifier would accept the plan, so none is written; which bound it is and by how much is told."""
+    """No verifier would accept the plan, so none is written; the message says which bound it is and by how much."""
     real = best_bound(PROBLEM)
     monkeypatch.setattr("schedc.compile.best_bound", lambda _: replace(real, value_ns=10_000))
     with pytest.raises(

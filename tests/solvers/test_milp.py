@@ -117,7 +117,7 @@ def test_no_time_at_all_returns_the_incumbent() -> None:
 
 
 def test_a_coarse_grid_bounds_the_true_problem() -> None:
-    """Durations that share no divisor, so many nanoseconds that ticks are rounded: the bound stays below, by next to nothing."""
+    """Durations that share no divisor, of enough nanoseconds that ticks are rounded: the bound stays below, by next to nothing."""
     problem = make_problem(2, 3, costs_ns=(10_000_019, 11_000_027, 9_000_011))
     found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
     optimum_ns = optimum(problem)

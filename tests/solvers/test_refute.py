@@ -1,4 +1,4 @@
-"""The relaxation's bound: never above the optimum, equal to it where nothing that decides is left out, told with its grounds."""
+"""The relaxation's bound: never above the optimum, equal to it where nothing that decides is left out, with its grounds in the log."""
 
 from __future__ import annotations
 

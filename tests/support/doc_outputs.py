@@ -1,6 +1,6 @@
 """What README and docs show of the tool's output: written there by the commands that print it, and compared by a test.
 
-A marker `<!-- output: COMMAND -->` stands before a block of code that holds what the bash command prints, standard error included.
+A marker `<!-- output: COMMAND -->` is before a block of code with what the bash command prints, standard error included.
 The commands of a file run one after another in one directory, where `examples` and an empty `build` are; `schedc` is this tree's.
 `python tests/support/doc_outputs.py` runs them all and writes what has changed.
 """

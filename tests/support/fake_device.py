@@ -1,6 +1,6 @@
 """A device that is none: streams that are threads, copies that happen when a stream comes to them, and an NCCL that does the same.
 
-`FakeSide` stands for `transports.streams.Side`, `FakeLane` for a gloo group, `FakeNccl` for a group over NCCL; the latter two come
+`FakeSide` replaces `transports.streams.Side`, `FakeLane` for a gloo group, `FakeNccl` for a group over NCCL; the latter two come
 in pairs, the ends of one connection in one process. `FakeMemory` frees and uses memory again as CUDA's caching allocator does.
 """
 

@@ -181,7 +181,7 @@ class Reshaping(nn.Module):
 
 
 def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeout_s: float) -> Said:
-    """Load plan `plans[rank]` and run two steps; the culprit's stages change their outputs' width after so many forwards."""
+    """Load plan `plans[rank]` and run two steps; the culprit's stages change their outputs' width after `after` forwards."""
     plan = plans[rank]
     try:
         stages = make_stages(plan, rank) if rank < plan.problem.ranks else {}
@@ -196,7 +196,7 @@ def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeou
 
 
 def grow(rank: int, plan: Plan, steps: int, every: int) -> list[tuple[int, int]]:
-    """Train; after every so many steps, the process's resident bytes and the number of living tensors."""
+    """Train; after each `every` steps, the process's resident bytes and the number of living tensors."""
     found = []
     with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60) as pipe:
         for step in range(steps):

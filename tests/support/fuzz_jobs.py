@@ -92,7 +92,7 @@ class _Draw:
 
 
 def random_job(random: Random, *, most_ops: int = 40) -> Job:
-    """A valid job whose step has at most so many blocks; feasible but for a few whose memory is below one microbatch."""
+    """A valid job whose step has at most `most_blocks` blocks; feasible but for a few whose memory is below one microbatch."""
     draw = _Draw(random)
     while True:
         pipeline, placed = _pipeline(draw)

@@ -30,7 +30,7 @@ KIND = TensorKind(torch.float32, (3,))
 
 
 def wire_of(source: int, destination: int, count: int) -> Wire:
-    """A wire with so many transfers, all outputs of its source's stage."""
+    """A wire with some transfers, all outputs of its source's stage."""
     return Wire(
         source=source,
         destination=destination,
@@ -44,7 +44,7 @@ def wire_of(source: int, destination: int, count: int) -> Wire:
 def exchange(
     rank: int, problem: Problem, pairs: Sequence[tuple[int, int]], count: int, late_s: float = 0.0, hosts: bool = False
 ) -> Any:
-    """Send so many messages on each of the pairs: when each was sent, or when each was there and what it said.
+    """Send messages on each of the pairs: when each was sent, or when each was there and what it said.
 
     Args:
         rank: this one.

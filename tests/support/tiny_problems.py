@@ -21,7 +21,7 @@ __all__ = ["random_parts", "random_schedule", "tiny_problem"]
 
 
 def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) -> Problem:
-    """Up to 3 ranks and 3 microbatches, with at most so many ops: any placement, unequal costs and links, fused or split."""
+    """Up to 3 ranks and 3 microbatches, with at most `most_ops` ops: any placement, unequal costs and links, fused or split."""
     while True:
         ranks, microbatches, split = random.randint(1, 3), random.randint(1, 3), random.random() < 0.5
         placement = "unidirectional" if data_parallel else random.choice(["unidirectional", "loop", "wave", "bidirectional"])

@@ -84,7 +84,7 @@ class Rank:
             self.require(stage not in self.gathered, "gathered twice")
             self.gathered.add(stage)
         elif with_fsdp:
-            self.require(stage in self.gathered and stage in self.used, "let go what is not gathered or not used")
+            self.require(stage in self.gathered and stage in self.used, "released what is not gathered or not used")
             self.gathered.discard(stage)
             self.used.discard(stage)
 
@@ -151,11 +151,11 @@ def act_out(rows: Sequence[Sequence[str]], rank_of: Sequence[int], microbatches:
             for queue in rank.queues.values():
                 moved |= _meet(ranks, rank, queue)
     for rank in ranks:
-        rank.require(not rank.todo, "waits for ever")
-        rank.require(not any(rank.queues.values()), "something is under way for ever")
+        rank.require(not rank.todo, "waits indefinitely")
+        rank.require(not any(rank.queues.values()), "something never arrives")
         for stage in rank.own:
             rank.require(rank.backwards[stage] == microbatches and stage in rank.reduced, f"stage {stage} is not done")
-        rank.require(not rank.gathered, "not let go")
+        rank.require(not rank.gathered, "not released")
 
 
 def _meet(ranks: Sequence[Rank], rank: Rank, queue: deque[Item]) -> bool:

@@ -35,7 +35,7 @@ class Slow(nn.Module):
 
 
 def record(rank: int, directory: Path, steps: int, shapes: bool) -> None:
-    """Run so many steps after one that is not recorded, and export the trace of this rank."""
+    """Run some steps after one that is not recorded, and export the trace of this rank."""
     from torch.distributed.pipelining import PipelineStage, schedules
     from torch.profiler import ProfilerActivity, profile
 

@@ -144,7 +144,7 @@ def test_a_post_beyond_the_queue_is_left_to_its_own_check() -> None:
 
 
 def test_a_circle_among_many_is_found_at_once() -> None:
-    """Of 7,200 ops and transfers nearly all stand still behind two transfers whose ends disagree."""
+    """Of 7,200 ops and transfers nearly all wait behind two transfers whose ends disagree."""
     problem = make_problem(4, 400)
     plan = plan_of(problem, one_f_one_b(problem))
     f = [Op(Kind.F, 1, microbatch) for microbatch in range(400)]

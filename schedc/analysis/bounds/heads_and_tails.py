@@ -55,7 +55,7 @@ class Costs:
     backward_ns: int
     """The whole backward."""
     split_ns: tuple[int, int] | None
-    """B and W, if they may stand apart."""
+    """B and W, if they may be apart."""
     fused_ns: int
 
 

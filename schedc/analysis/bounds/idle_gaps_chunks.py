@@ -55,7 +55,7 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine:
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
     there and back. A forward acquires bytes when it begins; a gradient part releases some when it ends, and its rest, some time
-    later, the others. A microbatch's *status* is how many steps are behind it, and which of the rests; it holds so many bytes, and
+    later, the others. A microbatch's *status* is how many steps are behind it, and which of the rests; it holds these bytes, and
     so much of its work is done (durations are the longest of any microbatch, so that counting a step's work counts no less).
 
     Windows. For steps p before q, window (p, q, j) reaches from the j-th end of p to the j-th start of q, whichever microbatches

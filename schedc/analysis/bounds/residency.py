@@ -1,4 +1,4 @@
-"""What a memory limit costs in time: an activation stays on its rank for a round trip, and only so many fit.
+"""What a memory limit costs in time: an activation stays on its rank for a round trip, and a limited number fits.
 
 Takes the frames of a problem; gives the least time that the limits of the ranks leave, and the least limits with which any
 schedule exists.

@@ -39,7 +39,7 @@ def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = No
         tables: the problem's lookups, where the caller has them already.
 
     Raises:
-        CheckFailed: the ranks wait for each other in a circle, or for an op that the schedule does not have.
+        CheckFailed: the ranks wait for each other in a cycle, or for an op that the schedule does not have.
     """
     tables = tables or tables_of(problem)
     ops = ops_array(schedule.orders)
@@ -175,4 +175,4 @@ def _deadlock(schedule: Schedule, starts_ns: NDArray[np.int64], begin: NDArray[n
         stuck = np.flatnonzero(starts_ns[begin[rank] : begin[rank + 1]] == NOT_RUN)
         if len(stuck):
             waiting.append(f"rank {rank} before {token(order[stuck[0]])}")
-    return f"the ranks wait for each other for ever: {', '.join(waiting)}; `schedc.verify` names the circle"
+    return f"the ranks wait for each other indefinitely: {', '.join(waiting)}; `schedc.verify` names the cycle"
