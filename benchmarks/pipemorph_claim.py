@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 REQUIRED_GAP, REQUIRED_MS = 0.01, 10.0
 RUNS = 5
-"""A method's time is the least processor time of this many runs of its one thread: what else runs on the machine only adds to it."""
+"""A method's time is the least processor time of this many runs of its one thread: other load only adds to it."""
 METHODS: dict[str, Construct] = {
     "rule-table": rule_table,
     **{

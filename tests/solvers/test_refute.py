@@ -1,4 +1,4 @@
-"""The relaxation's bound: never above the optimum, equal to it where nothing that decides is left out, with its grounds in the log."""
+"""The relaxation's bound: never above the optimum, equal to it where nothing that decides is left out; its log says why."""
 
 from __future__ import annotations
 

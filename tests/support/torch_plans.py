@@ -29,7 +29,7 @@ def made_by(method: str, ranks: int, microbatches: int, **options: Any) -> Plan:
 
 
 def expressible(problem: Problem, schedule: Schedule) -> Schedule:
-    """The schedule with whole blocks, each at the place of its last part, and microbatches numbered as the last stage meets them."""
+    """The schedule with whole blocks, each where its last part is, and microbatches numbered as the last stage meets them."""
     count = {(parts.kind, parts.stage): len(parts.shares) for parts in schedule.parts}
     orders = [[op for op in order if op.part == WHOLE or op.part == count[op.kind, op.stage] - 1] for order in schedule.orders]
     last = problem.paths[0][-1]
