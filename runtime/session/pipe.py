@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring, bare
 from schedc.runtime.session.acceptance import read
-from schedc.runtime.stage.losses import Losses, check_finite
+from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.wishes import stage_device
 
@@ -124,8 +125,10 @@ class Pipe:
             raise
         if refused is not None:
             warnings.warn(f"step {self._steps} goes on with plan {self._plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
-        if self._check_loss:
-            check_finite(self._losses, total, ending, self._steps - 1)
+        if self._check_loss and not math.isfinite(total.item()):
+            from schedc.runtime.stage.non_finite import non_finite
+
+            raise non_finite(self._losses, total, ending, self._steps - 1)
         return total
 
     @property

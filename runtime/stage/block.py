@@ -26,7 +26,7 @@ from schedc.runtime.common.values import handed_over, tensors_of
 from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
 from schedc.runtime.stage.frontier import find_cut
 from schedc.runtime.stage.precision import outside_autocast
-from schedc.runtime.stage.saved import SavedTensors, give_own_weights
+from schedc.runtime.stage.saved import SavedTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +129,10 @@ class Block:
         if roots and saved is not None:
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             cut = find_cut(roots, sources)
-            give_own_weights(cut.functions)
+            if cut.functions:
+                from schedc.runtime.stage.own_weights import give_own_weights
+
+                give_own_weights(cut.functions)
             found = self._cut_backward(cut, roots, seeds, sources, saved)
             given = dict(zip(wanting, found, strict=True))
             saved.release()

@@ -6,12 +6,11 @@ With them goes a *word*: a number that their rank sends to all others with this 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, NonFiniteLoss, TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Losses", "check_finite", "copy_to_host"]
+__all__ = ["Losses", "copy_to_host"]
 
 
 class Losses:
@@ -118,29 +117,3 @@ def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
     event = torch.Event(tensor.device)
     event.record(torch.accelerator.current_stream(tensor.device))
     return copy, event
-
-
-def check_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, Sequence[int]], step: int) -> None:
-    """Refuse losses that are infinite or NaN.
-
-    Args:
-        losses: of all microbatches of this pipeline.
-        total: their mean, or that of all pipelines.
-        ending: of each rank that computes losses, the microbatches.
-        step: the number of the step.
-
-    Raises:
-        NonFiniteLoss: names the first.
-    """
-    if math.isfinite(total.item()):  # what is not finite makes the mean so
-        return
-    remedy = "zero the gradients, which hold this step's, before going on, or give load check_loss=False"
-    finite = torch.isfinite(losses)
-    if bool(finite.all()):
-        raise NonFiniteLoss(f"step {step}: the loss of another pipeline makes the mean over all pipelines {total.item()}; {remedy}")
-    wrong = [microbatch for microbatch, good in enumerate(finite.tolist()) if not good]
-    (root,) = (rank for rank, microbatches in ending.items() if wrong[0] in microbatches)
-    more = f" (and of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    raise NonFiniteLoss(
-        f"step {step}: the loss of microbatch {wrong[0]}{more}, computed on rank {root}, is {losses[wrong[0]].item()}; {remedy}"
-    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from imported_lines import lines_of_a_step
-from plans import one_f_one_b, plan_of
+from plans import plan_of
 from problems import make_problem
 from rank_processes import rank_processes
 
+from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_file import write_plan
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ MOST_LINES = 5_500
 
 
 def test_a_training_job_imports_few_lines(tmp_path: Path) -> None:
-    problem = make_problem(2, 3)
+    problem = make_problem(2, 4)  # with B and W apart
     path = tmp_path / "plan.json"
-    write_plan(plan_of(problem, one_f_one_b(problem)), path)
+    write_plan(plan_of(problem, constructive("greedy")(problem)), path)
     with rank_processes(2, tmp_path) as processes:  # fresh ones: those of other tests have imported more
         ranks = processes.run(lines_of_a_step, str(path))
     for rank, lines in enumerate(ranks):
