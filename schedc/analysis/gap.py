@@ -10,26 +10,26 @@ from schedc.errors import Defect
 __all__ = ["check_bound", "relative_gap"]
 
 
-def check_bound(bound_ns: int, objective_ns: int, told_by: str) -> None:
+def check_bound(bound_ns: int, objective_ns: int, bound_by: str) -> None:
     """A lower bound is not above the objective of a schedule that it speaks of.
 
     Raises:
         Defect: it is.
     """
     if bound_ns > objective_ns:
-        raise Defect(f"{told_by}: the lower bound of {bound_ns} ns is above the objective of a known schedule, {objective_ns} ns")
+        raise Defect(f"{bound_by}: the lower bound of {bound_ns} ns is above the objective of a known schedule, {objective_ns} ns")
 
 
-def relative_gap(objective_ns: int, bound_ns: int, told_by: str) -> float:
+def relative_gap(objective_ns: int, bound_ns: int, bound_by: str) -> float:
     """(objective − bound) / objective, from 0 (proven optimal) to 1; 0 where the objective is 0.
 
     Args:
         objective_ns: of a known schedule.
         bound_ns: a lower bound on it, at least 0.
-        told_by: whose bound it is.
+        bound_by: whose bound it is.
 
     Raises:
         Defect: the bound is above the objective.
     """
-    check_bound(bound_ns, objective_ns, told_by)
+    check_bound(bound_ns, objective_ns, bound_by)
     return (objective_ns - bound_ns) / objective_ns if objective_ns else 0.0

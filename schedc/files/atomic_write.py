@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all: a reader never sees half of it, and a failure leaves what stood there before."""
+"""Writing a file whole or not at all: a reader never sees half of it, and a failure leaves what was there before."""
 
 from __future__ import annotations
 

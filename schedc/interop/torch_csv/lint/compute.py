@@ -1,8 +1,8 @@
 """What must hold for the compute actions of a CSV of PyTorch's, whichever its format.
 
-Takes the action lists; gives every finding. Torch's loader (`_validate_schedule`) counts: so many different microbatches of F for
-each stage, so many of B or of I with W. What stands twice, and a backward that is missing while another microbatch has both kinds,
-it does not see.
+Takes the action lists; gives every finding. Torch's loader (`_validate_schedule`) counts how many different microbatches of F each
+stage has, and how many of B or of I with W. It does not see duplicates, nor that a backward is missing while another microbatch has
+both kinds.
 """
 
 from __future__ import annotations
