@@ -268,7 +268,7 @@ def _check_feasible(problem: Problem) -> None:
         if limit is not None and limit < needed:
             raise Infeasible(
                 f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
-                f" alone needs {format_bytes(needed)} there, the smallest limit that would do"
+                f" alone needs {format_bytes(needed)} there, the smallest limit that may suffice"
             )
 
 

@@ -43,7 +43,7 @@ class Defect(CheckFailed):
 
 
 class Infeasible(SchedcError):
-    """No schedule exists, proven: names the limit that binds and the smallest that would do."""
+    """No schedule exists, proven: names the limit that binds and the smallest that may suffice."""
 
     exit_status = 3
 

@@ -220,7 +220,7 @@ COMMANDS = {
     "a CSV that is missing": Row("lint no.csv --job job.toml", 2, "no.csv: found no readable file (no such file or directory), expected a file"),
     "a CSV that is a device": Row("lint /dev/zero --job job.toml", 2, "/dev/zero: found a device, expected a file"),
     "a CSV without job": Row("lint torch.csv", 2, "Error: Missing option '--job'."),
-    "a CSV that is no text": Row("lint torch.csv --job job.toml", 2, "torch.csv: found byte 0 not to be UTF-8, expected a CSV in UTF-8", {"torch.csv": b"\xff\xfe0F0"}),
+    "a CSV that is no text": Row("lint torch.csv --job job.toml", 2, "torch.csv: found a byte that is not UTF-8 at 0, expected a CSV in UTF-8", {"torch.csv": b"\xff\xfe0F0"}),
 }
 FILES = {
     "a job cut short": Row("bounds job.toml", 2, "job.toml: end of the file: found text that is not TOML (Expected ']' at the end of a table declaration), expected TOML", {"job.toml": b"[pipeline"}),
@@ -247,7 +247,7 @@ FILES = {
     "a topology with an unknown key": Row("bounds job.toml", 2, "links.toml: within.latncy: found an unknown key, expected one of latency, bandwidth, transfer; did you mean 'latency'?", {"links.toml": ("latency", "latncy")}),
     "a topology of other sites": Row("bounds job.toml", 2, "links.toml: sites: found [2, 2], 4 in all, expected sites that add up to the 2 of pipeline.ranks", {"links.toml": "sites = [2, 2]\n" + LINKS}),
     "an unknown method in a job": Row("compile job.toml -o new.json", 2, "job.toml: solver.method: method 'auto{x=1}': auto has no options; give them to one of the methods that it tries", {"job.toml": JOB + '[solver]\nmethod = "auto{x=1}"\n'}),
-    "a limit that nothing meets": Row("compile values.toml -o new.json", 3, "values: no schedule exists: rank 0 may hold 1 MiB of activations, but one microbatch alone needs 1 GiB there, the smallest limit that would do", {"values.toml": VALUES + '[memory]\nlimit = "1 MiB"\n'}),
+    "a limit that nothing meets": Row("compile values.toml -o new.json", 3, "values: no schedule exists: rank 0 may hold 1 MiB of activations, but one microbatch alone needs 1 GiB there, the smallest limit that may suffice", {"values.toml": VALUES + '[memory]\nlimit = "1 MiB"\n'}),
     "an empty plan": Row("show plan.json", 2, "plan.json: line 1, column 1: found text that is not JSON (Expecting value), expected JSON", {"plan.json": b""}),
     "a plan cut short": Row("show plan.json", 2, "plan.json: line 1, column 41: found text that is not JSON (Expecting property name enclosed in double quotes), expected JSON", {"plan.json": b'{"format": "schedc.plan", "version": 1, '}),
     "a plan of another version": Row("show plan.json", 2, "plan.json: version: found 9, expected 1, the one version that this schedc reads", {"plan.json": ('"version": 1', '"version": 9')}),

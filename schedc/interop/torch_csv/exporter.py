@@ -101,7 +101,7 @@ def _check_losses(plan: Plan) -> None:
     forwards = [op.microbatch for op in plan.ranks[plan.problem.stages[last].rank].compute if op[:2] == (Kind.F, last)]
     for place, microbatch in enumerate(forwards):
         if microbatch != place:
-            reason = f"F{last}.{microbatch} is forward number {place} of the last stage, whose loss torch takes for that of {place}"
+            reason = f"F{last}.{microbatch} is forward number {place} of the last stage; torch takes its loss for that of {place}"
             raise _refusal(plan, reason)
 
 

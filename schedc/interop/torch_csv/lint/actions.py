@@ -85,7 +85,7 @@ def read_rows(content: bytes, name: str) -> list[list[str]]:
     try:
         return list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{name}: found byte {error.start} not to be UTF-8, expected a CSV in UTF-8") from error
+        raise InvalidInput(f"{name}: found a byte that is not UTF-8 at {error.start}, expected a CSV in UTF-8") from error
     except csv.Error as error:
         raise InvalidInput(f"{name}: found text that is no CSV ({error}), expected one row of actions for each rank") from error
 
@@ -142,7 +142,7 @@ def _of_cell(text: str, problem: Problem, layout: str) -> Iterator[tuple[str, st
     """What is wrong with one cell: rule and message."""
     if not text:
         if layout == "compute_comms":
-            yield "empty-cell", "torch refuses empty cells in compute_comms; only in compute_only they mean to idle"
+            yield "empty-cell", "torch refuses empty cells in compute_comms; they mean idle in compute_only only"
         return
     parts = _parts(text)
     if text.startswith("("):
@@ -162,13 +162,13 @@ def _of_action(text: str, problem: Problem, layout: str) -> Iterator[tuple[str, 
         return
     stage, kind, microbatch = match.groups()
     if match.end() < len(text):
-        yield "junk", f"torch reads {match[0]} and passes over the {text[match.end() :]!r} behind it"
+        yield "junk", f"torch reads {match[0]} and ignores the {text[match.end() :]!r} after it"
     elif (plain := f"{_number(stage)}{kind}{_number(microbatch) if microbatch else ''}") != text:
         yield "spelling", f"torch reads {plain}; write it so"
     if layout == "compute_only" and kind not in COMPUTE:
         yield "format", f"torch refuses {kind} in compute_only, which has only F, I, B, W and {OVERLAP}"
     if kind in WHOLE_STAGE and microbatch:
-        yield "microbatch", f"{kind} is of a whole stage, and torch passes over its microbatch number"
+        yield "microbatch", f"{kind} is of a whole stage; torch ignores its microbatch number"
     yield from _wrong_numbers(match, problem)
 
 
@@ -179,7 +179,7 @@ def _wrong_numbers(match: re.Match[str], problem: Problem) -> Iterator[tuple[str
     if kind in WHOLE_STAGE:
         return
     if not microbatch:
-        yield "microbatch", "it has no microbatch number, and torch fails where it runs"
+        yield "microbatch", "it has no microbatch number; torch fails at this action"
     elif _number(microbatch) >= problem.microbatches:
         yield "microbatch", f"there is no microbatch {_number(microbatch)}; the job's are 0 to {problem.microbatches - 1}"
 

@@ -58,7 +58,7 @@ def verify_torch_csv(rows: Sequence[Sequence[str]], problem: Problem, layout: st
         layout: what torch calls `format`, `compute_comms` or `compute_only`.
 
     Raises:
-        Unsupported: no CSV of torch's can be for this job.
+        Unsupported: torch cannot run this job.
     """
     check_job(problem)
     findings = [*check_rows(rows, problem), *check_cells(rows, problem, layout)]
@@ -77,7 +77,7 @@ def check_job(problem: Problem) -> None:
         Unsupported: there are two paths, or one that is not stage 0, 1, 2, ….
     """
     if len(problem.paths) > 1 or problem.paths[0] != tuple(range(len(problem.stages))):
-        raise Unsupported(f"{problem.name}: no CSV of torch's can be for this job: its stages are not one chain from 0 on")
+        raise Unsupported(f"{problem.name}: torch cannot run this job: its stages are not one chain from 0 on")
 
 
 def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedule:

@@ -83,10 +83,10 @@ def check_neighbours(lists: Lists) -> Iterator[Finding]:
             other = message.to if action.kind.startswith("SEND") else message.stage
             if not 0 <= other < lists.stages:
                 end = "last" if other >= lists.stages else "first"
-                yield action.finding("no-neighbour", f"the {end} stage has nobody there; torch sends and receives nothing")
+                yield action.finding("no-neighbour", f"the {end} stage has no neighbour there; torch sends and receives nothing")
             elif other in lists.rank_of and not lists.crosses(action.stage, other):
                 where = f"stages {action.stage} and {other} are on one rank"
-                yield action.finding("same-rank", f"{where}, where torch hands over by itself and fails at this action")
+                yield action.finding("same-rank", f"{where}; torch needs no transfer there and fails at this action")
 
 
 def check_transfers_present(lists: Lists) -> Iterator[Finding]:
