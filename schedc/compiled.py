@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +54,7 @@ __all__ = ["at_hand", "compile_ahead", "compiled", "fill", "kernel"]
 LOG = logging.getLogger("schedc")
 OPTIONS = {"nogil": True}
 """How every kernel is compiled: climbs run beside each other in threads."""
-CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.compiled import fill; fill(sys.argv[2], sys.argv[3:])"
+CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.compiled import fill; fill(*sys.argv[2:])"
 
 LOOK_S = 0.05
 """How often a wait looks whether a kernel has been written."""
@@ -66,8 +67,10 @@ _loaded: dict[Any, Any] = {}
 """Kernels compiled, or loaded from the cache."""
 _children: dict[Any, subprocess.Popen[bytes]] = {}
 """The child process that compiles, or compiled, each kernel."""
-_own: list[TemporaryDirectory[str]] = []
-"""The directory of this process alone, where the usual one cannot be written."""
+_scratches: list[TemporaryDirectory[str]] = []
+"""Removed at the end of this process, after its children."""
+_own: list[Path] = []
+"""The cache of this process alone, where the usual one cannot be written."""
 _lock = threading.RLock()
 
 
@@ -94,13 +97,12 @@ def compile_ahead(*functions: Callable[..., Any]) -> None:
     """Have these compiled by a child process, in this order, where they are not at hand; returns at once."""
     with _lock:
         wanted = [function for function in functions if not at_hand(function) and function not in _children]
-        if not wanted or not sys.executable or _directory() is None:
+        scratch = _scratch() if wanted and sys.executable and _directory() is not None else None
+        if scratch is None:
             return
         names = [f"{function.__module__}:{function.__qualname__}" for function in wanted]
-        command = [sys.executable, "-P", "-c", CHILD, json.dumps(sys.path), str(_directory()), *names]
+        command = [sys.executable, "-P", "-c", CHILD, json.dumps(sys.path), str(_directory()), scratch, *names]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if not _children:
-            atexit.register(_end_children)
         _children.update(dict.fromkeys(wanted, child))
 
 
@@ -122,32 +124,53 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return form
 
 
-def fill(directory: str, names: list[str]) -> None:
-    """Compile kernels, each `module:function`, into the cache: what the child process does, until its standard input ends."""
+def fill(directory: str, scratch: str, *names: str) -> None:
+    """Compile kernels into the cache: what the child process does, until its standard input ends.
+
+    Args:
+        directory: of the cache.
+        scratch: a directory for files in between, which the parent removes; if the parent is no more, the child does.
+        names: of the kernels, `module:function`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too, which decides
     gc.disable()  # compiling makes much and leaves little
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    for name in names:
+    threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
+    for number, name in enumerate(names):
         module, _, attribute = name.partition(":")
         function = getattr(import_module(module), attribute)
-        target = Path(directory) / _file_name(function)
+        target, own = Path(directory) / _file_name(function), Path(scratch) / str(number)
         if not target.exists():
-            with TemporaryDirectory(prefix="schedc-") as own:
-                _compile(function, own)
-                write_atomically(target, _packed(Path(own)))
+            _compile(function, str(own))
+            write_atomically(target, _packed(own))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(scratch: str) -> None:
     """Wait for the end of standard input, which comes when the parent ends, however it ends."""
     while os.read(0, 1):
         pass
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
 
 
-def _end_children() -> None:
+def _clean_up() -> None:
+    """End the children, then remove what they worked on."""
     for child in set(_children.values()):
         child.kill()
         child.communicate()
+    for scratch in _scratches:
+        scratch.cleanup()
+
+
+def _scratch() -> str | None:
+    """A temporary directory that is removed at the end of this process; None: none can be made."""
+    try:
+        scratch = TemporaryDirectory(prefix="schedc-")
+    except OSError:
+        return None
+    if not _scratches:
+        atexit.register(_clean_up)
+    _scratches.append(scratch)
+    return scratch.name
 
 
 def _wait_for(child: subprocess.Popen[bytes], function: Callable[..., Any]) -> None:
@@ -164,22 +187,19 @@ def _wait_for(child: subprocess.Popen[bytes], function: Callable[..., Any]) -> N
 
 def _load(function: Callable[..., Any]) -> Any:
     """The function compiled from what the cache has, else here."""
+    scratch = _scratch()
+    path = _found(function) if scratch else None
     try:
-        with TemporaryDirectory(prefix="schedc-") as own:
-            path = _found(function)
-            try:
-                if path is not None:
-                    with zipfile.ZipFile(path) as packed:
-                        packed.extractall(own)
-            except (OSError, zipfile.BadZipFile, zlib.error) as error:
-                LOG.warning("schedc: note: compiled code in %s cannot be read (%s); compiling again", path, error)
-            form = _compile(function, own)
-            directory = _directory() if form.stats.cache_misses else None
-            if directory is not None:
-                _keep(directory / _file_name(function), Path(own))
-            return form
-    except FileNotFoundError:  # no temporary directory can be written
-        return _compile(function, None)
+        if path is not None:
+            with zipfile.ZipFile(path) as packed:
+                packed.extractall(scratch)
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        LOG.warning("schedc: note: compiled code in %s cannot be read (%s); compiling again", path, error)
+    form = _compile(function, scratch)
+    directory = _directory() if scratch and form.stats.cache_misses else None
+    if scratch and directory:
+        _keep(directory / _file_name(function), Path(scratch))
+    return form
 
 
 def _keep(target: Path, compiled_in: Path) -> None:
@@ -239,8 +259,7 @@ def _packed(directory: Path) -> bytes:
 def _found(function: Callable[..., Any]) -> Path | None:
     """The function's file in the usual directory, even if nothing can be written there, or in this process's own."""
     name = _file_name(function)
-    places = (_usual_directory(), *(Path(directory.name) for directory in _own))
-    return next((place / name for place in places if (place / name).exists()), None)
+    return next((place / name for place in (_usual_directory(), *_own) if (place / name).exists()), None)
 
 
 @cache
@@ -292,9 +311,8 @@ def _directory() -> Path | None:
         LOG.warning("schedc: note: compiled code cannot be kept, so each run compiles it anew; set NUMBA_CACHE_DIR: %s", error)
     else:
         return usual
-    try:
-        own = TemporaryDirectory(prefix="schedc-")  # removed when this process ends
-    except FileNotFoundError:
+    own = _scratch()
+    if own is None:
         return None
-    _own.append(own)
-    return Path(own.name)
+    _own.append(Path(own))
+    return _own[-1]

@@ -39,13 +39,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("_loaded", "_parts", "_children"):
         monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(module, "_own", [])
+    for name in ("_own", "_scratches"):
+        monkeypatch.setattr(module, name, [])
     directory = module._directory
     directory.cache_clear()
     yield tmp_path / "cache" / "schedc"
-    module._end_children()
-    for own in module._own:
-        own.cleanup()
+    module._clean_up()
     directory.cache_clear()
 
 
@@ -89,6 +88,7 @@ def test_a_child_ends_with_its_parent(fresh: Path) -> None:
     child.stdin.close()
     assert child.wait(timeout=60) == 1
     assert list(fresh.iterdir()) == []
+    assert not any(Path(scratch.name).exists() for scratch in module._scratches)
 
 
 def test_a_signal_ends_the_wait_for_a_child(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
