@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
-from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+from schedc.solvers.kernel.list_scheduler import ListScheduler
+from schedc.solvers.kernel.rule import Rule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -56,11 +57,10 @@ class GreedyRule:
         trips = round_trip_in_flight(problem, whole_period=self.whole_period)
         return Rule(
             priority=tuple(
-                (count - at if self.shallow_forward else at, 2 * count + (at if self.deep_backward else count - at), -1)
+                (at if self.shallow_forward else count - at, -2 * count - (at if self.deep_backward else count - at), 2 * count)
                 for at in depth
             ),
             in_flight=tuple(None if self.in_flight is None else trip + self.in_flight for trip in trips),
-            warm_up=(0,) * count,
             weight_lag=tuple(int(self.weight_lag * (max(trips) - trip)) for trip in trips),
             look_ahead_ns=int(self.look_ahead * max(max(stage.forward_ns) for stage in problem.stages)),
             alternate=self.alternate,
@@ -99,10 +99,11 @@ def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule,
     """
     trial = _first_microbatches(problem)
     made: dict[GreedyRule, ListSchedule] = {}
+    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))))
 
     def reached_ns(rule: GreedyRule) -> int:
         if rule not in made:
-            made[rule] = list_schedule(trial, rule.rule(trial, n_sub))
+            made[rule] = list_schedule(rule.rule(trial, n_sub))
         return made[rule].objective_ns(trial.objective)
 
     best = GreedyRule(**given)
@@ -112,7 +113,8 @@ def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule,
             best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
     if trial is problem and best in made:
         return best, made[best]
-    return best, list_schedule(problem, best.rule(problem, n_sub))
+    scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub)
+    return best, scheduler(best.rule(problem, n_sub))
 
 
 def _options(problem: Problem) -> list[tuple[dict[str, Any], ...]]:

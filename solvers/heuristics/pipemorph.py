@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.common.options import PipeMorphOptions, Policy
-from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+from schedc.solvers.kernel.list_scheduler import list_schedule
+from schedc.solvers.kernel.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adapted_warm_up", "initial_warm_up", "pipemorph", "planned_warm_up"]
 
-BACKWARD_FORWARD_WEIGHT = (1, 2, 0)
+BACKWARD_FORWARD_WEIGHT = (1, 0, 2)
 """The priorities of F, B and W after warm-up (algorithm 3, line 12)."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
+from schedc.solvers.kernel.rule import Rule
 from schedc.solvers.templates.list_order import list_order
 from schedc.solvers.templates.shape import two_lines
 
@@ -25,12 +25,11 @@ def chimera(problem: Problem) -> Schedule:
     Raises:
         Unsupported: the placement is not bidirectional.
     """
-    waits_for: dict[Op, Op] = {}
-    for path, grid in enumerate(two_lines(problem, "chimera")):
-        microbatches = [microbatch for microbatch, its_path in enumerate(problem.path_of) if its_path == path]
+    in_flight: list[int | None] = [None] * len(problem.stages)
+    for grid in two_lines(problem, "chimera"):
         for position, (stage,) in enumerate(grid.stages):
             # A rank's two caps add up to p: 1F1B's p − i in one direction, one less in the other.
-            cap = max(1, grid.positions - position - (position < grid.positions // 2))
-            for later, earlier in zip(microbatches[cap:], microbatches, strict=False):
-                waits_for[Op(Kind.F, stage, later)] = Op(Kind.BW, stage, earlier)
-    return list_order(problem, lambda op: (op.kind is Kind.BW, op.microbatch, op.stage), waits_for)[1]
+            in_flight[stage] = max(1, grid.positions - position - (position < grid.positions // 2))
+    count = len(problem.stages)
+    rule = Rule(priority=((0, 1, 0),) * count, in_flight=tuple(in_flight), weight_lag=(0,) * count, oldest_first=True)
+    return list_order(problem, rule).schedule

@@ -174,10 +174,10 @@ def test_chunks_go_in_the_order_asked_for() -> None:
     """F of the later and B of the earlier stage first, or the other way round; either way B above F above W."""
     problem = make_problem(1, 3, placement=[0, 0])
     (early_f, early_b, early_w), (late_f, late_b, late_w) = GreedyRule().rule(problem, 1).priority
-    assert early_w == late_w < early_f < late_f < late_b < early_b
+    assert early_w == late_w > early_f > late_f > late_b > early_b
     turned = GreedyRule(shallow_forward=True, deep_backward=True).rule(problem, 1)
     (early_f, early_b, early_w), (late_f, late_b, late_w) = turned.priority
-    assert early_w == late_w < late_f < early_f < early_b < late_b
+    assert early_w == late_w > late_f > early_f > early_b > late_b
 
 
 def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:

@@ -16,7 +16,8 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import WHOLE, Kind, token
 from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.schedule import Parts
-from schedc.solvers.kernel.list_scheduler import Rule, list_schedule
+from schedc.solvers.kernel.list_scheduler import list_schedule
+from schedc.solvers.kernel.rule import Rule
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def plain_rule(
 ) -> Rule:
     """B before F before W on all stages."""
     return Rule(
-        priority=((1, 2, 0),) * stages,
+        priority=((1, 0, 2),) * stages,
         in_flight=(in_flight,) * stages,
         warm_up=(warm_up,) * stages,
         weight_lag=(weight_lag,) * stages,
@@ -118,9 +119,9 @@ def test_higher_priority_goes_first() -> None:
     """When both are ready, at 30 ns, F first lets the first rank end its F early; B first does not."""
     problem = make_problem(1, 2)
     assert tokens(list_schedule(problem, plain_rule(1)).schedule.orders[0]) == "F0.0 B0.0 F0.1 B0.1 W0.0 W0.1"
-    forward_first = replace(plain_rule(1), priority=((2, 1, 0),))
+    forward_first = replace(plain_rule(1), priority=((0, 1, 2),))
     assert tokens(list_schedule(problem, forward_first).schedule.orders[0]) == "F0.0 F0.1 B0.0 B0.1 W0.0 W0.1"
-    weight_first = replace(plain_rule(1), priority=((0, 1, 2),))
+    weight_first = replace(plain_rule(1), priority=((2, 1, 0),))
     assert tokens(list_schedule(problem, weight_first).schedule.orders[0]) == "F0.0 B0.0 W0.0 F0.1 B0.1 W0.1"
 
 

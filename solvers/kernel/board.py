@@ -1,0 +1,215 @@
+"""A Problem and a Rule as the tables of the list scheduler's kernel (`list_kernel.Board`), as lists."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from dataclasses import make_dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
+from schedc.solvers.kernel.list_kernel import COLUMNS, NEVER, Board, type_of
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+    from schedc.solvers.kernel.rule import Rule
+
+__all__ = ["as_arrays", "board_of", "refresh", "rows_of", "set_rule"]
+
+
+
+ROW = {
+    table: make_dataclass(f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True)
+    for table, columns in COLUMNS.items()
+}
+"""What a row of each table is when the kernel runs plain."""
+
+
+def board_of(problem: Problem, n_sub: int = 1) -> Board:
+    """The problem, and room for runs of rules that cut a W into at most `n_sub` parts.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    stages, paths, ranks = problem.stages, problem.paths, range(problem.ranks)
+    visitors = [[microbatch for microbatch, path in enumerate(problem.path_of) if path == number] for number in range(len(paths))]
+    places = [(stages[stage].rank, number, at) for number, path in enumerate(paths) if visitors[number] for at, stage in enumerate(path)]
+    places.sort()
+    number_of = {(path, at): lane for lane, (_, path, at) in enumerate(places)}
+    links = {(link.source, link.destination): link for link in problem.links}
+    resources: dict[Resource, int] = {}
+    parallel = problem.data_parallel
+    lanes, blocks = [], []
+    for rank, number, at in places:
+        path, microbatches = paths[number], visitors[number]
+        stage = path[at]
+        costs, lane = stages[stage], ROW["lanes"]()
+        lane.stage, lane.path, lane.rank = stage, number, rank
+        lane.previous, lane.following = number_of.get((number, at - 1), -1), number_of.get((number, at + 1), -1)
+        lane.first, lane.last = len(blocks), len(blocks) + len(microbatches)
+        lane.scatter_ns = -1 if parallel is None else parallel.reduce_scatter_ns[stage]
+        lane.held_bytes, lane.kept_bytes = costs.activation_bytes, costs.activation_after_input_bytes
+        for name, neighbour in (("message", at + 1), ("gradient", at - 1)):
+            on, occupancy_ns, latency_ns = -1, 0, 0
+            if 0 <= neighbour < len(path) and stages[path[neighbour]].rank != rank:
+                link = links[rank, stages[path[neighbour]].rank]
+                size_bytes = costs.message_bytes if name == "message" else stages[path[neighbour]].gradient_message_bytes
+                on = resources.setdefault(Resource.of_link(link), len(resources))
+                occupancy_ns, latency_ns = link.occupancy_ns(size_bytes), link.latency_ns
+            setattr(lane, f"{name}_on", on)
+            setattr(lane, f"{name}_occupancy_ns", occupancy_ns)
+            setattr(lane, f"{name}_latency_ns", latency_ns)
+        lanes.append(lane)
+        forward, b, w, backward = [values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind]
+        blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
+    rank_rows, reserves = [], []
+    order_length = 0
+    for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
+        mine = [lane for lane, place in enumerate(places) if place[0] == rank]
+        row = ROW["ranks"]()
+        row.first_lane = mine[0] if mine else 0
+        row.end_lane = row.first_lane + len(mine)
+        row.limit_bytes = NEVER if limit_bytes is None else limit_bytes
+        row.collectives = resources.setdefault(Resource.of_collectives(parallel, rank), len(resources))
+        row.order_from = order_length
+        order_length += (2 + n_sub) * sum(lanes[lane].last - lanes[lane].first for lane in mine)
+        needs = _needs(problem, rank, lanes, mine)
+        row.reserves = -1
+        if limit_bytes is not None and len(mine) > 1:
+            row.reserves = len(reserves)
+            reserves += needs
+        rank_rows.append(row)
+    board = Board(
+        lanes=lanes,
+        ranks=rank_rows,
+        blocks=blocks,
+        reserves=reserves or [ROW["reserves"]()],
+        held=[[0] * (problem.microbatches if reserves else 1) for _ in ranks],
+        links=[ROW["links"]() for _ in resources],
+        left=[0] * len(stages),
+        order=[0] * order_length,
+        settings=[ROW["settings"]()],
+        when=[0] * problem.ranks,
+    )
+    if parallel is not None and parallel.all_gather_ns:
+        _gather(board, parallel.all_gather_ns, [at for _, _, at in places])
+    for lane in lanes:
+        if lane.previous < 0:
+            for block in blocks[lane.first : lane.last]:
+                block.f_at_ns = lane.gate_ns
+    (settings,) = board.settings
+    settings.stages, settings.paths, settings.microbatches = len(stages), len(paths), problem.microbatches
+    settings.span = int(problem.objective == "stage-span")
+    return board
+
+
+def as_arrays(board: Board) -> Board:
+    """The same for the compiled kernel."""
+    return Board(**{name: _array(name, rows) for name, rows in board._asdict().items()})
+
+
+def refresh(arrays: Board, board: Board) -> Board:
+    """Write what a rule changes of the board into its arrays, and return them."""
+    for name in ("lanes", "settings"):
+        getattr(arrays, name)[:] = _array(name, getattr(board, name))
+    arrays.blocks["fused"] = [block.fused for block in board.blocks]
+    return arrays
+
+
+def rows_of(name: str, array: NDArray[Any]) -> list[Any]:
+    """The rows of a table that is an array."""
+    return [ROW[name](*row) for row in array.tolist()]
+
+
+def _array(name: str, rows: list[Any]) -> NDArray[Any]:
+    if name not in COLUMNS:
+        return np.array(rows, np.int64)
+    values = list(map(attrgetter(*COLUMNS[name]), rows))
+    return np.array(values, np.int64).view(type_of(name)).reshape(len(rows))
+
+
+def set_rule(board: Board, problem: Problem, rule: Rule) -> None:
+    """Write the rule into the problem's board.
+
+    Raises:
+        ValueError: the rule does not fit the problem's stages.
+    """
+    count = len(problem.stages)
+    per_stage = (rule.priority, rule.in_flight, rule.weight_lag, rule.warm_up or rule.weight_lag)
+    if {len(values) for values in per_stage} != {count}:
+        raise ValueError(f"a rule for this problem has {count} entries in each of its tuples")
+    if any(rule.warm_up) and any(rank.end_lane - rank.first_lane > 1 for rank in board.ranks):
+        raise ValueError("a rule with warm_up needs one stage per rank")
+    for lane in board.lanes:
+        stage = lane.stage
+        cap = rule.in_flight[stage]
+        lane.cap, lane.lag = NEVER if cap is None else cap, rule.weight_lag[stage]
+        lane.priority_f, lane.priority_b, lane.priority_w = rule.priority[stage]
+        lane.parts = 1
+        blocks = board.blocks[lane.first : lane.last]
+        if rule.n_sub > 1 and problem.cut_blocks:  # never a part that takes no time
+            lane.parts = max(1, min(rule.n_sub, *(block.weight_ns for block in blocks)))
+        for block in blocks:
+            block.fused = int(rule.fused[stage][block.microbatch] if rule.fused else not problem.split_backward)
+    _set_holds(board, rule)
+    (settings,) = board.settings
+    settings.look_ahead_ns, settings.alternate = rule.look_ahead_ns, int(rule.alternate)
+    settings.oldest_first = int(rule.oldest_first)
+    settings.foresight, settings.width = int(rule.foresight), rule.n_sub + 1
+
+
+def _set_holds(board: Board, rule: Rule) -> None:
+    """Write each lane's warm-up count, lowered so that it ends.
+
+    A stage that may start this many forwards before any backward, and whose predecessor may start at least as many, gets them: by
+    induction along the path. With several lanes on a rank that does not follow.
+    """
+    for first in (lane for lane in board.lanes if lane.previous < 0):
+        lane, most = first, NEVER
+        while True:
+            wanted = rule.warm_up[lane.stage] if rule.warm_up else 0
+            most = min(most, wanted, lane.cap, lane.last - lane.first)
+            if lane.held_bytes:
+                most = min(most, board.ranks[lane.rank].limit_bytes // lane.held_bytes)
+            lane.hold = most
+            if lane.following < 0:
+                break
+            lane = board.lanes[lane.following]
+
+
+def _needs(problem: Problem, rank: int, lanes: list[Any], mine: list[int]) -> list[Any]:
+    """The rank's rows of `reserves`, one for each path; refuses a limit that does not hold one microbatch."""
+    rows, limit_bytes = [], problem.memory_limit_bytes[rank]
+    for path in range(len(problem.paths)):
+        along = [lane for lane in mine if lanes[lane].path == path]
+        need_bytes = sum(lanes[lane].held_bytes for lane in along)
+        if limit_bytes is not None and need_bytes > limit_bytes:
+            raise Unsupported(
+                f"rank {rank}: one microbatch holds {format_bytes(need_bytes, 40)} of activations, more than the"
+                f" limit of {format_bytes(limit_bytes, 40)}; raise the limit to at least that"
+            )
+        rows.append(ROW["reserves"](need_bytes, along[-1] if along else -1))
+    return rows
+
+
+def _gather(board: Board, all_gather_ns: tuple[int, ...], place: list[int]) -> None:
+    """Write when each lane's all-gather has ended, and how long they occupy links.
+
+    A rank gathers its stages in the order of their places on their paths; ranks on a shared trunk take turns.
+    """
+    for rank in board.ranks:
+        link, gathered = board.links[rank.collectives], dict[int, int]()
+        for number in sorted(range(rank.first_lane, rank.end_lane), key=place.__getitem__):
+            lane = board.lanes[number]
+            stage = lane.stage
+            if stage not in gathered:
+                link.gathered_ns += all_gather_ns[stage]
+                gathered[stage] = link.gathered_ns
+            lane.gate_ns = gathered[stage]

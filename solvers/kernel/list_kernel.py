@@ -1,0 +1,482 @@
+"""The list scheduler's kernel: tables of a problem and of a rule in, the order of each rank's ops and their end out; plain or compiled.
+
+`run_rule` is the whole of it. It always takes the rank for which something happens first, and starts or ends an op there. All it
+works on are tables (`Board`) whose rows have the columns listed here: plain, a row is an object; compiled, an element of a structured
+array. It never strands itself on memory, on any placement: the proof is at `admits`.
+
+A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
+consecutive, too, path after path, in path order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schedc.compiled import kernel
+
+__all__ = ["COLUMNS", "NEVER", "Board", "run_rule", "type_of"]
+
+NEVER = 1 << 61
+"""Later than anything happens."""
+FIRST_OF_ALL = 1 << 40
+"""Taken off a priority to put it before all that a rule gives."""
+F, B, W, BW = 0, 1, 2, 3
+KINDS = 4
+
+COLUMNS = {
+    "lanes": (
+        # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
+        *("stage", "path", "rank", "previous", "following", "first", "last"),
+        # ... when the all-gather lets the first F start, what the reduce-scatter takes (-1: there is none) ...
+        *("gate_ns", "scatter_ns"),
+        # ... what a microbatch holds from the start of F, what of it is left between B and W ...
+        *("held_bytes", "kept_bytes"),
+        # ... and what F sends on and B sends back: over which link or trunk (-1: it stays on the rank), and how long it takes.
+        *("message_on", "message_occupancy_ns", "message_latency_ns"),
+        *("gradient_on", "gradient_occupancy_ns", "gradient_latency_ns"),
+        # The rule: see `Rule`; the smallest priority goes first.
+        *("cap", "lag", "hold", "parts", "priority_f", "priority_b", "priority_w"),
+        # What changes: the positions of the next F, B and W to start, and of the first F and B of which no start is known;
+        # how many W wait for their turn; how many parts of the next one are done.
+        *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts"),
+    ),
+    "ranks": (
+        # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
+        # `reserves`, which has one for each path; -1: none.
+        *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
+        # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where the next op is written;
+        # and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
+        *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
+    ),
+    "blocks": (
+        # By position: costs, whether the backward is BW, and what changes: when the inputs of F and of B are there.
+        *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns", "fused", "f_at_ns", "b_at_ns"),
+    ),
+    "reserves": (
+        # What a microbatch of the path holds on the rank in all; the path's last lane on the rank, or -1; what changes: the lowest
+        # microbatch with an F on the rank not yet started; what the microbatches above it, of all paths, hold on the rank.
+        *("need_bytes", "last_lane", "oldest", "above_bytes"),
+    ),
+    "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
+    "settings": (
+        # One row: the rule's; the objective; sizes; what changes: when the last reduce-scatter ends.
+        *("look_ahead_ns", "alternate", "oldest_first", "foresight", "width", "span", "stages", "paths", "microbatches", "scattered_ns"),
+    ),
+}
+"""The columns of each table; all are integers, times in nanoseconds and sizes in bytes."""
+
+
+class Board(NamedTuple):
+    """All that the kernel reads and writes: tables with the columns of `COLUMNS`, and plain ones."""
+
+    lanes: Any
+    ranks: Any
+    blocks: Any
+    reserves: Any
+    held: Any
+    """[rank, microbatch], bytes; kept where the rank has reserves."""
+    links: Any
+    left: Any
+    """[stage]: lanes with a backward left."""
+    order: Any
+    """What each rank has run: ((microbatch × stages + stage) × 4 + kind) × width + part + 1, from `order_from` to `order_at`."""
+    settings: Any
+    when: Any
+    """[rank]: when something happens there: twice the nanosecond, plus 1 unless an op ends."""
+
+
+def type_of(table: str) -> np.dtype[Any]:
+    """The type of the elements of a compiled kernel's table."""
+    return np.dtype([(column, np.int64) for column in COLUMNS[table]] if table in COLUMNS else np.int64)
+
+
+def _example() -> tuple[Any, ...]:
+    return tuple(np.zeros((2, 2) if name == "held" else 2, type_of(name)) for name in Board._fields)
+
+
+@kernel(_example)
+def run_rule(
+    lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, order: Any, all_settings: Any, when: Any
+) -> int:
+    """Schedule all ops; returns the objective in nanoseconds. The arguments are a `Board`."""
+    settings = all_settings[0]
+    reset(lanes, ranks, blocks, reserves, held, links, left, settings)
+    foresight, count = settings.foresight, len(ranks)
+    events = [0]  # when something happens on a rank, times `count`, plus the rank; one that no longer agrees with `when` is void
+    events.pop()
+    for number in range(count):
+        when[number] = choose(ranks[number], lanes, blocks, reserves, settings)
+        heapq.heappush(events, when[number] * count + number)
+    while len(events) > 0:
+        event = heapq.heappop(events)
+        soonest, number = event // count, event % count
+        if soonest >= NEVER:
+            break
+        if soonest != when[number]:
+            continue
+        rank = ranks[number]
+        if rank.running == 0:
+            start(number, rank, lanes, blocks, reserves, held, order, settings)
+            if foresight == 0:
+                when[number] = 2 * rank.free_ns
+                heapq.heappush(events, when[number] * count + number)
+                continue
+        receiver = finish(number, rank, lanes, blocks, reserves, held, links, left, order, settings)
+        when[number] = choose(rank, lanes, blocks, reserves, settings)
+        heapq.heappush(events, when[number] * count + number)
+        if receiver >= 0 and receiver != number:
+            other = ranks[receiver]
+            before = when[receiver]
+            if other.running == 0:
+                when[receiver] = choose(other, lanes, blocks, reserves, settings)
+            elif other.kind == W:
+                shorten(other, soonest // 2, -1, lanes, blocks, reserves, settings)
+                when[receiver] = 2 * other.free_ns
+            if when[receiver] != before:
+                heapq.heappush(events, when[receiver] * count + receiver)
+    span_ns, end_ns = 0, settings.scattered_ns
+    for number in range(count):
+        span_ns = max(span_ns, ranks[number].free_ns - ranks[number].begun_ns)
+        end_ns = max(end_ns, ranks[number].free_ns)
+    return span_ns if settings.span else end_ns
+
+
+@kernel()
+def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, settings: Any) -> None:
+    """Everything as before the first op."""
+    for stage in range(len(left)):
+        left[stage] = 0
+    for number in range(len(lanes)):
+        lane = lanes[number]
+        first = lane.first
+        lane.next_f = lane.next_b = lane.next_w = lane.known_b = first
+        lane.known_f = first if lane.previous >= 0 else lane.last
+        lane.waiting = lane.done_parts = 0
+        left[lane.stage] += 1
+    for number in range(len(ranks)):
+        rank = ranks[number]
+        rank.free_ns = rank.after_b = rank.used_bytes = rank.running = 0
+        rank.begun_ns, rank.order_at = -1, rank.order_from
+        if rank.reserves >= 0:
+            for microbatch in range(settings.microbatches):
+                held[number][microbatch] = 0
+            for row in range(rank.reserves, rank.reserves + settings.paths):
+                last = reserves[row].last_lane
+                reserves[row].oldest = blocks[lanes[last].first].microbatch if last >= 0 else NEVER
+                reserves[row].above_bytes = 0
+    for resource in range(len(links)):
+        links[resource].free_ns = links[resource].gathered_ns
+    settings.scattered_ns = 0
+
+
+@kernel()
+def choose(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> int:
+    """Choose what an idle rank runs next of what is known; returns its entry of `when`: when it decides so."""
+    kind, lane, start_ns = scan(rank, -1, lanes, blocks, reserves, settings)
+    decide_ns = start_ns
+    if kind >= 0 and settings.look_ahead_ns > 0:
+        kind, lane, start_ns = scan(rank, decide_ns + settings.look_ahead_ns, lanes, blocks, reserves, settings)
+        if settings.foresight:
+            decide_ns = start_ns
+    rank.kind, rank.lane, rank.start_ns, rank.running = kind, lane, start_ns, 0
+    return 2 * decide_ns + 1 if kind >= 0 else NEVER
+
+
+@kernel()
+def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> tuple[int, int, int]:
+    """The op that goes first on an idle rank, as kind, lane and start; kind -1: there is none.
+
+    Args:
+        rank: its row.
+        latest_ns: of the ops that can start until then, the one of smallest priority; -1: of those that can start first.
+        lanes: as all that follow, of the `Board`.
+        blocks: ...
+        reserves: ...
+        settings: ...
+    """
+    free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER
+    forward_first, oldest_first = settings.alternate and rank.after_b, settings.oldest_first
+    best_kind, best_lane, best_ns, best_ready_ns, best_priority = -1, -1, NEVER, NEVER, NEVER
+    for number in range(rank.first_lane, rank.end_lane):
+        lane = lanes[number]
+        next_f, next_b = lane.next_f, lane.next_b
+        for kind in range(3):
+            if kind == F:
+                if next_f >= lane.known_f or next_f - next_b >= lane.cap:
+                    continue
+                if not unlimited and not admits(rank, lane, blocks, reserves, settings):
+                    continue
+                ready_ns = blocks[next_f].f_at_ns
+                priority = lane.priority_f - FIRST_OF_ALL if forward_first else lane.priority_f
+            elif kind == B:
+                if next_b >= lane.known_b or next_f - lane.first < lane.hold:
+                    continue
+                ready_ns, priority = blocks[next_b].b_at_ns, lane.priority_b
+            else:
+                waiting = lane.waiting
+                if waiting == 0:
+                    continue
+                if (
+                    waiting <= lane.lag
+                    and next_b < lane.last
+                    and (unlimited or not keeps_out(rank, lanes, blocks, reserves, settings))
+                ):
+                    continue
+                ready_ns, priority = free_ns, lane.priority_w
+            start_ns = ready_ns if ready_ns > free_ns else free_ns
+            if oldest_first and kind < W:
+                ready_ns = blocks[next_f if kind == F else next_b].microbatch
+            if latest_ns < 0:
+                if start_ns > best_ns or (start_ns == best_ns and priority > best_priority):
+                    continue
+                if start_ns == best_ns and priority == best_priority and ready_ns >= best_ready_ns:
+                    continue
+            elif start_ns > latest_ns or priority > best_priority or (priority == best_priority and ready_ns >= best_ready_ns):
+                continue
+            best_kind, best_lane, best_ns, best_ready_ns, best_priority = kind, number, start_ns, ready_ns, priority
+    return best_kind, best_lane, best_ns
+
+
+@kernel()
+def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
+    """Whether memory lets the next F of the lane start: it fits, and it strands nobody.
+
+    It strands nobody if every microbatch can still finish when all of them finish one after another, lowest first (the banker's
+    algorithm with a fixed order, the same on all ranks). For a microbatch with forwards left on this rank that means: all it
+    ever holds here, `NEED_BYTES`, fits beside what the microbatches above it hold. On one path that is hardest for the
+    lowest such microbatch, `OLDEST`, since fewer are above the others; so one check per path is enough, and none where a rank
+    has one lane (nothing above `OLDEST` holds anything).
+
+    Why the scheduler then never stands still: suppose nothing runs and nothing is on its way, and take the lowest microbatch
+    with an F or B left. Its next one is ready, since those before it are done. A B can start. An F has no lower microbatch in
+    flight on its lane, so no cap stops it; and no reserve does, since no path has a lower microbatch with forwards left. If
+    it does not fit, then only because of W of lower microbatches, for `NEED_BYTES` is free of those above; memory then keeps
+    an F out of this rank (one that is known, too), so these W are not left waiting, and one can start. If no F or B is left, no W
+    is left waiting.
+    """
+    bytes_left = rank.limit_bytes - lane.held_bytes
+    if rank.used_bytes > bytes_left:
+        return False
+    if rank.reserves >= 0:
+        microbatch = blocks[lane.next_f].microbatch
+        for row in range(rank.reserves, rank.reserves + settings.paths):
+            reserve = reserves[row]
+            if reserve.oldest < microbatch and reserve.need_bytes + reserve.above_bytes > bytes_left:
+                return False
+    return True
+
+
+@kernel()
+def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
+    """Whether memory does not let the next F of some lane start: with foresight one that is known, else come when it may.
+
+    Without foresight nothing in the answer depends on what is on its way, so a W that it lets run has not waited for anything.
+    """
+    for number in range(rank.first_lane, rank.end_lane):
+        lane = lanes[number]
+        next_f = lane.next_f
+        if settings.foresight:
+            comes = next_f < lane.known_f
+        else:
+            comes = next_f < lane.last and next_f - lane.next_b < lane.cap
+        if comes and not admits(rank, lane, blocks, reserves, settings):
+            return True
+    return False
+
+
+@kernel()
+def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: Any, order: Any, settings: Any) -> None:
+    """The rank of this number runs what was chosen, until `FREE_NS`."""
+    kind, lane, start_ns = rank.kind, lanes[rank.lane], rank.start_ns
+    rank.running = 1
+    if rank.begun_ns < 0:
+        rank.begun_ns = start_ns
+    if kind == W:
+        while blocks[lane.next_w].fused:
+            lane.next_w += 1
+        block_ns = blocks[lane.next_w].weight_ns
+        rank.free_ns = start_ns + block_ns - block_ns * lane.done_parts // lane.parts
+        if lane.parts > 1:
+            shorten(rank, start_ns, start_ns, lanes, blocks, reserves, settings)
+        return
+    if kind == F:
+        block = blocks[lane.next_f]
+        duration_ns = block.forward_ns
+        lane.next_f += 1
+        rank.after_b = 0
+        rank.used_bytes += lane.held_bytes
+        if rank.reserves >= 0:
+            record(rank, block.microbatch, lane.held_bytes, reserves, held[number], settings)
+            move_on(rank, lane, blocks, reserves, held[number], settings)
+    else:
+        block = blocks[lane.next_b]
+        rank.after_b = 1
+        duration_ns = block.backward_ns if block.fused else block.backward_input_ns
+        kind = BW if block.fused else B
+    rank.free_ns = start_ns + duration_ns
+    write(rank, lane, block.microbatch, kind, 0, order, settings)
+
+
+@kernel()
+def finish(
+    number: int,
+    rank: Any,
+    lanes: Any,
+    blocks: Any,
+    reserves: Any,
+    held: Any,
+    links: Any,
+    left: Any,
+    order: Any,
+    settings: Any,
+) -> int:
+    """What the rank runs ends: memory is released, a message sent; returns the rank that it is for, or -1."""
+    lane, now_ns, released_bytes = lanes[rank.lane], rank.free_ns, 0
+    receiver = -1
+    if rank.kind == F:
+        if lane.following < 0:
+            blocks[lane.known_b].b_at_ns = now_ns
+            lane.known_b += 1
+            return -1
+        to = lanes[lane.following]
+        at_ns = now_ns
+        if lane.message_on >= 0:
+            at_ns = send(now_ns, links[lane.message_on], lane.message_occupancy_ns, lane.message_latency_ns)
+        blocks[to.known_f].f_at_ns = max(at_ns, to.gate_ns)
+        to.known_f += 1
+        return to.rank
+    if rank.kind == B:
+        block = blocks[lane.next_b]
+        lane.next_b += 1
+        released_bytes = lane.held_bytes
+        if not block.fused:
+            released_bytes -= lane.kept_bytes
+            lane.waiting += 1
+        if lane.previous >= 0:
+            to = lanes[lane.previous]
+            at_ns = now_ns
+            if lane.gradient_on >= 0:
+                at_ns = send(now_ns, links[lane.gradient_on], lane.gradient_occupancy_ns, lane.gradient_latency_ns)
+            blocks[to.known_b].b_at_ns = at_ns
+            to.known_b += 1
+            receiver = to.rank
+    else:
+        block = blocks[lane.next_w]
+        if not finish_weight(rank, lane, block, order, settings):
+            return -1
+        released_bytes = lane.kept_bytes
+    rank.used_bytes -= released_bytes
+    if rank.reserves >= 0:
+        record(rank, block.microbatch, -released_bytes, reserves, held[number], settings)
+    if lane.next_b == lane.last and lane.waiting == 0:
+        left[lane.stage] -= 1
+        if left[lane.stage] == 0 and lane.scatter_ns >= 0:
+            settings.scattered_ns = max(settings.scattered_ns, send(now_ns, links[rank.collectives], lane.scatter_ns, 0))
+    return receiver
+
+
+@kernel()
+def finish_weight(rank: Any, lane: Any, block: Any, order: Any, settings: Any) -> bool:
+    """Write the parts of W that ran, as one op if they are the whole block; returns whether the block is done."""
+    parts, begun, done = lane.parts, lane.done_parts, lane.parts
+    if parts > 1:
+        block_ns = block.weight_ns
+        origin_ns = rank.start_ns - block_ns * begun // parts
+        done = begun + 1
+        while done < parts and origin_ns + block_ns * done // parts < rank.free_ns:
+            done += 1
+    if begun == 0 and done == parts:
+        write(rank, lane, block.microbatch, W, 0, order, settings)
+    else:
+        for part in range(begun, done):
+            write(rank, lane, block.microbatch, W, part + 1, order, settings)
+    lane.done_parts = done
+    if done < parts:
+        return False
+    lane.done_parts = 0
+    lane.next_w += 1
+    lane.waiting -= 1
+    return True
+
+
+@kernel()
+def shorten(rank: Any, now_ns: int, seen_ns: int, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> None:
+    """End the running W at the first part's edge from which something else should run, of what is known at `now_ns`.
+
+    What was in sight at `seen_ns` was weighed when the W was chosen; -1: not all of it.
+    """
+    mine = lanes[rank.lane]
+    parts, begun, block_ns = mine.parts, mine.done_parts, blocks[mine.next_w].weight_ns
+    if parts == 1:
+        return
+    origin_ns = rank.start_ns - block_ns * begun // parts
+    for number in range(rank.first_lane, rank.end_lane):
+        lane = lanes[number]
+        for kind in range(2):
+            end_ns, ready_ns = rank.free_ns, NEVER
+            if kind == F and lane.next_f < lane.known_f:
+                ready_ns = blocks[lane.next_f].f_at_ns
+            if kind == B and lane.next_b < lane.known_b:
+                ready_ns = blocks[lane.next_b].b_at_ns
+            look_ns = ready_ns - settings.look_ahead_ns
+            if look_ns <= seen_ns or look_ns >= end_ns:
+                continue
+            look_ns = max(now_ns, look_ns)
+            edge = max(begun + 1, -(-(look_ns - origin_ns) * parts // block_ns))
+            while origin_ns + block_ns * edge // parts < look_ns:
+                edge += 1
+            edge_ns = origin_ns + block_ns * edge // parts
+            if edge_ns < end_ns:
+                rank.free_ns = edge_ns
+                if not gives_way(rank, edge_ns, lanes, blocks, reserves, settings):
+                    rank.free_ns = end_ns
+
+
+@kernel()
+def gives_way(rank: Any, edge_ns: int, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
+    """Whether something else than the W that the rank runs should run from `edge_ns` on, when it is free."""
+    kind, number, start_ns = scan(rank, -1, lanes, blocks, reserves, settings)
+    if kind < 0 or start_ns > edge_ns:
+        return False
+    if settings.look_ahead_ns > 0:
+        kind, number, start_ns = scan(rank, edge_ns + settings.look_ahead_ns, lanes, blocks, reserves, settings)
+    return kind != W or number != rank.lane
+
+
+@kernel()
+def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> int:
+    """When what is ready now arrives; a link or trunk serves in the order of calls."""
+    left_ns = max(now_ns, link.free_ns) + occupancy_ns
+    link.free_ns = left_ns
+    return left_ns + latency_ns
+
+
+@kernel()
+def record(rank: Any, microbatch: int, more_bytes: int, reserves: Any, held: Any, settings: Any) -> None:
+    """On a rank with reserves the microbatch takes bytes, or gives them back (negative); `held` is the rank's."""
+    held[microbatch] += more_bytes
+    for row in range(rank.reserves, rank.reserves + settings.paths):
+        if microbatch > reserves[row].oldest:
+            reserves[row].above_bytes += more_bytes
+
+
+@kernel()
+def move_on(rank: Any, lane: Any, blocks: Any, reserves: Any, held: Any, settings: Any) -> None:
+    """An F of the lane has started: if it was its microbatch's last on the rank, room is kept for the next one."""
+    reserve = reserves[rank.reserves + lane.path]
+    if reserve.last_lane != rank.lane:
+        return
+    oldest, next_f = reserve.oldest, lane.next_f
+    reserve.oldest = blocks[next_f].microbatch if next_f < lane.last else NEVER
+    for other in range(oldest + 1, min(reserve.oldest + 1, settings.microbatches)):
+        reserve.above_bytes -= held[other]
+
+
+@kernel()
+def write(rank: Any, lane: Any, microbatch: int, kind: int, part: int, order: Any, settings: Any) -> None:
+    """The next op of the rank's order; part 0: the whole block, else 1 more than its number."""
+    order[rank.order_at] = ((microbatch * settings.stages + lane.stage) * KINDS + kind) * settings.width + part
+    rank.order_at += 1
