@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from dataclasses import make_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["as_arrays", "board_of", "refresh", "rows_of", "set_rule"]
 
 
-
 ROW = {
     table: make_dataclass(f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True)
     for table, columns in COLUMNS.items()
@@ -40,7 +38,9 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
     """
     stages, paths, ranks = problem.stages, problem.paths, range(problem.ranks)
     visitors = [[microbatch for microbatch, path in enumerate(problem.path_of) if path == number] for number in range(len(paths))]
-    places = [(stages[stage].rank, number, at) for number, path in enumerate(paths) if visitors[number] for at, stage in enumerate(path)]
+    places = [
+        (stages[stage].rank, number, at) for number, path in enumerate(paths) if visitors[number] for at, stage in enumerate(path)
+    ]
     places.sort()
     number_of = {(path, at): lane for lane, (_, path, at) in enumerate(places)}
     links = {(link.source, link.destination): link for link in problem.links}
@@ -67,7 +67,9 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
             setattr(lane, f"{name}_occupancy_ns", occupancy_ns)
             setattr(lane, f"{name}_latency_ns", latency_ns)
         lanes.append(lane)
-        forward, b, w, backward = [values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind]
+        forward, b, w, backward = [
+            values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind
+        ]
         blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
     rank_rows, reserves = [], []
     order_length = 0

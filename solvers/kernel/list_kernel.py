@@ -1,8 +1,8 @@
-"""The list scheduler's kernel: tables of a problem and of a rule in, the order of each rank's ops and their end out; plain or compiled.
+"""The list scheduler's kernel: tables of a problem and of a rule in, each rank's order and the end out; plain or compiled.
 
-`run_rule` is the whole of it. It always takes the rank for which something happens first, and starts or ends an op there. All it
-works on are tables (`Board`) whose rows have the columns listed here: plain, a row is an object; compiled, an element of a structured
-array. It never strands itself on memory, on any placement: the proof is at `admits`.
+`run_rule` is the whole of it. It always takes the rank for which something happens first, and starts or ends an op there. It works
+on tables (`Board`), whose rows have the columns listed here: plain, a row is an object; compiled, an element of a structured array.
+It never strands itself on memory, on any placement: the proof is at `admits`.
 
 A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
 consecutive, too, path after path, in path order.
@@ -47,8 +47,8 @@ COLUMNS = {
         # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
         # `reserves`, which has one for each path; -1: none.
         *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
-        # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where the next op is written;
-        # and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
+        # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where its next op is
+        # written; and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
         *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
     ),
     "blocks": (
@@ -63,7 +63,18 @@ COLUMNS = {
     "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
     "settings": (
         # One row: the rule's; the objective; sizes; what changes: when the last reduce-scatter ends.
-        *("look_ahead_ns", "alternate", "oldest_first", "foresight", "width", "span", "stages", "paths", "microbatches", "scattered_ns"),
+        *(
+            "look_ahead_ns",
+            "alternate",
+            "oldest_first",
+            "foresight",
+            "width",
+            "span",
+            "stages",
+            "paths",
+            "microbatches",
+            "scattered_ns",
+        ),
     ),
 }
 """The columns of each table; all are integers, times in nanoseconds and sizes in bytes."""
@@ -278,9 +289,8 @@ def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) 
     for number in range(rank.first_lane, rank.end_lane):
         lane = lanes[number]
         next_f = lane.next_f
-        if settings.foresight:
-            comes = next_f < lane.known_f
-        else:
+        comes = next_f < lane.known_f
+        if not settings.foresight:
             comes = next_f < lane.last and next_f - lane.next_b < lane.cap
         if comes and not admits(rank, lane, blocks, reserves, settings):
             return True

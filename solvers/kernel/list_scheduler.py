@@ -1,9 +1,9 @@
 """The list scheduler: a Problem and a Rule in, a Schedule and its end out.
 
 It runs the pipeline forward in time. Whenever a rank is free it starts the op that goes first among those that are ready and that
-memory admits; it never strands itself, on any placement (the proof is at `list_kernel.admits`). Links and trunks are served in order
-of ready time, as the cost model has it, so the end that it returns is the one that the schedule really has; only where a trunk is
-shared and durations are 0 does it not tell the moments within a nanosecond apart.
+memory admits; it never strands itself, on any placement (the proof is at `list_kernel.admits`). Links and trunks are served in
+order of ready time, as the cost model has it, so the end that it returns is the one that the schedule really has; only where a
+trunk is shared and durations are 0 does it not tell the moments within a nanosecond apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ListSchedule", "ListScheduler", "list_schedule", "run_compiled"]
 
 COMPILE_FROM_OPS = 100_000
-"""From this many ops on, over all rules, the compiled kernel pays for importing numba; where it is not at hand, the plain one runs."""
+"""From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,8 @@ class ListScheduler:
         """The schedule that the rule gives. Its memory peaks never exceed the problem's limits.
 
         Backwards are split into B and W where the problem allows it, else fused. A W is cut only where something else ran between
-        its parts. Warm-up counts are lowered to what the microbatches, the caps, the memory limits and the stage before allow, since
-        no stage could wait for more.
+        its parts. Warm-up counts are lowered to what the microbatches, the caps, the memory limits and the stage before allow: no
+        stage could wait for more.
 
         Raises:
             ValueError: the rule does not fit the problem's stages, or cuts a W into more parts than the scheduler is prepared for.
@@ -126,7 +126,7 @@ def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
 
 
 def run_compiled(board: Board, arrays: Board) -> Board:
-    """The compiled kernel on arrays of the board; gives the board as the plain kernel would leave it, but for what only that reads."""
+    """Run the compiled kernel on arrays of the board; returns the board with what it writes for others."""
     compiled(run_rule)(*refresh(arrays, board))
     ranks, settings = (rows_of(name, getattr(arrays, name)) for name in ("ranks", "settings"))
     return board._replace(ranks=ranks, settings=settings, order=arrays.order.tolist())

@@ -19,7 +19,7 @@ class Rule:
     """This many F start before the stage's first B or W (PipeMorph's x_i); 0, or no entries: none need to. Only with one stage per
     rank."""
     weight_lag: tuple[int, ...]
-    """This many W are left waiting for later gaps while the stage still has B to run and memory has room for the rank's next F (ZB-H1
+    """This many W are left waiting for later gaps while the stage has B to run and memory has room for the rank's next F (ZB-H1
     leaves as many as the stage's index); 0: W run whenever nothing else can."""
     fused: tuple[tuple[bool, ...], ...] | None = None
     """Per stage and microbatch, whether the backward is one block, BW; None: where the problem does not split backwards, and only

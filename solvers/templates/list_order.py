@@ -32,7 +32,9 @@ def list_order(problem: Problem, rule: Rule) -> ListSchedule:
         replace(
             problem,
             stages=tuple(replace(stage, **units) for stage in problem.stages),
-            links=tuple(Link(source=source, destination=destination) for source, destination in permutations(range(problem.ranks), 2)),
+            links=tuple(
+                Link(source=source, destination=destination) for source, destination in permutations(range(problem.ranks), 2)
+            ),
             memory_limit_bytes=(None,) * problem.ranks,
             split_backward=False,
             data_parallel=None,

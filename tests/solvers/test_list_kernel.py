@@ -1,0 +1,173 @@
+"""The list scheduler's kernel: plain and compiled give the same, fused and split backwards mix, foresight never strands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import make_problem, problems
+
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import CheckFailed
+from schedc.ir.ops import Kind, Op, token
+from schedc.ir.problem import DataParallel
+from schedc.ir.schedule import Schedule
+from schedc.solvers.kernel.board import as_arrays, board_of, set_rule
+from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
+from schedc.solvers.kernel.rule import Rule
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+@st.composite
+def problems_and_rules(draw: st.DrawFn, *, foresight: bool | None = None, shared_trunks: bool = True) -> tuple[Problem, Rule]:
+    """Any problem with little memory, microbatches that differ and collectives, and any rule for it."""
+    problem = draw(problems(max_microbatches=6, shared_trunks=shared_trunks))
+    count = len(problem.stages)
+
+    def per_stage(values: st.SearchStrategy[int]) -> tuple[int, ...]:
+        return tuple(draw(values) for _ in range(count))
+
+    if draw(st.booleans()):
+        durations = st.integers(1, 12)
+        varied = tuple(draw(durations) for _ in range(problem.microbatches))
+        problem = replace(problem, stages=(replace(problem.stages[0], forward_ns=varied), *problem.stages[1:]))
+    if draw(st.booleans()):
+        trunk = draw(st.sampled_from([None, "east"])) if shared_trunks else None
+        gathers = per_stage(st.integers(1, 20)) if len(problem.paths) == 1 and draw(st.booleans()) else ()
+        scatters = per_stage(st.integers(0, 30))
+        parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=scatters, all_gather_ns=gathers, trunk=trunk)
+        problem = replace(problem, data_parallel=parallel)
+    foresight = draw(st.booleans()) if foresight is None else foresight
+    fused = None
+    if draw(st.booleans()):
+        fused = tuple(tuple(draw(st.booleans()) for _ in range(problem.microbatches)) for _ in range(count))
+    one_each = count == problem.ranks and len(problem.paths) == 1
+    rule = Rule(
+        priority=tuple(zip(*(per_stage(st.integers(0, 3)) for _ in range(3)), strict=True)),
+        in_flight=tuple(draw(st.one_of(st.none(), st.integers(1, 4))) for _ in range(count)),
+        warm_up=per_stage(st.integers(0, 6)) if one_each else (),
+        weight_lag=per_stage(st.integers(0, 3)),
+        fused=fused if problem.split_backward else None,
+        look_ahead_ns=draw(st.sampled_from([0, 1, 5, 20])),
+        foresight=foresight,
+        alternate=draw(st.booleans()),
+        oldest_first=draw(st.booleans()),
+        n_sub=1 if foresight else draw(st.integers(1, 4)),
+    )
+    return problem, rule
+
+
+@settings(max_examples=40)
+@given(problems_and_rules())
+def test_any_rule_gives_a_valid_schedule(drawn: tuple[Problem, Rule]) -> None:
+    """It never strands itself: limits may hold no more than one microbatch."""
+    problem, rule = drawn
+    made = list_schedule(problem, rule)
+    assert verify_schedule(problem, made.schedule) == ()
+    for peak, limit in zip(peak_bytes(problem, made.schedule), problem.memory_limit_bytes, strict=True):
+        assert limit is None or peak <= limit
+
+
+@settings(max_examples=40)
+@given(problems_and_rules(foresight=False))
+def test_its_clock_is_the_simulators(drawn: tuple[Problem, Rule]) -> None:
+    """Collectives, shared trunks and microbatches that differ included."""
+    problem, rule = drawn
+    made = list_schedule(problem, rule)
+    timeline = simulate(problem, made.schedule)
+    assert (made.end_ns, made.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns)
+
+
+@settings(max_examples=40)
+@given(problems_and_rules(foresight=True, shared_trunks=False))
+def test_with_foresight_its_clock_is_the_simulators_where_no_trunk_is_shared(drawn: tuple[Problem, Rule]) -> None:
+    problem, rule = drawn
+    made = list_schedule(problem, rule)
+    timeline = simulate(problem, made.schedule)
+    assert (made.end_ns, made.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(problems_and_rules())
+def test_plain_and_compiled_are_the_same(drawn: tuple[Problem, Rule]) -> None:
+    problem, rule = drawn
+    board = board_of(problem, rule.n_sub)
+    arrays = as_arrays(board)
+    set_rule(board, problem, rule)
+    from_arrays = run_compiled(board, arrays)
+    run_rule(*board)
+    assert (from_arrays.ranks, from_arrays.order, from_arrays.settings) == (board.ranks, board.order, board.settings)
+
+
+def test_each_backward_may_be_fused_or_split() -> None:
+    problem = make_problem(1, 3)
+    rule = Rule(priority=((1, 0, 2),), in_flight=(1,), weight_lag=(0,), fused=((True, False, True),))
+    (order,) = list_schedule(problem, rule).schedule.orders
+    assert " ".join(map(token, order)) == "F0.0 BW0.0 F0.1 B0.1 F0.2 BW0.2 W0.1"
+
+
+def test_fused_and_split_backwards_are_as_good_as_the_best_order_of_them() -> None:
+    """Two ranks, two microbatches: for each choice of BW or B and W, the best of a few rules is the best of all orders."""
+    problem = make_problem(2, 2, costs_ns=[(3, 2, 4), (2, 3, 1)], links={(0, 1): (2, 1), (1, 0): (2, 1)})
+    for choice in product((False, True), repeat=4):
+        fused = (choice[:2], choice[2:])
+        rules = [
+            Rule(priority=(before, after), in_flight=(None, None), weight_lag=(lag, lag), fused=fused, look_ahead_ns=look_ns)
+            for before, after in product([(0, 1, 2), (1, 0, 2), (2, 1, 0), (2, 0, 1)], repeat=2)
+            for lag, look_ns in product((0, 2), (0, 20))
+        ]
+        ends_ns = []
+        for rule in rules:
+            made = list_schedule(problem, rule)
+            kinds = {
+                (op.stage, op.microbatch): op.kind for order in made.schedule.orders for op in order if op.kind in (Kind.B, Kind.BW)
+            }
+            assert all((kind is Kind.BW) == fused[stage][n] for (stage, n), kind in kinds.items())
+            assert made.end_ns == simulate(problem, made.schedule).makespan_ns
+            ends_ns.append(made.end_ns)
+        assert min(ends_ns) == best_of_all_orders_ns(problem, fused)
+
+
+def best_of_all_orders_ns(problem: Problem, fused: tuple[tuple[bool, ...], ...]) -> int:
+    """The least makespan of all orders that keep the needs within each rank, by simulation; microbatch order for each kind."""
+    made: list[list[tuple[Op, ...]]] = []
+    for stage, choice in enumerate(fused):
+        chains = [[Op(Kind.F, stage, n) for n in range(2)]]
+        chains.append([Op(Kind.BW if choice[n] else Kind.B, stage, n) for n in range(2)])
+        chains.append([Op(Kind.W, stage, n) for n in range(2) if not choice[n]])
+        made.append([order for order in merged(chains) if keeps_needs(order)])
+    ends_ns = []
+    for orders in product(*made):
+        try:
+            ends_ns.append(simulate(problem, Schedule(orders=orders)).makespan_ns)
+        except CheckFailed:
+            continue  # the ranks wait for each other
+    return min(ends_ns)
+
+
+def merged(chains: list[list[Op]]) -> list[tuple[Op, ...]]:
+    """All orders of the ops of the chains that keep each chain's own order."""
+    if not any(chains):
+        return [()]
+    return [
+        (chain[0], *rest)
+        for at, chain in enumerate(chains)
+        if chain
+        for rest in merged([other[1:] if number == at else other for number, other in enumerate(chains)])
+    ]
+
+
+def keeps_needs(order: tuple[Op, ...]) -> bool:
+    """Whether F comes before B or BW, and B before W."""
+    place = {(op.kind is Kind.F, op.kind is Kind.W, op.microbatch): at for at, op in enumerate(order)}
+    return all(place[True, False, n] < place[False, False, n] < place.get((False, True, n), len(order)) for n in range(2))
