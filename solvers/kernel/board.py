@@ -46,7 +46,8 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
     links = {(link.source, link.destination): link for link in problem.links}
     resources: dict[Resource, int] = {}
     parallel = problem.data_parallel
-    lanes, blocks = [], []
+    lanes: list[Any] = []
+    blocks: list[Any] = []
     for rank, number, at in places:
         path, microbatches = paths[number], visitors[number]
         stage = path[at]
@@ -71,7 +72,8 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
             values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind
         ]
         blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
-    rank_rows, reserves = [], []
+    rank_rows: list[Any] = []
+    reserves: list[Any] = []
     order_length = 0
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         mine = [lane for lane, place in enumerate(places) if place[0] == rank]

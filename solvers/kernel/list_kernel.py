@@ -342,7 +342,7 @@ def finish(
     left: Any,
     order: Any,
     settings: Any,
-) -> int:
+) -> Any:
     """What the rank runs ends: memory is released, a message sent; returns the rank that it is for, or -1."""
     lane, now_ns, released_bytes = lanes[rank.lane], rank.free_ns, 0
     receiver = -1
@@ -457,7 +457,7 @@ def gives_way(rank: Any, edge_ns: int, lanes: Any, blocks: Any, reserves: Any, s
 
 
 @kernel()
-def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> int:
+def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> Any:
     """When what is ready now arrives; a link or trunk serves in the order of calls."""
     left_ns = max(now_ns, link.free_ns) + occupancy_ns
     link.free_ns = left_ns

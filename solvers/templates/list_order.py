@@ -27,18 +27,11 @@ def list_order(problem: Problem, rule: Rule) -> ListSchedule:
         problem: only its stages' ranks, its paths and its microbatches matter.
         rule: what goes first, and how many microbatches each stage may have in flight.
     """
-    units = {"forward_ns": (1,), "backward_input_ns": (1,), "backward_weight_ns": (1,), "backward_ns": (2,)}
-    return list_schedule(
-        replace(
-            problem,
-            stages=tuple(replace(stage, **units) for stage in problem.stages),
-            links=tuple(
-                Link(source=source, destination=destination) for source, destination in permutations(range(problem.ranks), 2)
-            ),
-            memory_limit_bytes=(None,) * problem.ranks,
-            split_backward=False,
-            data_parallel=None,
-            objective="makespan",
-        ),
-        rule,
+    stages = tuple(
+        replace(stage, forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,))
+        for stage in problem.stages
     )
+    links = tuple(Link(source=source, destination=destination) for source, destination in permutations(range(problem.ranks), 2))
+    no_limits = (None,) * problem.ranks
+    units = replace(problem, stages=stages, links=links, memory_limit_bytes=no_limits, split_backward=False, data_parallel=None)
+    return list_schedule(units, rule)
