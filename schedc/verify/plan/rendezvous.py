@@ -40,7 +40,7 @@ _MOST_NODES = 4_000
 def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
     """No op and no transfer waits for itself, over any number of others; reports the shortest cycle.
 
-    Where more than `_MOST_NODES` of them stand still, it is the shortest one of those at which the queues stand still.
+    Where more than `_MOST_NODES` of them wait, it is the shortest one of those at which the queues are blocked.
 
     Args:
         plan: its compute queues are a sound schedule, and its channels carry what is needed and nothing else.
@@ -90,7 +90,7 @@ def _queues(plan: Plan, first_op: list[int], node_of: Mapping[Op, int]) -> list[
 def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """The nodes that never proceed, and per node the indices of those that wait for it.
 
-    Of too many, only the heads of the queues that stand still and what these wait for. That contains a cycle: a head waits for
+    Of too many, only the heads of the blocked queues and what these wait for. That contains a cycle: a head waits for
     another of these, and whatever is no head is behind one.
     """
     missing = [0] * len(waiting)

@@ -109,7 +109,7 @@ def waiting_graph(ends: BlockEnds, waits: Mapping[int, Sequence[int]], blocked: 
     """The blocked ops that send or receive between ranks, as positions, and per op the indices of those that wait for it.
 
     An op waits for every op before it on its rank and for what it receives, so a cycle of ranks has two ops of each rank at most.
-    That makes many edges: of a schedule with more than `_MOST_NODES` such ops, only those are taken at which the ranks stand still
+    That makes many edges: of a schedule with more than `_MOST_NODES` such ops, only those are taken at which the ranks are blocked
     and those that they wait for there. As every blocked rank waits for another blocked one, they always contain a cycle.
     """
     stuck = {position for position, end in zip(blocked, ends.offset[1:], strict=True) if position < end}
