@@ -10,14 +10,12 @@ does not count. Then `change` connects the two ranks anew; the caller puts back 
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from functools import partial
 from itertools import permutations
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.program import connecting_order, wires_of
 from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
@@ -30,8 +28,10 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.failure import TransferFailed
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
+    from schedc.runtime.execution.takeover import Takeover
     from schedc.runtime.transports.base import ChannelsOf, Ends
 
 __all__ = ["Wiring", "Wrap", "bare"]
@@ -46,16 +46,6 @@ Wrap: TypeAlias = "Callable[[Wire, Ends], Ends]"
 def bare(wire: Wire, ends: Ends) -> Ends:
     """The ends with nothing around them."""
     return ends
-
-
-class _Failure(NamedTuple):
-    """What a rank has found."""
-
-    ranks: tuple[int, int]
-    """The wires between these two have failed, ascending."""
-    message: str
-    """What to raise if no other channel is left."""
-    reason: str
 
 
 class Wiring:
@@ -89,13 +79,15 @@ class Wiring:
         self._wrap = wrap
         self._device = device
         self._ends: dict[tuple[int, int, str], Ends] = {}
-        self._failures: list[_Failure] = []
-        self._in_use: Counter[tuple[int, int]] = Counter()
-        """By the two ranks, ascending, which of their channels they use."""
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
         self.retries = any(len(self._channels(*pair)) > 1 for pair in permutations(range(groups.size), 2))
         """Whether there is a channel that another can take over from; the same on all ranks."""
+        self._takeover: Takeover | None = None
+        if self.retries:
+            from schedc.runtime.execution.takeover import Takeover
+
+            self._takeover = Takeover(groups, self._channels)
         try:
             self._lay(plan, Boundaries())
         except BaseException:
@@ -139,7 +131,8 @@ class Wiring:
                 continue
             key = wire.source, wire.destination, wire.name
             if key not in self._ends:
-                channel = self._channels(wire.source, wire.destination)[self._in_use[_ranks(wire)]]
+                takeover = self._takeover
+                channel = self._channels(wire.source, wire.destination)[0] if takeover is None else takeover.channel(wire)
                 try:
                     self._ends[key] = channel.connect(wire, self._groups)
                 except (ConnectionLost, NoAnswer) as error:
@@ -154,7 +147,7 @@ class Wiring:
             else:
                 self.receivers[number] = Receiver(wire, ends, self._boundaries, self._timeout_s, failing, self._device)
         if self.retries:
-            self._agreement.say(good=not self._failures)
+            self._agreement.say(good=self._good())
             if not self._agreement.hear(2 * self._timeout_s):
                 self.change()
 
@@ -175,7 +168,7 @@ class Wiring:
             TransferFailed: another rank has ended.
         """
         if all(ends.settle is None for ends in self._ends.values()):
-            self._agreement.say(good=not self._failures)
+            self._agreement.say(good=self._good())
 
     def finish(self) -> bool:
         """After a step's last op: wait until all transfers are through.
@@ -190,7 +183,7 @@ class Wiring:
         for number, wire in enumerate(self._wires):
             if number in self.senders or number in self.receivers:
                 settle = self._ends[wire.source, wire.destination, wire.name].settle
-                if settle is not None and not self._has_failed(wire):
+                if settle is not None and not (self._takeover is not None and self._takeover.has_failed(wire)):
                     try:
                         settle(self._timeout_s)
                     except (ConnectionLost, NoAnswer) as error:
@@ -200,7 +193,7 @@ class Wiring:
                         )
                         if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
                             raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
-        self._agreement.say(good=not self._failures)
+        self._agreement.say(good=self._good())
         good = self._agreement.hear(self._timeout_s * (2 if self.retries else 1))  # others may have to wait for a channel first
         for sender in self.senders.values():
             sender.flush()
@@ -212,52 +205,31 @@ class Wiring:
         Raises:
             TransferFailed: there is no other, or a rank has ended.
         """
-        found: dict[tuple[int, int], _Failure] = {}
-        for failures in self._groups.exchange(self._failures):
-            for failure in failures:
-                found.setdefault(failure.ranks, failure)
-        self._failures = []
-        named: list[str] = []
-        changed = False
-        for ranks, failure in found.items():
-            names = [channel.name for channel in self._channels(*ranks)]
-            used = self._in_use[ranks]
+        assert self._takeover is not None
+        for ranks in self._takeover.change():
             if self._groups.rank in ranks:
                 self._end(ranks)
-            if used + 1 < len(names):
-                self._in_use[ranks] += 1
-                changed = True
-                if self._groups.rank in ranks:
-                    peer = ranks[ranks[0] == self._groups.rank]
-                    named.append(
-                        f"with rank {peer}, {names[used]} has failed ({failure.reason});"
-                        f" {names[used + 1]} carries what these two ranks exchange from now on"
-                    )
-        if not changed:
-            raise TransferFailed(next(iter(found.values())).message)
-        if named:
-            warnings.warn(f"rank {self._groups.rank}: {'; '.join(named)}", RuntimeWarning, stacklevel=2)
         self._connect()
 
     def _failing(self, wire: Wire, failed: TransferFailed, error: Exception) -> bool:
         """Take note that a wire has failed, and let its peer know; as `Failing`."""
-        if self.retries and not self._has_failed(wire):
-            self._failures.append(_Failure(_ranks(wire), str(failed), str(error).partition("\n")[0]))
+        if self._takeover is not None and not self._takeover.has_failed(wire):
+            self._takeover.note(wire, failed, error)
             for (source, destination, _), ends in self._ends.items():
                 if {source, destination} == {wire.source, wire.destination}:
                     ends.give_up()
         return self.retries
 
+    def _good(self) -> bool:
+        return self._takeover is None or self._takeover.good
+
     def _peer(self, wire: Wire) -> int:
         return wire.source + wire.destination - self._groups.rank
-
-    def _has_failed(self, wire: Wire) -> bool:
-        return any(failure.ranks == _ranks(wire) for failure in self._failures)
 
     def _end(self, ranks: tuple[int, int]) -> None:
         """Close the wires between two ranks."""
         for number, wire in enumerate(self._wires):
-            if _ranks(wire) == ranks:
+            if {wire.source, wire.destination} == {*ranks}:
                 self.senders.pop(number, None)
                 self.receivers.pop(number, None)
         keys = [key for key in self._ends if {*key[:2]} == {*ranks}]
@@ -276,8 +248,3 @@ class Wiring:
         until_s = monotonic() + ENDING_S
         for ends in all_ends:
             ends.ended(max(0.0, until_s - monotonic()))
-
-
-def _ranks(wire: Wire) -> tuple[int, int]:
-    """The ranks of a wire, ascending."""
-    return min(wire.source, wire.destination), max(wire.source, wire.destination)
