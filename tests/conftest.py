@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import pytest
 
 # Stages in tests are tiny, and a second thread of torch only waits: several times as long, where other processes want the cores.
 # The processes that tests start inherit it.
@@ -16,7 +21,19 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-def pytest_configure() -> None:
-    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so.
+
+    Without the slow tests, those that say no number of examples get a quarter of Hypothesis's.
+    """
     os.environ.pop("COLUMNS", None)
     os.environ.pop("LINES", None)
+    if config.option.markexpr == "not slow":
+        settings.register_profile("quick", settings(), max_examples=25)
+        settings.load_profile("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What all the imports have made is never looked at again by the garbage collector, which else takes a fifth of the time."""
+    gc.collect()
+    gc.freeze()

@@ -56,7 +56,7 @@ def _check_against_optimum(seed: int, most_ops: int, *, cut: bool = False, data_
     assert all(limit is None or limit >= need for limit, need in zip(problem.memory_limit_bytes, least_limits, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(250))
+@pytest.mark.parametrize("seed", [*range(80), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(80, 250))])
 def test_no_bound_exceeds_the_optimum(seed: int) -> None:
     _check_against_optimum(seed, 14)
 

@@ -115,7 +115,7 @@ def test_gradients_of_plans_for_torchs_costs(two: Ranks, four: Ranks, ranks: int
     assert_trains((two if ranks == 2 else four).run(torch_runs.train_in_torch, plan, csv))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_valid_plan(four: Ranks, tmp_path: Path, data: st.DataObject) -> None:
     """Any placement, stages per rank, backwards split or fused, and order that does not deadlock."""
