@@ -7,6 +7,8 @@ calls do it: gradient edges, node hooks, saved-tensor hooks.
 
 Hooks act once. One at an activation where W begins is called in B and in W, each time with the gradient that it has not changed.
 
+What B and W apart need is imported by the first block whose backward is split.
+
 Between B and W the block holds what W reads and the gradients where W begins; after W or BW it holds nothing. A block that
 recomputes holds its inputs alone between F and its backward, which runs F again first.
 """
@@ -23,10 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.runtime.common.values import handed_over, tensors_of
-from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
-from schedc.runtime.stage.frontier import find_cut
 from schedc.runtime.stage.precision import outside_autocast
-from schedc.runtime.stage.saved import SavedTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.frontier import Cut, Joint
     from schedc.runtime.stage.recompute import Replay
+    from schedc.runtime.stage.saved import SavedTensors
 
 __all__ = ["Block"]
 
@@ -127,6 +127,8 @@ class Block:
         wanting = [number for number, tensor in enumerate(self._inputs) if tensor.requires_grad]
         given: dict[int, torch.Tensor | None] = {}
         if roots and saved is not None:
+            from schedc.runtime.stage.frontier import find_cut
+
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             cut = find_cut(roots, sources)
             if cut.functions:
@@ -171,6 +173,8 @@ class Block:
         saved: SavedTensors,
     ) -> list[torch.Tensor | None]:
         """B itself: leave to W what is W's, and give the gradients of the sources."""
+        from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
+
         asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
         wanted = [*asked, *cut.shared, *sources]
         if not wanted:
@@ -198,7 +202,10 @@ class Block:
 
     def _forward(self, work: Callable[..., object]) -> tuple[torch.Tensor, ...]:
         """F with a graph; the outputs."""
-        self._saved = SavedTensors() if self._split else None
+        if self._split:
+            from schedc.runtime.stage.saved import SavedTensors
+
+            self._saved = SavedTensors()
         with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():
             outputs = tensors_of(work(*self._aliases()))
         self._roots = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs)

@@ -267,7 +267,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
         results.print_json(job_schema())
     else:
-        from schedc.text.plan.plan_file import plan_schema
+        from schedc.text.plan.plan_schema import plan_schema
 
         results.print_json(plan_schema())
 

@@ -15,7 +15,8 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link, Objective
 from schedc.ir.schedule import Parts
-from schedc.text.plan.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
+from schedc.text.plan.plan_file import parse_plan, plan_json, read_plan, write_plan
+from schedc.text.plan.plan_schema import plan_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,14 +17,14 @@ from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.files.location import Location, show
 from schedc.text.plan.plan_from_file import plan_of_file
-from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile, plan_schema
+from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.ir.plan import Plan
 
-__all__ = ["parse_plan", "plan_json", "plan_schema", "plan_sha256", "read_plan", "write_plan"]
+__all__ = ["parse_plan", "plan_json", "plan_sha256", "read_plan", "write_plan"]
 
 
 class _Header(msgspec.Struct):

@@ -5,9 +5,8 @@ They hold what the file says, checked field by field; `plan_from_file` turns the
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.files.location import PRINTABLE
@@ -30,7 +29,6 @@ __all__ = [
     "RankEntry",
     "StageEntry",
     "Text",
-    "plan_schema",
 ]
 
 FORMAT: Final = "schedc.plan"
@@ -177,11 +175,3 @@ class PlanFile(_Entry, frozen=True):
     pipeline: Pipeline
     costs: Costs
     ranks: tuple[RankEntry, ...]
-
-
-def plan_schema() -> dict[str, Any]:
-    """The JSON Schema of the plan file, generated from the types above."""
-    schema = msgspec.json.schema(PlanFile)
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A plan of schedc", **schema}
-    as_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))  # a default of () becomes [], as in any JSON
-    return as_json
