@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["shortest_cycle"]
+__all__ = ["shortest_cycle", "stuck_nodes"]
 
 
 def shortest_cycle(num_nodes: int, successors: Sequence[Sequence[int]]) -> list[int] | None:
@@ -79,3 +79,22 @@ def _cycle_through(start: int, successors: Sequence[Sequence[int]], alive: Seque
                 parent[successor] = node
                 reached.append((successor, length + 1))
     return None
+
+
+def stuck_nodes(waiting: Sequence[Sequence[int]]) -> list[int]:
+    """The nodes that never proceed, ascending: those on a cycle, and those that wait for one of them, over any number of others.
+
+    Args:
+        waiting: per node, those that wait for it.
+    """
+    missing = [0] * len(waiting)
+    for others in waiting:
+        for node in others:
+            missing[node] += 1
+    free = [node for node, count in enumerate(missing) if not count]
+    while free:
+        for node in waiting[free.pop()]:
+            missing[node] -= 1
+            if not missing[node]:
+                free.append(node)
+    return [node for node, count in enumerate(missing) if count]

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import token
-from schedc.verify.cycles import shortest_cycle
+from schedc.verify.cycles import shortest_cycle, stuck_nodes
 from schedc.verify.plan.channels import channel_ends
 from schedc.verify.violation import Violation
 
@@ -93,20 +93,11 @@ def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) 
     Of too many, only the heads of the blocked queues and what these wait for. That contains a cycle: a head waits for
     another of these, and whatever is no head is behind one.
     """
-    missing = [0] * len(waiting)
-    for others in waiting:
-        for node in others:
-            missing[node] += 1
-    free = [node for node, count in enumerate(missing) if not count]
-    while free:
-        for node in waiting[free.pop()]:
-            missing[node] -= 1
-            if not missing[node]:
-                free.append(node)
-    nodes = [node for node, count in enumerate(missing) if count]
+    nodes = stuck_nodes(waiting)
     queued: list[list[int]] = []
     if len(nodes) > _MOST_NODES:
-        stuck = [[node for node in queue if missing[node]] for queue in queues]
+        never = set(nodes)
+        stuck = [[node for node in queue if node in never] for queue in queues]
         heads = {queue[0] for queue in stuck if queue}
         nodes = sorted(heads.union(node for node in nodes if not heads.isdisjoint(waiting[node])))
         kept = set(nodes)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from schedc.interop.torch_csv.lint.actions import COMPUTE, Finding
 from schedc.interop.torch_csv.lint.lists import key_of
 from schedc.interop.torch_csv.lint.transfers import message_of, messages
-from schedc.verify.cycles import shortest_cycle
+from schedc.verify.cycles import shortest_cycle, stuck_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,27 +60,17 @@ class _Graph:
 
     def cycle(self) -> list[int] | None:
         """The nodes of a smallest cycle, each waiting for the one before it."""
-        missing = [0] * len(self.names)
-        for others in self.waiting:
-            for node in others:
-                missing[node] += 1
-        free = [node for node, count in enumerate(missing) if not count]
-        while free:
-            for node in self.waiting[free.pop()]:
-                missing[node] -= 1
-                if not missing[node]:
-                    free.append(node)
-        stuck = [node for node, count in enumerate(missing) if count]
+        stuck = stuck_nodes(self.waiting)
         if not stuck:
             return None
         if len(stuck) > _MOST_NODES:
-            return self._some_circle(set(stuck))
+            return self._some_cycle(set(stuck))
         number = {node: index for index, node in enumerate(stuck)}
         cycle = shortest_cycle(len(stuck), [[number[other] for other in self.waiting[node] if other in number] for node in stuck])
         assert cycle is not None
         return [stuck[index] for index in cycle]
 
-    def _some_circle(self, stuck: set[int]) -> list[int]:
+    def _some_cycle(self, stuck: set[int]) -> list[int]:
         """Go from a stuck node to one that it waits for, over and over, until one comes again."""
         before = {other: node for node in stuck for other in self.waiting[node] if other in stuck}
         way = [min(stuck)]
