@@ -48,7 +48,7 @@ class Executor:
         hooks: ReplicaHooks | None = None,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """Take what the rank does and with what; `now` is the clock of the times that the observer hears."""
+        """Take what the rank does and with what; `now` is the clock of the times that the observer is called with."""
         self._program = program
         self._wiring = wiring
         self._compute = compute

@@ -1,6 +1,6 @@
 """The wires of a pipe as one rank has them: of each wire that begins or ends here, the transport, the sender or the receiver.
 
-Wires stand for the plan's channels, one for each directed pair of ranks that exchange anything.
+Wires carry the plan's channels, one for each directed pair of ranks that exchange anything.
 
 When a channel fails and another can take its place, the step runs again (PipeMorph 5.3 repeats the transfer): no weight has changed
 yet. The rank that finds the failure gives up both wires to this peer, so that the peer knows, and runs its other ops with zeros in

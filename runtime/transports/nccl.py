@@ -1,6 +1,6 @@
 """Tensors from GPU to GPU over NCCL: a communicator and streams of its own for each wire (CrossPipe 6.3).
 
-A process group of the two ranks stands for the wire, and no other uses it: NCCL runs what one communicator gets in order, and
+A process group of the two ranks is the wire, and no other uses it: NCCL runs what one communicator gets in order, and
 PyTorch's groups have one communicator, and one stream, for both directions between two ranks. So {send, recv} x {next, prev} are
 four communicators, and on two ranks that exchange in both directions each direction has its own.
 
@@ -59,7 +59,7 @@ NOW = timedelta(milliseconds=1)
 WATCHDOG = timedelta(days=1)
 """When PyTorch's watchdog complains of a transfer: a receive may be posted long before, and waits have limits of their own."""
 AHEAD = 2
-"""By how many receives of a wire the host may be ahead of the device: so many buffers it has beyond those of the plan."""
+"""By how many receives of a wire the host may be ahead of the device: as many buffers it has beyond those of the plan."""
 MAX_BLOCKS = 4
 """How many thread blocks a transfer's kernel may have. One that is posted early holds them, and so do those of other wires, while
 the compute goes on beside them. The job's NCCL_MAX_CTAS overrides it."""

@@ -1,6 +1,6 @@
 """A CUDA stream beside the compute's, with what orders the two: events only, so that neither the host nor the device ever waits.
 
-What transports need of CUDA stands here and nowhere else. `Side` says what it is, so that their logic also runs where no GPU is.
+What transports need of CUDA is here and nowhere else. `Side` says what it is, so that their logic also runs where no GPU is.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Incumbent:
         A solver's bound holds for schedules of whole blocks, so one that cuts blocks puts the analytic bound back in its place.
 
         Raises:
-            Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver told it.
+            Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver proved it.
         """
         timeline = simulate(self.problem, schedule, tables=self.tables)
         makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)

@@ -134,7 +134,7 @@ def solve(
     auto = is_auto(method)
     is_constructive = not auto and method.partition("{")[0] not in SEARCHES
     searches = () if is_constructive else _auto_searches(problem) if auto else ((method, 1.0),)
-    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is told at once
+    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
     candidates: list[Candidate] = []
     limit_s = limits.time_s if limits.deterministic is None else None
     interrupted = False

@@ -55,8 +55,8 @@ def solve_cpsat(
         incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
         limits: when to stop, and the seed.
         known_bound_ns: a lower bound that is known already; the search does not look below it.
-        on_schedule: hears of every better schedule.
-        on_bound: hears of every better bound, in nanoseconds.
+        on_schedule: is called with every better schedule.
+        on_bound: is called with every better bound, in nanoseconds.
 
     Raises:
         Defect: a bound is above the incumbent's objective, CP-SAT says that there is no schedule as good, or the model is invalid.
@@ -69,7 +69,7 @@ def solve_cpsat(
     windows = windows_of(problem, blocks)
     asked, asked_ns = problem, best_ns
     if problem.objective is Objective.STAGE_SPAN and not windows.first_ops:
-        # Where it is open with which op a rank's span begins, the makespan stands in for the span, and bounds nothing.
+        # Where it is open with which op a rank's span begins, the makespan replaces the span, and bounds nothing.
         asked, asked_ns = dataclasses.replace(problem, objective=Objective.MAKESPAN), timeline.makespan_ns
         windows = windows_of(asked, blocks)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.

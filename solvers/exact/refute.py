@@ -40,7 +40,7 @@ STEPS, MOST_STEPS = 100, 1600
 LEAST_S = 0.25
 """No question gets less."""
 RANKS = 3
-"""The memory of so many ranks counts: of those that it makes wait the longest."""
+"""The memory of this many ranks counts: those where it causes the longest waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def refute(
 ) -> Refuted:
     """Refute makespans from the bound up to the objective, as far as the relaxation and the limits let.
 
-    Every step asks for a relaxed schedule of at most so many ticks. Where there is none, there is no schedule of whole blocks
+    Every step asks for a relaxed schedule of at most that many ticks. Where there is none, there is no schedule of whole blocks
     either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
     them is the relaxation's optimum, which bounds all schedules, and the end.
 
@@ -74,7 +74,7 @@ def refute(
         bound_ns: a lower bound that is known already.
         objective_ns: the makespan of a schedule that is known.
         limits: when to stop, the seed and the workers; in deterministic time all steps share the limit.
-        on_bound: hears of each better bound, and what it rests on.
+        on_bound: is called with each better bound, and what it rests on.
 
     Raises:
         Unsupported: the objective is another one, or no model holds every schedule of the problem.

@@ -119,9 +119,9 @@ def local_search(
     Args:
         problem: any placement, any memory limits.
         evaluations: rules tried per climb and round; 0: as many as place about a million ops, 20 to 1,500.
-        rounds: at most so many.
+        rounds: at most this many.
         seed: of the random changes.
-        time_s: end after the round in which so many seconds have passed.
+        time_s: end after the round in which this many seconds have passed.
         good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
     """
     facts = facts_of(problem)

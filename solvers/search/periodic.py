@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Wave", "periodic", "solve_wave", "unroll", "wave_of_greedy"]
 
 SETTLED_WAVES = 7
-"""A schedule of so many waves is long enough to have a steady state in it."""
+"""A schedule of this many waves is long enough to have a steady state."""
 SLACK = 1.06
-"""A wave is sought among those whose period is at most so many times the hint's, which need not repeat itself exactly."""
+"""A wave is sought among those whose period is at most this many times the hint's, which need not repeat itself exactly."""
 DETERMINISTIC_TIME = 8.0
 """Without a limit, the effort for each size of wave, in CP-SAT's unit (a second or a few)."""
 LARGEST_WAVE = 16
@@ -111,7 +111,7 @@ def periodic(
 
 
 def solve_wave(problem: Problem, size: int, limits: Limits, hint: Wave | None = None) -> Wave | None:
-    """The best wave of so many microbatches that the search finds; None if it finds none.
+    """The best wave of this many microbatches that the search finds; None if it finds none.
 
     Args:
         problem: as for `periodic`.

@@ -49,9 +49,9 @@ def polish_schedule(
         problem: any placement, any memory limits.
         schedule: of whole blocks, split or fused throughout as the problem says.
         evaluations: moves per search and round; 0: as many as time about ten million ops.
-        rounds: at most so many; the heat falls with them.
+        rounds: at most this many; the heat falls with them.
         seed: of the random moves.
-        time_s: end after the round in which so many seconds have passed.
+        time_s: end after the round in which this many seconds have passed.
         good_enough_ns: end when this objective is reached.
 
     Raises:

@@ -21,7 +21,7 @@ __all__ = ["dualpipe_v"]
 def dualpipe_v(problem: Problem) -> Schedule:
     """DualPipe-V (DeepSeek-AI, 2025, DualPipe's "cut in half"; PyTorch's ScheduleDualPipeV): eight steps, B and W mostly fused.
 
-    A forward and a backward that are meant to overlap stand one after the other. Every rank holds at most 2p + 1 activations, of
+    A forward and a backward that are meant to overlap are one after the other. Every rank holds at most 2p + 1 activations, of
     half size. The pattern needs 2p microbatches; with fewer it runs with the missing ones left out.
 
     Raises:

@@ -45,7 +45,7 @@ def interleaved(problem: Problem) -> Schedule:
 
     Microbatches pass each chunk in groups of g. Where p divides m, g = p, as in Megatron-LM. Else the groups share m as equally as
     they can with at least p each, as PyTorch has them where they come out equal; a last group below p, which Megatron-LM refuses,
-    would let the ranks wait for each other in a circle. Should that exceed a memory limit, g = p again, and the last group lacks
+    would let the ranks wait for each other in a cycle. Should that exceed a memory limit, g = p again, and the last group lacks
     some: slower, but never more than Megatron-LM's (v−1)p + 2(p−1−i) + 1 chunks.
 
     Raises:

@@ -46,7 +46,7 @@ def zb_v(problem: Problem) -> Schedule:
             yield from run(down, Kind.F)
         for _ in range(behind):
             yield from run(up, Kind.F, Kind.B, Kind.W)
-        # 2·behind − 1 + position forwards of the first chunk stand above, and position + behind of the second.
+        # 2·behind − 1 + position forwards of the first chunk are above, and position + behind of the second.
         more = microbatches - (2 * behind - 1 + position)
         for index in range(microbatches - positions):
             if index < more:
