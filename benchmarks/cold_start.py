@@ -53,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--runs", type=int, default=5, help="of each command in each state")
+    parser.add_argument("--only", default="", help="titles of commands, separated by commas")
     options = parser.parse_args()
     checkouts = {"before": options.before.resolve()} if options.before else {}
     checkouts["after"] = ROOT
@@ -66,6 +67,8 @@ def main() -> None:
             _seconds(commands["simulate"], warm)
         print("command", *(f"{label} {state}" for label in checkouts for state in STATES), sep=" | ")
         for title, command in commands.items():
+            if options.only and title not in options.only.split(","):
+                continue
             times: dict[tuple[str, str], list[tuple[float, float]]] = {}
             for run in range(options.runs):
                 for state in STATES:
@@ -117,7 +120,8 @@ def _seconds(arguments: tuple[str, ...], environment: dict[str, str]) -> tuple[f
     """Wall and CPU seconds of one command."""
     begun_s, before = time.perf_counter(), os.times()
     command = [sys.executable, "-m", "schedc", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    elsewhere = tempfile.gettempdir()  # `python -m` would take the package from here, whatever PYTHONPATH says
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False)
     wall_s, after = time.perf_counter() - begun_s, os.times()
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
