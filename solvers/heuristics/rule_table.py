@@ -16,8 +16,8 @@ from schedc.compiled import at_hand
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
+from schedc.solvers.kernel.facts import facts_of, schedule_of_codes
 from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Rule, climb, stop_flag
-from schedc.solvers.search.local import facts_of, schedule_of_codes
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -211,43 +211,45 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER
     forward_first, oldest_first = settings.alternate and rank.after_b, settings.oldest_first
     best_kind, best_lane, best_ns, best_ready_ns, best_priority = -1, -1, NEVER, NEVER, NEVER
+    bound_ns, floor_ns = (NEVER, NEVER) if latest_ns < 0 else (latest_ns, -1)  # none starts later; one before the floor goes first
     for number in range(rank.first_lane, rank.end_lane):
         lane = lanes[number]
         next_f, next_b = lane.next_f, lane.next_b
-        for kind in range(3):
-            if kind == F:
-                if next_f >= lane.known_f or next_f - next_b >= lane.cap:
-                    continue
-                if not unlimited and not admits(rank, lane, blocks, reserves, settings):
-                    continue
-                ready_ns = blocks[next_f].f_at_ns
-                priority = lane.priority_f - FIRST_OF_ALL if forward_first else lane.priority_f
-            elif kind == B:
-                if next_b >= lane.known_b or next_f - lane.first < lane.hold:
-                    continue
-                ready_ns, priority = blocks[next_b].b_at_ns, lane.priority_b
-            else:
-                waiting = lane.waiting
-                if waiting == 0:
-                    continue
-                if (
-                    waiting <= lane.lag
-                    and next_b < lane.last
-                    and (unlimited or not keeps_out(rank, lanes, blocks, reserves, settings))
-                ):
-                    continue
-                ready_ns, priority = free_ns, lane.priority_w
+        if next_f < lane.known_f and next_f - next_b < lane.cap and (unlimited or admits(rank, lane, blocks, reserves, settings)):
+            ready_ns, priority = blocks[next_f].f_at_ns, lane.priority_f
+            if forward_first:
+                priority -= FIRST_OF_ALL
             start_ns = ready_ns if ready_ns > free_ns else free_ns
-            if oldest_first and kind < W:
-                ready_ns = blocks[next_f if kind == F else next_b].microbatch
-            if latest_ns < 0:
-                if start_ns > best_ns or (start_ns == best_ns and priority > best_priority):
-                    continue
-                if start_ns == best_ns and priority == best_priority and ready_ns >= best_ready_ns:
-                    continue
-            elif start_ns > latest_ns or priority > best_priority or (priority == best_priority and ready_ns >= best_ready_ns):
-                continue
-            best_kind, best_lane, best_ns, best_ready_ns, best_priority = kind, number, start_ns, ready_ns, priority
+            if oldest_first:
+                ready_ns = blocks[next_f].microbatch
+            if start_ns <= bound_ns and (
+                start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
+            ):
+                best_kind, best_lane, best_ns, best_ready_ns, best_priority = F, number, start_ns, ready_ns, priority
+                if latest_ns < 0:
+                    bound_ns = floor_ns = start_ns
+        if next_b < lane.known_b and next_f - lane.first >= lane.hold:
+            ready_ns, priority = blocks[next_b].b_at_ns, lane.priority_b
+            start_ns = ready_ns if ready_ns > free_ns else free_ns
+            if oldest_first:
+                ready_ns = blocks[next_b].microbatch
+            if start_ns <= bound_ns and (
+                start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
+            ):
+                best_kind, best_lane, best_ns, best_ready_ns, best_priority = B, number, start_ns, ready_ns, priority
+                if latest_ns < 0:
+                    bound_ns = floor_ns = start_ns
+        waiting = lane.waiting
+        if waiting > 0 and (
+            waiting > lane.lag or next_b == lane.last or (not unlimited and keeps_out(rank, lanes, blocks, reserves, settings))
+        ):
+            priority = lane.priority_w
+            if free_ns <= bound_ns and (
+                free_ns < floor_ns or priority < best_priority or (priority == best_priority and free_ns < best_ready_ns)
+            ):
+                best_kind, best_lane, best_ns, best_ready_ns, best_priority = W, number, free_ns, free_ns, priority
+                if latest_ns < 0:
+                    bound_ns = floor_ns = free_ns
     return best_kind, best_lane, best_ns
 
 

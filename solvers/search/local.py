@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective
-from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.kernel.facts import facts_of, schedule_of_codes
 from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Facts, Rule, stop_flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
 
-__all__ = ["Found", "facts_of", "local_search", "schedule_of_codes", "visits_of"]
+__all__ = ["Found", "local_search"]
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
@@ -44,65 +42,6 @@ class Found:
     """Whether the clock ended it."""
     ended_by: BaseException | None = None
     """The interruption that ended it, to be raised once the schedule is kept."""
-
-
-UNLIMITED = np.int64(1) << 60
-
-
-def visits_of(problem: Problem) -> list[list[int]]:
-    """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
-    visits: list[list[int]] = [[] for _ in problem.stages]
-    for microbatch in range(problem.microbatches):
-        for stage in problem.path(microbatch):
-            visits[stage].append(microbatch)
-    return visits
-
-
-def facts_of(problem: Problem) -> Facts:
-    """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
-    tables = tables_of(problem)
-    stages = len(problem.stages)
-    visits = visits_of(problem)
-    path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
-    fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
-    feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
-    duration = np.zeros((3, stages), np.int64)
-    for stage, each in enumerate(visits):
-        microbatch = each[0] if each else 0
-        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
-        for row, kind in enumerate(kinds):
-            duration[row, stage] = problem.duration_ns(kind, stage, microbatch)
-    columns = np.arange(stages)
-    occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
-    resource = np.full((3, stages), -1, np.int64)
-    for direction in (0, 1):
-        occupancy[direction] = tables.occupancy_ns[direction, path_of, columns]
-        latency[direction] = tables.latency_ns[direction, path_of, columns]
-        resource[direction] = tables.resource[direction, path_of, columns]
-    parallel = problem.data_parallel
-    gate = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
-    tail = np.array(parallel.reduce_scatter_ns if parallel else [0] * stages, np.int64)
-    rank_of_stage = tables.rank_of_stage
-    return Facts(
-        stage_rank=rank_of_stage,
-        count=np.array([len(each) for each in visits], np.int64),
-        fed_by=fed_by,
-        feeds=feeds,
-        duration=duration.ravel(),
-        occupancy=occupancy.ravel(),
-        latency=latency.ravel(),
-        resource=resource.ravel(),
-        resources=len(tables.resources),
-        gate=gate,
-        tail=tail,
-        held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
-        kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
-        limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
-        first=np.searchsorted(np.sort(rank_of_stage), np.arange(problem.ranks + 1)),
-        mine=np.argsort(rank_of_stage, kind="stable"),
-        split=problem.split_backward,
-        span=problem.objective is Objective.STAGE_SPAN,
-    )
 
 
 def local_search(
@@ -180,13 +119,3 @@ def _depths(facts: Facts) -> NDArray[np.int64]:
             depths[stage] = depth
             stage, depth = int(facts.feeds[stage]), depth + 1
     return depths
-
-
-def schedule_of_codes(problem: Problem, codes: list[list[int]]) -> Schedule:
-    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
-    kinds, stages = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W), len(problem.stages)
-    visits = visits_of(problem)
-    next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
-    return Schedule(
-        orders=tuple(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in order) for order in codes)
-    )

@@ -16,9 +16,10 @@ import numpy as np
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.kernel.facts import facts_of, visits_of
 from schedc.solvers.kernel.order_evaluator import OrderClimber
 from schedc.solvers.kernel.rule_kernel import stop_flag
-from schedc.solvers.search.local import Found, facts_of, visits_of
+from schedc.solvers.search.local import Found
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
