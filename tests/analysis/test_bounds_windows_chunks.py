@@ -92,7 +92,7 @@ def test_never_above_the_optimum_with_slow_links_and_little_memory(
     assert best_ns is None or best_bound(problem) <= best_ns
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 200))])
 def test_never_above_a_random_schedule_with_cut_blocks(seed: int) -> None:
     random = Random(seed)
     problem = tiny_problem(random, most_ops=60)
