@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from bounds import bound_of
 from brute_force import SearchTooLarge, optimum
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import M70_NS, m70, make_problem, problems
 
-from schedc.analysis.bounds.lower_bounds import windows_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.solvers.templates import TEMPLATES
@@ -34,7 +35,7 @@ def test_never_above_the_optimum(problem: Problem, objective: Objective, cut: Ki
         best_ns = optimum(problem, parts, most_states=4_000)
     except (SearchTooLarge, ValueError):
         assume(False)
-    assert best_ns is None or windows_bound(problem).value_ns <= best_ns
+    assert best_ns is None or bound_of(BoundName.WINDOWS, problem).value_ns <= best_ns
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def test_never_above_the_optimum_with_slow_links_and_fast_fused_backwards(
     except SearchTooLarge:
         assume(False)
     assert best_ns is not None
-    assert windows_bound(problem).value_ns <= best_ns
+    assert bound_of(BoundName.WINDOWS, problem).value_ns <= best_ns
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (8, 16), (32, 64), (8, 1024)])
@@ -65,11 +66,11 @@ def test_proves_zb_h1_where_no_link_is_slow(ranks: int, microbatches: int) -> No
     problem = make_problem(ranks, microbatches, costs_ns=M70_NS, in_flight=ranks)
     forward, gradient, weight = M70_NS
     expected = microbatches * sum(M70_NS) + (ranks - 1) * (forward + gradient - weight)
-    assert windows_bound(problem).value_ns == expected
+    assert bound_of(BoundName.WINDOWS, problem).value_ns == expected
     assert simulate(problem, TEMPLATES["zb-h1"].construct(problem)).makespan_ns == expected
 
 
 def test_is_what_cp_sat_proves_for_one_rank() -> None:
     """Rank 0 of M70 at (2, 2) alone: CP-SAT proves 2736 ms for 16 microbatches (the whole problem's optimum too), 6738 for 48."""
-    assert windows_bound(m70(2, 2)).value_ns == 2736_000_000
-    assert windows_bound(m70(2, 2, microbatches=48)).value_ns == 6738_000_000
+    assert bound_of(BoundName.WINDOWS, m70(2, 2)).value_ns == 2736_000_000
+    assert bound_of(BoundName.WINDOWS, m70(2, 2, microbatches=48)).value_ns == 6738_000_000

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from bounds import bound_of
 from brute_force import SearchTooLarge, optimum
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,10 +16,10 @@ from tiny_problems import random_parts, random_schedule, tiny_problem
 
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
-from schedc.analysis.bounds.lower_bounds import windows_bound
 from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) ->
 def test_looks_at_every_link_of_four_sites() -> None:
     """All six slow links are equally busy; the one that decides is the farthest from the first rank, where memory is shortest."""
     problem = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-0.25-2-case1")
-    bound = windows_bound(problem)
+    bound = bound_of(BoundName.WINDOWS, problem)
     assert (bound.value_ns, bound.detail) == (3_393_750_000, "link from rank 5 to rank 6")
 
 
@@ -135,7 +136,7 @@ def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
 
 @pytest.mark.parametrize("problem", [m70(2, 2), m70(0, 0), m70(2, 2, microbatches=48), make_problem(4, 8, costs_ns=M70_NS)])
 def test_is_no_less_than_the_bound_for_one_stage_per_rank(problem: Problem) -> None:
-    assert best_bound(problem) >= windows_bound(problem).value_ns
+    assert best_bound(problem) >= bound_of(BoundName.WINDOWS, problem).value_ns
 
 
 def test_does_not_apply_to_two_paths() -> None:

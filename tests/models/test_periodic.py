@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bounds import bound_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from problems import make_problem, problems
 
-from schedc.analysis.bounds.lower_bounds import windows_bound
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.plan import BoundName
 from schedc.models.grid import grid_of
 from schedc.models.periodic import build_cycle
 from schedc.solvers.common.base import NO_LIMITS
@@ -63,7 +64,7 @@ def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int)
         schedule = unroll(longer, found)
         assert verify_schedule(longer, schedule) == ()
         makespan_ns = simulate(longer, schedule).makespan_ns
-        assert windows_bound(longer).value_ns <= makespan_ns <= wave_ends_ns + (waves - 1) * found.period_ns
+        assert bound_of(BoundName.WINDOWS, longer).value_ns <= makespan_ns <= wave_ends_ns + (waves - 1) * found.period_ns
 
 
 def test_a_last_wave_may_be_cut_off() -> None:

@@ -32,14 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Bound",
     "best_bound",
-    "link_bound",
     "lower_bounds",
     "minimum_limit_bytes",
-    "path_bound",
-    "residency_bound",
-    "warm_up_bound",
-    "windows_bound",
-    "work_bound",
 ]
 
 Frames = dict[int | None, list[HeadsAndTails]]
@@ -73,71 +67,24 @@ def best_bound(problem: Problem) -> Bound:
     return max(lower_bounds(problem), key=lambda bound: bound.value_ns)
 
 
-def windows_bound(problem: Problem) -> Bound:
-    """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
-
-    Links count where ranks hold several chunks.
-
-    Proof: at `window_bound_of_rank` and in `idle_gaps_chunks`.
-    """
-    return _windows(problem, frames_of(problem, microbatch_classes(problem)))
-
-
-def work_bound(problem: Problem) -> Bound:
+def _work(problem: Problem, frames: Frames) -> Bound:
     """For each rank and set of its blocks: least head + total work + least tail.
 
     Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two tasks, its gradient part, which the
     path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
     is done by those times.
     """
-    return _work(problem, _frames(problem))
-
-
-def link_bound(problem: Problem) -> Bound:
-    """For each link, trunk and rank's collectives, and each set of its transfers: least ready + total occupancy + least tail.
-
-    Proof: a link serves one transfer at a time; see `one_machine_bound`. A transfer is ready no earlier than the head and duration
-    of its producer; its latency and its consumer with what follows that come after it.
-    """
-    return _link(problem, _frames(problem))
-
-
-def residency_bound(problem: Problem) -> Bound:
-    """For each rank with a memory limit: activations stay for a round trip, and only this many fit (Little's law).
-
-    Proof: `residency_bound_of_rank`. 0 where no rank has a limit.
-    """
-    return _residency(problem, _frames(problem))
-
-
-def path_bound(problem: Problem) -> Bound:
-    """The path of one microbatch there and back, with its collectives.
-
-    Proof: each block and transfer on it needs the one before it to have ended.
-    """
-    return _path(_frames(problem))
-
-
-def warm_up_bound(problem: Problem) -> Bound:
-    """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
-
-    Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
-    has come back; and likewise for each wave of c microbatches, and in the cool-down.
-    """
-    return _warm_up(problem, _frames(problem))
-
-
-def _frames(problem: Problem) -> Frames:
-    return frames_of(problem, microbatch_classes(problem))
-
-
-def _work(problem: Problem, frames: Frames) -> Bound:
     return _largest(
         BoundName.WORK, (candidate for frame in frames.values() for candidate in _by_resource(_rank_tasks(problem, frame)))
     )
 
 
 def _link(problem: Problem, frames: Frames) -> Bound:
+    """For each link, trunk and rank's collectives, and each set of its transfers: least ready + total occupancy + least tail.
+
+    Proof: a link serves one transfer at a time; see `one_machine_bound`. A transfer is ready no earlier than the head and duration
+    of its producer; its latency and its consumer with what follows that come after it.
+    """
     tasks = (chain(_link_tasks(frame), _collective_tasks(problem, frame)) for frame in frames.values())
     return _largest(
         BoundName.LINK, (candidate for of_frame in tasks for candidate in _by_resource(of_frame)), otherwise="no transfers"
@@ -145,6 +92,10 @@ def _link(problem: Problem, frames: Frames) -> Bound:
 
 
 def _residency(problem: Problem, frames: Frames) -> Bound:
+    """For each rank with a memory limit: activations stay for a round trip, and only this many fit (Little's law).
+
+    Proof: `residency_bound_of_rank`. 0 where no rank has a limit.
+    """
     candidates = (
         (residency_bound_of_rank(problem, frame, rank), f"rank {rank}")
         for frame in frames.values()
@@ -155,6 +106,12 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
 
 
 def _windows(problem: Problem, frames: Frames) -> Bound:
+    """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
+
+    Links count where ranks hold several chunks.
+
+    Proof: at `window_bound_of_rank` and in `idle_gaps_chunks`.
+    """
     ways = [(of_frame, way_of(problem, of_frame)) for of_frame in frames.values() if of_frame]
     candidates = (
         candidate
@@ -186,6 +143,10 @@ def _link_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) ->
 
 
 def _path(frames: Frames) -> Bound:
+    """The path of one microbatch there and back, with its collectives.
+
+    Proof: each block and transfer on it needs the one before it to have ended.
+    """
     return _largest(
         BoundName.PATH,
         (
@@ -197,6 +158,11 @@ def _path(frames: Frames) -> Bound:
 
 
 def _warm_up(problem: Problem, frames: Frames) -> Bound:
+    """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
+
+    Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
+    has come back; and likewise for each wave of c microbatches, and in the cool-down.
+    """
     blocks = sum(alike.count * len(alike.path) for alike in microbatch_classes(problem))
     if len(frames) * blocks > WAVE_BLOCKS:
         binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
