@@ -26,9 +26,9 @@ from schedc.compile import compile_problem
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
 from schedc.solvers.common.base import Limits
-from schedc.text.link_topology import write_link_topology
+from schedc.text.link_topology import link_topology_toml
 from schedc.text.plan.plan_file import read_plan, write_plan
-from schedc.text.stage_profile import write_stage_profile
+from schedc.text.stage_profile import stage_profile_json
 from schedc.text.trace_file import read_trace
 from schedc.units import format_duration_ns
 
@@ -67,8 +67,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         first = run(settings, directory, "guessed", GUESS, NO_TOPOLOGY)
-        write_stage_profile(first.measured_problem, directory / "profile.json")
-        write_link_topology(first.measured_problem, directory / "topology.toml")
+        (directory / "profile.json").write_bytes(stage_profile_json(first.measured_problem))
+        (directory / "topology.toml").write_bytes(link_topology_toml(first.measured_problem))
         again = 'path = "profile.json"', '[topology]\npath = "topology.toml"'
         second = run(settings, directory, "measured", *again)
     table = Table(title=f"{settings.ranks} ranks, {settings.microbatches} microbatches, {settings.method}", box=None)

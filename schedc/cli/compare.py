@@ -36,11 +36,12 @@ def compare_command(
     from schedc.cli.rendering.comparison import comparison_table, print_comparison
     from schedc.cli.rendering.results import print_json
     from schedc.compile import time_plan
+    from schedc.files.atomic_write import write_atomically
     from schedc.files.outputs import check_outputs
-    from schedc.interop.perfetto.comparison import write_comparison
-    from schedc.text.link_topology import write_link_topology
+    from schedc.interop.perfetto.comparison import comparison_json
+    from schedc.text.link_topology import link_topology_toml
     from schedc.text.plan.plan_file import read_plan
-    from schedc.text.stage_profile import write_stage_profile
+    from schedc.text.stage_profile import stage_profile_json
     from schedc.text.trace_file import read_trace
 
     number = _step(step)
@@ -52,20 +53,19 @@ def compare_command(
         comparison = compare(read, timeline, recorded, number)
     except InvalidInput as error:
         raise InvalidInput(f"{trace}: {error}") from error
-    written = []
-    if topology is not None:  # the one that may be refused, before anything is written
-        write_link_topology(comparison.measured_problem, topology)
-        written.append(("the measured links", topology))
+    made: dict[Path, tuple[str, bytes]] = {}  # all of it before anything is written, as the topology may be refused
+    if topology is not None:
+        made[topology] = "the measured links", link_topology_toml(comparison.measured_problem)
     if profile is not None:
-        write_stage_profile(comparison.measured_problem, profile)
-        written.append(("the measured costs", profile))
+        made[profile] = "the measured costs", stage_profile_json(comparison.measured_problem)
     if perfetto is not None:
-        write_comparison(read, recorded, comparison, perfetto)
-        written.append(("planned and measured lanes", perfetto))
+        made[perfetto] = "planned and measured lanes", comparison_json(read, recorded, comparison)
+    for path, (_, content) in made.items():
+        write_atomically(path, content)
     if as_json:
         print_json(comparison_table(read, recorded, comparison))
     else:
-        print_comparison(read, recorded, comparison, written)
+        print_comparison(read, recorded, comparison, [(what, path) for path, (what, _) in made.items()])
 
 
 def _step(text: str) -> int | None:

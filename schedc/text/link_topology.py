@@ -11,16 +11,13 @@ import re
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.files.atomic_write import write_atomically
 from schedc.text.topology_toml import topology_toml
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from schedc.ir.problem import Link, Problem
 
-__all__ = ["link_topology_toml", "write_link_topology"]
+__all__ = ["link_topology_toml"]
 
 _TRUNK = re.compile(r"site(0|[1-9]\d*)>site(0|[1-9]\d*)", re.ASCII)
 
@@ -34,16 +31,6 @@ def link_topology_toml(problem: Problem) -> bytes:
     sites = _sites(problem)
     sizes = [sites.count(site) for site in range(sites[-1] + 1)]
     return topology_toml(((_values(link, sites), "") for link in problem.links), sites=sizes)
-
-
-def write_link_topology(problem: Problem, path: Path | str) -> None:
-    """Write the file, whole or not at all.
-
-    Raises:
-        Unsupported: the links cannot be written as a topology.
-        InvalidInput: the directory does not exist, or the file cannot be written.
-    """
-    write_atomically(path, link_topology_toml(problem))
 
 
 def _values(link: Link, sites: list[int]) -> dict[str, object]:

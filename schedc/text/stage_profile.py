@@ -9,16 +9,13 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from schedc.files.atomic_write import write_atomically
 from schedc.ir.ops import Kind
 from schedc.text.profile_file import LayerEntry, profile_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from schedc.ir.problem import Problem, Stage
 
-__all__ = ["stage_profile_json", "write_stage_profile"]
+__all__ = ["stage_profile_json"]
 
 
 def stage_profile_json(problem: Problem) -> bytes:
@@ -29,15 +26,6 @@ def stage_profile_json(problem: Problem) -> bytes:
     """
     layers = [_layer(problem.stages[stage], stage) for stage in problem.paths[0]]
     return profile_json(layers, model=problem.name, exact=True).encode()
-
-
-def write_stage_profile(problem: Problem, path: Path | str) -> None:
-    """Write the file, whole or not at all.
-
-    Raises:
-        InvalidInput: the directory does not exist, or the file cannot be written.
-    """
-    write_atomically(path, stage_profile_json(problem))
 
 
 def _layer(stage: Stage, number: int) -> LayerEntry:

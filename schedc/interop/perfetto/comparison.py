@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.step_times import lanes_of, planned_times
 from schedc.analysis.simulation.memory import memory_curve
-from schedc.files.atomic_write import write_atomically
 from schedc.ir.index import tables_of
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
@@ -19,23 +18,13 @@ from schedc.text.trace_events import counter_events, lane_name, perfetto_json, p
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.text.trace_events import Event
 
-__all__ = ["comparison_json", "planned_trace", "write_comparison"]
-
-
-def write_comparison(plan: Plan, trace: Trace, comparison: Comparison, path: Path | str) -> None:
-    """Write the file, whole or not at all.
-
-    Raises:
-        InvalidInput: the directory does not exist, or the file cannot be written.
-    """
-    write_atomically(path, comparison_json(plan, trace, comparison))
+__all__ = ["comparison_json", "planned_trace"]
 
 
 def comparison_json(plan: Plan, trace: Trace, comparison: Comparison) -> bytes:
