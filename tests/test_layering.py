@@ -1,18 +1,10 @@
-"""Imports go one way (the layers of the architecture), and each heavy library stays in the folders that may use it."""
+"""Imports go one way, between files and between folders, and heavy libraries stay in the folders that may use them."""
 
 from __future__ import annotations
 
-import ast
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
+from import_graph import PACKAGE, between_children, cycles, drawn, modules
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PACKAGE = Path(__file__).parents[1] / "schedc"
 FOR_ALL = {"errors", "units", "spelling"}
 IR, QUESTIONS = {"ir"}, {"analysis", "verify"}
 FRONT = {"files", "frontend", "lower", "text", "interop"}
@@ -50,31 +42,19 @@ ONLY_IN = {
     "typer": {"cli"},
 }
 FOLDERS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
+MOST_FILES = 14
+"""In one folder, with its `__init__`: a newcomer finds a file by its name."""
 
 
-def _files(folder: str) -> list[Path]:
-    module = PACKAGE / f"{folder}.py"
-    return [module] if module.exists() else sorted((PACKAGE / folder).rglob("*.py"))
-
-
-@cache
-def _imports(folder: str) -> tuple[tuple[str, str], ...]:
-    """(place, imported module) of every import, also those inside functions and for type checkers only."""
-    return tuple(_read_imports(folder))
-
-
-def _read_imports(folder: str) -> Iterator[tuple[str, str]]:
-    for path in _files(folder):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            place = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Import):
-                yield from ((place, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{place}: relative import"
-                if node.module == "schedc":
-                    yield from ((place, f"schedc.{alias.name}") for alias in node.names if not alias.name.startswith("__"))
-                else:
-                    yield place, node.module or ""
+def _imports(folder: str) -> list[tuple[str, str]]:
+    """(place, imported module) of every import of the folder or module."""
+    inside = f"schedc.{folder}"
+    return [
+        (f"{path.relative_to(PACKAGE)}:{each.line}", each.name)
+        for name, (path, imports) in modules().items()
+        if name == inside or name.startswith(f"{inside}.")
+        for each in imports
+    ]
 
 
 def test_every_folder_has_its_place() -> None:
@@ -92,6 +72,18 @@ def test_imports_go_one_way(folder: str) -> None:
     assert wrong == []
 
 
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    names = set(modules())
+    assert cycles({name: {each.name for each in imports} & names for name, (_, imports) in modules().items()}) == []
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()} - {""}))
+def test_folders_within_a_folder_import_one_way(folder: str) -> None:
+    edges = between_children(folder)
+    assert cycles(edges) == []
+    assert drawn(edges).startswith("flowchart")
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_libraries_stay_where_they_belong(folder: str) -> None:
     wrong = [
@@ -100,6 +92,26 @@ def test_libraries_stay_where_they_belong(folder: str) -> None:
     assert wrong == []
 
 
+def test_folders_are_not_crowded_and_say_what_they_are_for() -> None:
+    folders: dict[str, int] = {}
+    for path, _ in modules().values():
+        folders[str(path.parent.relative_to(PACKAGE.parent))] = folders.get(str(path.parent.relative_to(PACKAGE.parent)), 0) + 1
+    assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
+    for folder in folders:
+        first = (PACKAGE.parent / folder / "__init__.py").read_text(encoding="utf-8").partition("\n")[0]
+        assert first.startswith('"""') and first.endswith((".", '."""')), (
+            f"{folder}/__init__.py: say in one line what the folder is for"
+        )
+
+
 def test_the_reader_of_imports_reads_all_kinds() -> None:
-    found = {name.split(".")[0] for _, name in _imports("runtime")} | {name.split(".")[0] for _, name in _imports("solvers")}
+    found = {name.split(".")[0] for folder in ("runtime", "solvers") for _, name in _imports(folder)}
     assert {"schedc", "torch", "ortools"} <= found
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}, "e": {"a"}}) == [["b", "c"], ["d"]]
+
+
+def test_edges_that_follow_are_not_drawn() -> None:
+    assert drawn({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == "flowchart TD\n    a --> b\n    b --> c"
