@@ -1,7 +1,8 @@
 """What README and docs show of the tool's output: written there by the commands that print it, and compared by a test.
 
 A marker `<!-- output: COMMAND -->` is before a block of code with what the bash command prints, standard error included.
-The commands of a file run one after another in one directory, where `examples` and an empty `build` are; `schedc` is this tree's.
+The commands of a file run one after another in one directory, where `examples`, `benchmarks` and an empty `build` are; `schedc` and
+`python` run this tree's code.
 `python tests/support/doc_outputs.py` runs them all and writes what has changed.
 """
 
@@ -38,14 +39,16 @@ def written(text: str, directory: Path) -> str:
         text: of a Markdown file.
         directory: an empty one, where the commands run.
     """
-    (directory / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "benchmarks"):
+        (directory / name).symlink_to(ROOT / name)
     (directory / "build").mkdir()
     return _BLOCK.sub(lambda match: f"{match['head']}{_printed(match['command'], directory)}{match['end']}", text)
 
 
 def _printed(command: str, directory: Path) -> str:
     """What the command prints, without spaces at the ends of lines."""
-    schedc = f'schedc() {{ {shlex.quote(sys.executable)} -m schedc "$@"; }}'
+    python = shlex.quote(sys.executable)
+    schedc = f'schedc() {{ {python} -m schedc "$@"; }}\npython() {{ {python} "$@"; }}'
     done = subprocess.run(
         ["bash", "-c", f"{schedc}\n{command}"],
         cwd=directory,
