@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.values import Value
     from schedc.runtime.stage.buffers import Buffers
-    from schedc.runtime.stage.frontier import Cut, Joint
     from schedc.runtime.stage.recompute import Replay
-    from schedc.runtime.stage.saved import SavedTensors
+    from schedc.runtime.stage.splitting.frontier import Cut, Joint
+    from schedc.runtime.stage.splitting.saved import SavedTensors
 
 __all__ = ["Block"]
 
@@ -127,12 +127,12 @@ class Block:
         wanting = [number for number, tensor in enumerate(self._inputs) if tensor.requires_grad]
         given: dict[int, torch.Tensor | None] = {}
         if roots and saved is not None:
-            from schedc.runtime.stage.frontier import find_cut
+            from schedc.runtime.stage.splitting.frontier import find_cut
 
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             cut = find_cut(roots, sources)
             if cut.functions:
-                from schedc.runtime.stage.own_weights import give_own_weights
+                from schedc.runtime.stage.splitting.own_weights import give_own_weights
 
                 give_own_weights(cut.functions)
             found = self._cut_backward(cut, roots, seeds, sources, saved)
@@ -173,7 +173,7 @@ class Block:
         saved: SavedTensors,
     ) -> list[torch.Tensor | None]:
         """B itself: leave to W what is W's, and give the gradients of the sources."""
-        from schedc.runtime.stage.arrivals import Arrivals, place_of, without_hooks
+        from schedc.runtime.stage.splitting.arrivals import Arrivals, place_of, without_hooks
 
         asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
         wanted = [*asked, *cut.shared, *sources]
@@ -203,7 +203,7 @@ class Block:
     def _forward(self, work: Callable[..., object]) -> tuple[torch.Tensor, ...]:
         """F with a graph; the outputs."""
         if self._split:
-            from schedc.runtime.stage.saved import SavedTensors
+            from schedc.runtime.stage.splitting.saved import SavedTensors
 
             self._saved = SavedTensors()
         with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():

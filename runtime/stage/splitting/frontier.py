@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from schedc.runtime.stage.arrivals import place_of
+from schedc.runtime.stage.splitting.arrivals import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch.autograd.graph import Node
 
-    from schedc.runtime.stage.arrivals import Place
+    from schedc.runtime.stage.splitting.arrivals import Place
 
 __all__ = ["Cut", "Joint", "find_cut"]
 
