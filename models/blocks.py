@@ -8,6 +8,7 @@ followed by W at once does everything that BW does, no later (cost model), provi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["Blocks", "NothingAtMost", "Transfer", "blocks_of"]
+__all__ = ["Blocks", "NothingAtMost", "Transfer", "blocks_of", "followers_of"]
 
 
 class NothingAtMost(Exception):
@@ -117,3 +118,20 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
         {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(scatters) if stage in used},
         complete,
     )
+
+
+def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
+    """Per op, what follows it directly, and how many ticks after its end at the least; every op is behind all that it follows.
+
+    An op follows what it needs, what sends to it, and the one before it in its stage's and kind's microbatch order.
+    """
+    edges = [(before, op, 0) for before, op in blocks.needs]
+    edges += [(move.producer, move.consumer, move.occupancy + move.latency) for move in blocks.transfers]
+    edges += [(before, op, 0) for chain in blocks.chains for before, op in pairwise(chain)]
+    sorter: TopologicalSorter[Op] = TopologicalSorter(dict.fromkeys(blocks.duration, ()))
+    for before, op, _ in edges:
+        sorter.add(op, before)
+    followers: dict[Op, list[tuple[Op, int]]] = {op: [] for op in sorter.static_order()}
+    for before, op, gap in edges:
+        followers[before].append((op, gap))
+    return followers

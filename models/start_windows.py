@@ -8,11 +8,11 @@ with its first op, so a tail is measured from U plus that op's head, and may be 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
+from schedc.models.blocks import followers_of
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -57,29 +57,18 @@ def certain_first_ops(problem: Problem) -> list[Op]:
 
 def windows_of(problem: Problem, blocks: Blocks) -> Windows:
     """Heads and tails along needs, transfers, collectives, and the microbatch order of each stage and kind."""
-    after: dict[Op, list[tuple[Op, int]]] = {op: [] for op in blocks.duration}
-    waiting = dict.fromkeys(blocks.duration, 0)
-    edges = [(before, op, 0) for before, op in blocks.needs]
-    edges += [(move.producer, move.consumer, move.occupancy + move.latency) for move in blocks.transfers]
-    edges += [(before, op, 0) for chain in blocks.chains for before, op in pairwise(chain)]
-    for before, op, gap in edges:
-        after[before].append((op, gap))
-        waiting[op] += 1
-    order = [op for op, count in waiting.items() if count == 0]
+    after = followers_of(blocks)
     head = {op: blocks.gather.get(op.stage, 0) for op in blocks.duration}
-    for op in order:
-        for later, gap in after[op]:
+    for op, followers in after.items():
+        for later, gap in followers:
             head[later] = max(head[later], head[op] + blocks.duration[op] + gap)
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                order.append(later)
     first_ops = tuple(certain_first_ops(problem)) if problem.objective is Objective.STAGE_SPAN else ()
     origin = dict.fromkeys(range(problem.ranks), 0) | {problem.rank_of(op): head[op] for op in first_ops}
     tail = {op: -origin[problem.rank_of(op)] for op in blocks.duration}
     if problem.objective is Objective.MAKESPAN:
         for chain in blocks.chains:
             tail[chain[-1]] = blocks.scatter.get(chain[-1].stage, 0)
-    for op in reversed(order):
+    for op in reversed(after):
         for later, gap in after[op]:
             tail[op] = max(tail[op], gap + blocks.duration[later] + tail[later])
     return Windows(head, tail, origin, first_ops, max(head[op] + length + tail[op] for op, length in blocks.duration.items()))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.models.blocks import Blocks
     from schedc.models.start_windows import Windows
 
-__all__ = ["Variables", "build"]
+__all__ = ["Variables", "build", "variables_of"]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,27 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     Raises:
         NothingAtMost: `upper` is below `lower` or the longest path, so that there is no such schedule.
     """
+    variables = variables_of(blocks, windows, lower, upper)
+    model = variables.model
+    shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
+    add_precedences(variables)
+    add_rank_no_overlap(variables, problem)
+    add_transfers(variables, windows, upper, shared)
+    add_microbatch_order(variables)
+    add_memory_limit(model, variables.start, problem, blocks, upper + max(windows.origin.values()))
+    add_collectives(variables, problem, upper, shared)
+    for intervals in shared.values():
+        model.add_no_overlap(intervals)
+    add_objective(variables, problem, windows)
+    return variables
+
+
+def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> Variables:
+    """A model without constraints: when each op starts, in its window, and the objective, from `lower` to `upper` ticks.
+
+    Raises:
+        NothingAtMost: `upper` is below `lower` or the longest path.
+    """
     lower = max(lower, windows.path)
     if upper < lower:
         raise NothingAtMost(upper, lower)
@@ -61,18 +82,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
         op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, f"{Kind(op.kind).name}{op[1:]}")
         for op, length in blocks.duration.items()
     }
-    variables = Variables(model, blocks, start, {}, model.new_int_var(lower, upper, "objective"))
-    shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
-    add_precedences(variables)
-    add_rank_no_overlap(variables, problem)
-    add_transfers(variables, windows, upper, shared)
-    add_microbatch_order(variables)
-    add_memory_limit(model, start, problem, blocks, upper + max(windows.origin.values()))
-    add_collectives(variables, problem, upper, shared)
-    for intervals in shared.values():
-        model.add_no_overlap(intervals)
-    add_objective(variables, problem, windows)
-    return variables
+    return Variables(model, blocks, start, {}, model.new_int_var(lower, upper, "objective"))
 
 
 def add_precedences(variables: Variables) -> None:

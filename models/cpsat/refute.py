@@ -11,14 +11,13 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ortools.sat.python import cp_model
-
-from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
-from schedc.models.cpsat.model import Variables, add_microbatch_order, add_objective, add_precedences, add_transfers
+from schedc.models.cpsat.model import add_microbatch_order, add_objective, add_precedences, add_transfers, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
     from schedc.ir.resource import Resource
@@ -38,14 +37,8 @@ def build_relaxed(
     Raises:
         NothingAtMost: `upper` is below `lower` or the longest path.
     """
-    lower = max(lower, windows.path)
-    if upper < lower:
-        raise NothingAtMost(upper, lower)
-    model = cp_model.CpModel()
-    start = {
-        op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, "") for op, length in blocks.duration.items()
-    }
-    variables = Variables(model, blocks, start, {}, model.new_int_var(lower, upper, ""))
+    variables = variables_of(blocks, windows, lower, upper)
+    model = variables.model
     shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
     add_transfers(variables, windows, upper, shared)
@@ -53,6 +46,6 @@ def build_relaxed(
     for intervals in shared.values():
         model.add_no_overlap(intervals)
     limits = tuple(limit if rank in ranks else None for rank, limit in enumerate(problem.memory_limit_bytes))
-    add_memory_limit(model, start, replace(problem, memory_limit_bytes=limits), blocks, upper)
+    add_memory_limit(model, variables.start, replace(problem, memory_limit_bytes=limits), blocks, upper)
     add_objective(variables, problem, windows)
     return model

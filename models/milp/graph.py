@@ -1,15 +1,14 @@
 """What must come before what, as a graph of the ops.
 
-Blocks go in; an order of the ops, and whether one of them is certainly before another, come out. The edges are the needs, the
-transfers, and the microbatch order of each stage and kind.
+Blocks go in; an order of the ops, and whether one of them is certainly before another, come out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
-from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from schedc.models.blocks import followers_of
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
@@ -36,19 +35,10 @@ class Graph:
 
 def graph_of(blocks: Blocks) -> Graph:
     """The graph of the blocks."""
-    edges = [(before, op, 0) for before, op in blocks.needs]
-    edges += [(move.producer, move.consumer, move.occupancy + move.latency) for move in blocks.transfers]
-    edges += [(before, op, 0) for chain in blocks.chains for before, op in pairwise(chain)]
-    sorter: TopologicalSorter[Op] = TopologicalSorter(dict.fromkeys(blocks.duration, ()))
-    for before, op, _ in edges:
-        sorter.add(op, before)
-    order = tuple(sorter.static_order())
-    after: dict[Op, list[tuple[Op, int]]] = {op: [] for op in order}
-    for before, op, gap in edges:
-        after[before].append((op, gap))
-    place = {op: number for number, op in enumerate(order)}
+    after = followers_of(blocks)
+    place = {op: number for number, op in enumerate(after)}
     reached: dict[Op, int] = {}
-    for op in reversed(order):
+    for op in reversed(after):
         bits = 0
         for later, _ in after[op]:
             bits |= reached[later] | 1 << place[later]
