@@ -14,56 +14,40 @@ if TYPE_CHECKING:
 
     from schedc.bench.run import Row
 
-__all__ = ["COLUMNS", "write_rows"]
-
-COLUMNS = (
-    "instance",
-    "method",
-    "won_by",
-    "objective",
-    "objective_ns",
-    "makespan_ns",
-    "bound_ns",
-    "bound",
-    "gap",
-    "seconds",
-    "peak_memory_bytes",
-    "published_by",
-    "published_ns",
-    "ratio",
-    "why_not",
-)
+__all__ = ["write_rows"]
 
 
 def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
-    """Write the rows below a line with `COLUMNS`, whole or not at all.
+    """Write the rows below a line with the names of their columns, whole or not at all; there is at least one.
 
     Raises:
         InvalidInput: the file cannot be written; says why.
     """
+    columns = [_columns(row) for row in rows]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        answer = row.answer
-        published_by, published_ns = row.instance.published_best() or ("", None)
-        writer.writerow(
-            (
-                row.instance.name,
-                row.method,
-                answer.won_by,
-                row.instance.problem.objective,
-                answer.objective_ns,
-                answer.makespan_ns,
-                answer.bound_ns,
-                answer.bound,
-                answer.gap,
-                answer.seconds,
-                answer.peak_memory_bytes,
-                published_by,
-                published_ns,
-                row.ratio,
-                answer.why_not,
-            )
-        )
+    writer = csv.DictWriter(text, columns[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(columns)
     write_atomically(path, text.getvalue().encode())
+
+
+def _columns(row: Row) -> dict[str, str | float | None]:
+    answer = row.answer
+    published_by, published_ns = row.instance.published_best() or ("", None)
+    return {
+        "instance": row.instance.name,
+        "method": row.method,
+        "won_by": answer.won_by,
+        "objective": row.instance.problem.objective,
+        "objective_ns": answer.objective_ns,
+        "makespan_ns": answer.makespan_ns,
+        "bound_ns": answer.bound_ns,
+        "bound": answer.bound,
+        "gap": answer.gap,
+        "seconds": answer.seconds,
+        "peak_memory_bytes": answer.peak_memory_bytes,
+        "published_by": published_by,
+        "published_ns": published_ns,
+        "ratio": row.ratio,
+        "why_not": answer.why_not,
+    }

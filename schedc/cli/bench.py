@@ -6,13 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
-from schedc.cli.rendering.results import console
+from schedc.cli.rendering.results import console, plain_table
 from schedc.errors import InvalidInput
 from schedc.files.outputs import check_outputs
 from schedc.ir.problem import Objective
@@ -23,6 +22,8 @@ from schedc.units import format_bytes, parse_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
     from schedc.bench.instances import Instance
     from schedc.bench.run import Row
@@ -92,7 +93,7 @@ def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
 def _rows_table(set_name: str, rows: Sequence[Row]) -> Table:
     """One line for each cell; the best of an instance is highlighted."""
     spans = any(row.instance.problem.objective is Objective.STAGE_SPAN for row in rows)
-    table = _table(f"{set_name}: times in ms" + (", bound, gap and ratio of the stage span" if spans else ""))
+    table = plain_table(f"{set_name}: times in ms" + (", bound, gap and ratio of the stage span" if spans else ""))
     table.add_column("instance", overflow="fold")
     table.add_column("method", overflow="fold")
     for header in ("makespan", *(("stage span",) if spans else ()), "bound", "gap", "seconds", "memory", "published best", "ratio"):
@@ -134,7 +135,7 @@ def _unsolved(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
 
 def _methods_table(rows: Sequence[Row]) -> Table:
     """One line for each method: how often it solved and proved, its mean gap, its geometric mean ratio to the published best."""
-    table = _table("by method")
+    table = plain_table("by method")
     table.add_column("method")
     for header in ("solved", "proven optimal", "mean gap", "mean ratio", "seconds"):
         table.add_column(header, justify="right")
@@ -151,10 +152,6 @@ def _methods_table(rows: Sequence[Row]) -> Table:
             f"{math.fsum(row.answer.seconds or 0 for row in mine):.2f}",
         )
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
 
 
 def _ms(duration_ns: int | None) -> str:

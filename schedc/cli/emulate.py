@@ -85,11 +85,9 @@ def idle_lists(comparison: Comparison) -> dict[str, list[int]]:
 
 def _idle_table(comparison: Comparison) -> Table:
     """Of each rank, predicted against measured."""
-    from rich.table import Table
+    from schedc.cli.rendering.results import plain_table
 
-    table = Table(title="time without compute", title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for header in ("rank", "predicted", "measured"):
-        table.add_column(header, justify="right")
+    table = plain_table("time without compute", right=("rank", "predicted", "measured"))
     lists = idle_lists(comparison)
     for rank, (predicted_ns, measured_ns) in enumerate(zip(*lists.values(), strict=True)):
         table.add_row(str(rank), format_duration_ns(predicted_ns, 2), format_duration_ns(measured_ns, 2))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from schedc.cli.rendering.gantt import Window, legend, rank_row, ruler, spread_ranks
-from schedc.cli.rendering.results import console
+from schedc.cli.rendering.results import console, plain_table
 from schedc.files.location import one_line
 from schedc.ir.ops import KIND_NAMES, token
 from schedc.units import format_duration_ns
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.table import Table
 
     from schedc.analysis.comparison.account import Account
     from schedc.analysis.comparison.causes import Cause, Delay
@@ -160,7 +160,7 @@ def _print_lanes(out: Console, problem: Problem, comparison: Comparison) -> None
 
 
 def _rank_table(comparison: Comparison) -> Table:
-    table = _table("where the time went")
+    table = plain_table("where the time went")
     for header in ("rank", "", "compute", "producer late", "transfer", "other wait", "idle after"):
         table.add_column(header, justify="left" if header == "" else "right")
     for number, rank in enumerate(comparison.ranks):
@@ -234,9 +234,8 @@ def _words(cause: Cause) -> str:
 
 
 def _block_table(comparison: Comparison) -> Table:
-    table = _table("blocks, over all recorded steps")
-    for header in ("stage", "block", "planned", "measured", "difference", "most between", "samples"):
-        table.add_column(header, justify="right")
+    headers = ("stage", "block", "planned", "measured", "difference", "most between", "samples")
+    table = plain_table("blocks, over all recorded steps", right=headers)
     stage = -1
     for block in comparison.blocks:
         measured = block.measured
@@ -254,9 +253,8 @@ def _block_table(comparison: Comparison) -> Table:
 
 
 def _link_table(links: Sequence[LinkTransfers]) -> Table:
-    table = _table("transfers that an op waited for, over all recorded steps")
-    for header in ("link", "planned", "measured", "difference", "most between", "samples", "others at most"):
-        table.add_column(header, justify="right")
+    headers = ("link", "planned", "measured", "difference", "most between", "samples", "others at most")
+    table = plain_table("transfers that an op waited for, over all recorded steps", right=headers)
     for link in links:
         measured = link.measured
         known = (
@@ -272,10 +270,6 @@ def _link_table(links: Sequence[LinkTransfers]) -> Table:
         at_most = "–" if link.at_most_ns is None else _time(link.at_most_ns)
         table.add_row(f"{link.source} → {link.destination}", _time(link.planned_ns), *known, at_most)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
 
 
 def _time(duration_ns: int) -> str:

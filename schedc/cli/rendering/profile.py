@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.table import Table
 from rich.text import Text
 
-from schedc.cli.rendering.results import console
+from schedc.cli.rendering.results import console, plain_table
 from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
@@ -54,7 +53,7 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
         title: of the table.
         output: the file that has been written; None: none has.
     """
-    table = Table(title=one_line(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = plain_table(one_line(title))
     table.add_column("layer", overflow="fold")
     headers = ["×", "F", "B", "W", "BW", "spread", "activation", "after B", "message"]
     if any(row.parameters is not None for row in rows):

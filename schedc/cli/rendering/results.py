@@ -17,7 +17,7 @@ from schedc.ir.problem import Objective
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from schedc.analysis.bounds.lower_bounds import Bound
@@ -34,6 +34,7 @@ __all__ = [
     "certificate_lines",
     "compiled_json",
     "console",
+    "plain_table",
     "print_bounds",
     "print_candidates",
     "print_compiled",
@@ -58,6 +59,14 @@ def console(*, stderr: bool = False, piped_width: int | None = None) -> Console:
     return out
 
 
+def plain_table(title: str | None = None, right: Iterable[str] = ()) -> Table:
+    """A table without lines, its title above it; `right` are the headers of columns of numbers, which begin it."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for header in right:
+        table.add_column(header, justify="right")
+    return table
+
+
 def print_json(value: object) -> None:
     """One JSON object on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
@@ -79,11 +88,10 @@ def print_candidates(
 ) -> None:
     """How each method did, the best by the objective first, then those that could not and why."""
     spans = objective is Objective.STAGE_SPAN
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = plain_table(title)
     table.add_column("method", no_wrap=True)
-    for header in ("makespan", *((objective,) if spans else ()), "against the best"):
+    for header in ("makespan", *((objective,) if spans else ()), "against the best", "took"):
         table.add_column(header, justify="right")
-    table.add_column("took", justify="right")
     table.add_column("")
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
@@ -206,9 +214,7 @@ def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> 
         f"{problem.name}: makespan {format_duration_ns(timeline.makespan_ns)},"
         f" stage span {format_duration_ns(timeline.stage_span_ns)}, bubble ratio {timeline.bubble_ratio:.2%}"
     )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for header in ("rank", "busy", "idle", "idle share", "peak activations", "limit"):
-        table.add_column(header, justify="right")
+    table = plain_table(right=("rank", "busy", "idle", "idle share", "peak activations", "limit"))
     for rank, (busy_ns, peak) in enumerate(zip(timeline.busy_ns, peak_bytes(problem, schedule), strict=True)):
         idle_ns, limit = timeline.makespan_ns - busy_ns, problem.memory_limit_bytes[rank]
         table.add_row(
@@ -224,7 +230,7 @@ def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> 
 
 def print_templates(templates: Sequence[Template]) -> None:
     """The known schedules, what each needs, and where it was published."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for header in ("template", "placement", "what it is", "source"):
         table.add_column(header)
     for template in templates:
@@ -234,9 +240,7 @@ def print_templates(templates: Sequence[Template]) -> None:
 
 def print_bounds(problem: Problem, bounds: Sequence[Bound]) -> None:
     """Each lower bound, the one that binds first."""
-    table = Table(
-        title=f"{problem.name}: no schedule is faster than", title_justify="left", box=None, header_style="bold", pad_edge=False
-    )
+    table = plain_table(f"{problem.name}: no schedule is faster than")
     for header in ("bound", "value", "where"):
         table.add_column(header, justify="right" if header == "value" else "left")
     for bound in sorted(bounds, key=lambda bound: -bound.value_ns):

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from schedc.interop.torch_csv.lint.lists import Lists
     from schedc.ir.problem import Problem
 
-__all__ = ["LAYOUTS", "check_job", "schedule_of_rows", "verify_torch_csv"]
-
-LAYOUTS = ("compute_comms", "compute_only")
+__all__ = ["check_job", "schedule_of_rows", "verify_torch_csv"]
 
 _KINDS = {"F": Kind.F, "I": Kind.B, "W": Kind.W, "B": Kind.BW}
 _SHIFT = ("duplicate", "missing")
