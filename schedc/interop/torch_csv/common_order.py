@@ -12,7 +12,8 @@ torch, too, and a sender that held its message back to let the link become free 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from schedc.analysis.simulation.timeline import Transfer
     from schedc.ir.plan import Plan
 
@@ -33,49 +36,33 @@ def common_order(plan: Plan) -> list[Op | Transfer]:
         plan: one of whole blocks, that the plan verifier accepts.
     """
     timeline = simulate(plan.problem, plan.schedule())
-    nodes: list[Op | Transfer] = []
-    keys: list[tuple[int, ...]] = []
-    waiting: list[list[int]] = []
-    missing: list[int] = []
-    node_of: dict[Op, int] = {}
-
-    def add(node: Op | Transfer, key: tuple[int, ...]) -> int:
-        nodes.append(node)
-        keys.append(key)
-        waiting.append([])
-        missing.append(0)
-        return len(nodes) - 1
-
-    def wait(before: int, after: int) -> None:
-        waiting[before].append(after)
-        missing[after] += 1
-
+    key_of: dict[Op | Transfer, tuple[int, ...]] = {}
+    sorter: TopologicalSorter[Op | Transfer] = TopologicalSorter()
     for rank in plan.ranks:
         times = zip(rank.compute, timeline.start_ns(rank.rank), timeline.end_ns(rank.rank), strict=True)
         # At one moment first the ops that end, then the transfers that these make ready, then the ops that take no time.
-        row = [add(op, (end_ns, 0 if start_ns < end_ns else 2, rank.rank, at)) for at, (op, start_ns, end_ns) in enumerate(times)]
-        for before, after in pairwise(row):
-            wait(before, after)
-        node_of |= dict(zip(rank.compute, row, strict=True))
+        key_of |= {op: (end_ns, 0 if start_ns < end_ns else 2, rank.rank, at) for at, (op, start_ns, end_ns) in enumerate(times)}
+        sorter.add(rank.compute[0])
+        for before, after in pairwise(rank.compute):
+            sorter.add(after, before)
     for transfer in timeline.transfers:
-        node = add(transfer, (transfer.ready_ns, 1, transfer.source, transfer.op.stage, transfer.op.microbatch))
-        wait(node_of[transfer.op], node)
-        wait(node, node_of[_consumer(plan, transfer.op, node_of)])
+        key_of[transfer] = (transfer.ready_ns, 1, transfer.source, transfer.op.stage, transfer.op.microbatch)
+        sorter.add(transfer, transfer.op)
+        sorter.add(_consumer(plan, transfer.op, key_of), transfer)
 
-    order = []
-    ready = [(keys[node], node) for node, count in enumerate(missing) if not count]
-    heapify(ready)
-    while ready:
+    order: list[Op | Transfer] = []
+    ready: list[tuple[tuple[int, ...], Op | Transfer]] = []
+    sorter.prepare()
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heappush(ready, (key_of[node], node))
         _, node = heappop(ready)
-        order.append(nodes[node])
-        for after in waiting[node]:
-            missing[after] -= 1
-            if not missing[after]:
-                heappush(ready, (keys[after], after))
+        order.append(node)
+        sorter.done(node)
     return order
 
 
-def _consumer(plan: Plan, producer: Op, known: dict[Op, int]) -> Op:
+def _consumer(plan: Plan, producer: Op, known: Container[Op | Transfer]) -> Op:
     """The op that needs what `producer` sends."""
     path = plan.problem.path(producer.microbatch)
     at = path.index(producer.stage)
