@@ -12,12 +12,12 @@ together; `write_trace` brings them together over a process group.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir.ops import token
-from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
 from schedc.runtime.common.observer import Observer
@@ -210,7 +210,7 @@ def trace_of(
 
 def _rank_trace(plan: Plan, record: RankRecord, clock: ClockOffset, origin_ns: int, scale: float) -> RankTrace:
     entry = plan.ranks[record.rank]
-    channels = tuple(TraceChannel(name=channel.name, peer=channel.peer, transfers=channel.transfers) for channel in entry.channels)
+    channels = tuple(replace(channel, post_before=()) for channel in entry.channels)
 
     def on_trace(time_ns: int) -> int:
         return max(0, round((time_ns + clock.offset_ns - origin_ns) / scale))  # below 0 only by what the clocks' offset is wrong

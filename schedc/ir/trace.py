@@ -12,22 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
+    from schedc.ir.plan import Channel
 
-__all__ = ["RankTrace", "StepTrace", "Trace", "TraceChannel"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceChannel:
-    """One queue of transfers of a rank, as in its plan."""
-
-    name: str
-    peer: int
-    transfers: tuple[Op, ...]
-
-    @property
-    def receives(self) -> bool:
-        """Whether this is the receiving end."""
-        return self.name.startswith("recv_")
+__all__ = ["RankTrace", "StepTrace", "Trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +46,8 @@ class RankTrace:
     clock_error_ns: int
     """By how much that may be wrong either way: half of the shortest round trip to rank 0."""
     compute: tuple[Op, ...]
-    channels: tuple[TraceChannel, ...]
+    channels: tuple[Channel, ...]
+    """As in its plan, but for `post_before`, which a trace does not have."""
     steps: tuple[StepTrace, ...]
 
 

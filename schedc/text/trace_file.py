@@ -17,7 +17,8 @@ from schedc.files.atomic_write import write_atomically
 from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.files.location import Location, show
-from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.ir.plan import Channel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.text.plan.plan_structs import Text
 from schedc.text.plan.token_lines import OpWriter
 from schedc.text.plan.tokens import TokenReader, parse_plan_op
@@ -179,7 +180,7 @@ def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], location: Location, 
         raise (location / "rank").refuse(str(entry.rank), f"{number}, the ranks in order")
     compute = reader.read(entry.compute, location / "compute")
     channels = tuple(
-        TraceChannel(
+        Channel(
             name=channel.name,
             peer=channel.peer,
             transfers=reader.read(channel.transfers, location / "channels" / at / "transfers"),

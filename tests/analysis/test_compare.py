@@ -20,7 +20,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.causes import Delay
@@ -171,7 +171,7 @@ def rank_trace(plan: Plan, rank: int, begin_ns: int, times: list[tuple[int, int,
         ended_ns=tuple(ended for _, _, ended in times),
         channels_ns=tuple(map(tuple, channels)),
     )
-    names = tuple(TraceChannel(name=channel.name, peer=channel.peer, transfers=channel.transfers) for channel in entry.channels)
+    names = tuple(replace(channel, post_before=()) for channel in entry.channels)
     return RankTrace(rank=rank, clock_offset_ns=0, clock_error_ns=0, compute=entry.compute, channels=names, steps=(step,))
 
 

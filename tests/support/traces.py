@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.text.plan.plan_file import plan_sha256
 from schedc.verify.plan.needs import needs_of
 
@@ -59,7 +59,7 @@ def trace_of_timelines(plan: Plan, timelines: Sequence[Timeline], first_step: in
                 clock_offset_ns=0,
                 clock_error_ns=0,
                 compute=rank.compute,
-                channels=tuple(TraceChannel(name=c.name, peer=c.peer, transfers=c.transfers) for c in rank.channels),
+                channels=tuple(replace(channel, post_before=()) for channel in rank.channels),
                 steps=tuple(steps[rank.rank]),
             )
             for rank in plan.ranks

@@ -13,7 +13,7 @@ from schedc.analysis.comparison.step_times import lanes_of, planned_times
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.ir.index import tables_of
 from schedc.ir.ops import token
-from schedc.ir.trace import RankTrace, StepTrace, Trace, TraceChannel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.text.trace_events import counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def planned_trace(plan: Plan, timeline: Timeline) -> Trace:
     times = planned_times(timeline, lanes)
     ranks = []
     for rank, (begin, end) in zip(plan.ranks, lanes.bounds, strict=True):
-        channels = tuple(
-            TraceChannel(name=channel.name, peer=channel.peer, transfers=channel.transfers) for channel in rank.channels
-        )
+        channels = tuple(replace(channel, post_before=()) for channel in rank.channels)
         step = StepTrace(
             step=0,
             step_begin_ns=0,
