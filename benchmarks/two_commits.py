@@ -2,8 +2,8 @@
 
 Run it as `python benchmarks/two_commits.py BEFORE [AFTER]`; AFTER is the working tree if it is left out. Each commit is exported to
 a directory of its own and runs its own code in a process of its own, with the installed libraries. A plan is compared byte for
-byte, but for the name of its method, which may have changed; a schedule by its orders and its parts. Prints every difference,
-better or worse, and counts; exits with 1 if anything became worse, failed, or is missing.
+byte, but for the names of its method and of its bound, which may have changed; a schedule by its orders and its parts. Prints every
+difference, better or worse, and counts; exits with 1 if anything became worse, failed, or is missing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ METHODS = (
 )
 FORMER = {"spread": "paced", "rule-table": "rules"}
 """What methods were called in older commits."""
+FORMER_BOUND = ('"bound": "windows"', '"bound": "idle-gaps"')
+"""What a plan of an older commit says of a bound, and what it would say now."""
 SETS = ("m70", "m70-wave", "m70-loop", "pipemorph", "zero-bubble", "random", "large")
 MODULES = {
     "constructive": ("schedc.solvers.driver.registry", "schedc.solvers.registry"),
@@ -118,7 +120,7 @@ def _compiled(tree: Path, job: Path, method: str) -> dict[str, Any]:
         plan = compile_problem(load_job(job).problem, method=method).plan
     except SchedcError as error:
         return {"error": type(error).__name__}
-    text = _function(tree, "plan_json")(plan).decode().replace(json.dumps(method), '"METHOD"')
+    text = _function(tree, "plan_json")(plan).decode().replace(json.dumps(method), '"METHOD"').replace(*FORMER_BOUND)
     return {"objective_ns": plan.certificate.makespan_ns, "digest": _digest(text)}
 
 

@@ -71,7 +71,7 @@ class BoundName(StrEnum):
     LINK = "link"
     RESIDENCY = "residency"
     WARM_UP = "warm-up"
-    WINDOWS = "windows"
+    IDLE_GAPS = "idle-gaps"
     PATH = "path"
     CPSAT = "cpsat"
     MILP = "milp"

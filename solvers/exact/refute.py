@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
-from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_rank
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
@@ -126,7 +126,7 @@ def _ranks(problem: Problem) -> tuple[int, ...]:
     """Those ranks whose memory limit counts."""
     (frames,) = frames_of(problem, microbatch_classes(problem)).values()
     way = way_of(problem, frames)
-    bounds_ns = [chunk_window_bound_of_rank(problem, frames, way, rank) for rank in range(problem.ranks)]
+    bounds_ns = [chunk_idle_gap_bound_of_rank(problem, frames, way, rank) for rank in range(problem.ranks)]
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
 
 

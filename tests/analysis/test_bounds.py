@@ -25,7 +25,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import DataParallel, Objective, Problem
 
-NAMES = ["work", "link", "residency", "path", "warm-up", "windows"]
+NAMES = ["work", "link", "residency", "path", "warm-up", "idle-gaps"]
 FAR = {(0, 1): (5, 0), (1, 0): (5, 0)}
 
 
@@ -110,7 +110,7 @@ ALONE = {
     ),
     BoundName.RESIDENCY: make_problem(2, 3, placement="wave", chunks=2, costs_ns=(2, 2, 2), in_flight=1, links=FAR),
     BoundName.WARM_UP: make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2),
-    BoundName.WINDOWS: make_problem(3, 3, costs_ns=[(2, 3, 4), (3, 4, 2), (5, 1, 1)], in_flight=2),
+    BoundName.IDLE_GAPS: make_problem(3, 3, costs_ns=[(2, 3, 4), (3, 4, 2), (5, 1, 1)], in_flight=2),
 }
 
 
@@ -118,8 +118,8 @@ ALONE = {
 def test_a_bound_is_the_largest_alone_in_some_case(name: BoundName) -> None:
     values = {bound.name: bound.value_ns for bound in lower_bounds(ALONE[name])}
     own = values.pop(name)
-    if name is not BoundName.WINDOWS:
-        values.pop(BoundName.WINDOWS)  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
+    if name is not BoundName.IDLE_GAPS:
+        values.pop(BoundName.IDLE_GAPS)  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
     assert own > max(values.values())
 
 

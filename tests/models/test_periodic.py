@@ -64,7 +64,7 @@ def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int)
         schedule = unroll(longer, found)
         assert verify_schedule(longer, schedule) == ()
         makespan_ns = simulate(longer, schedule).makespan_ns
-        assert bound_of(BoundName.WINDOWS, longer).value_ns <= makespan_ns <= wave_ends_ns + (waves - 1) * found.period_ns
+        assert bound_of(BoundName.IDLE_GAPS, longer).value_ns <= makespan_ns <= wave_ends_ns + (waves - 1) * found.period_ns
 
 
 def test_a_last_wave_may_be_cut_off() -> None:

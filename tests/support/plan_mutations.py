@@ -259,7 +259,7 @@ def _edit_number(section: Any, random: Random) -> bool:
             "link",
             "path",
             "warm-up",
-            "windows",
+            "idle-gaps",
             "residency",
             "cpsat",
             "milp",

@@ -1,6 +1,6 @@
-"""What a rank must idle in every round trip: windows between a forward and its gradient that memory leaves partly empty.
+"""What a rank must idle in every round trip: gaps between a forward and its gradient that memory leaves partly empty.
 
-Takes the frames of a problem; gives the least time of a rank's work plus the idle time of disjoint windows of it. It grows with the
+Takes the frames of a problem; gives the least time of a rank's work plus the idle time of disjoint gaps of it. It grows with the
 microbatches as a steady state does, and for a few microbatches it counts the warm-up and the cool-down together: for equal stages
 with the memory of 1F1B and free links it is n (F + B + W) + (p − 1)(F + B − W), the makespan of ZB-H1.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.memory_states import Way
     from schedc.ir.problem import Problem
 
-__all__ = ["window_bound_of_rank"]
+__all__ = ["idle_gap_bound_of_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +47,21 @@ class _Alone:
         return max(1, self.limit_bytes // activation_bytes)
 
 
-def window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
+def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
-    Proof. Let window j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
-    these are. Each microbatch's backward starts at least `away` after its forward ended, so the window is at least so long. Let x
-    be j less the backwards whose gradient part has ended when the window opens, and y be j less those that have ended entirely;
-    1 ≤ x ≤ y ≤ j. At least j activations were acquired, so x × by_gradient + y × by_rest ≤ limit. In the window run at most:
+    Proof. Let gap j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
+    these are. Each microbatch's backward starts at least `away` after its forward ended, so the gap is at least so long. Let x
+    be j less the backwards whose gradient part has ended when the gap opens, and y be j less those that have ended entirely;
+    1 ≤ x ≤ y ≤ j. At least j activations were acquired, so x × by_gradient + y × by_rest ≤ limit. In the gap run at most:
 
     - the forwards begun by its end, other than the j that have ended: as fewer than j backwards have ended, no more than
       j − 1 + slots have begun, slots = limit // activation;
     - the gradient parts of the first j − 1 backwards, less those that have ended: x − 1;
     - the rests of these: y − 1, since a rest follows its gradient part.
 
-    The window idles for the rest of its length, for any x and y that memory admits. Window j' ≥ j + slots opens after window j has
-    closed, since no more than j − 1 + slots forwards have begun by then. So the idle times of such windows add up, and add to the
+    The gap idles for the rest of its length, for any x and y that memory admits. Gap j' ≥ j + slots opens after gap j has
+    closed, since no more than j − 1 + slots forwards have begun by then. So the idle times of such gaps add up, and add to the
     rank's work. Blocks may be cut: what is counted as work is at least what is left of a block. A fused backward counts as its
     gradient part and its rest (`heads_and_tails`), which release no later; so does a split one, which then has at least that work.
     """
@@ -69,7 +69,7 @@ def window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way:
     if at is None:
         return 0
     alone = _alone(problem, frames, at)
-    best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint windows up to j
+    best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint gaps up to j
     for j in range(1, alone.microbatches + 1):
         here_ns = max(0, alone.away_ns - _most_work_ns(alone, j)) + best_before[max(0, j - alone.slots)]
         best_before[j] = max(best_before[j - 1], here_ns)
@@ -83,7 +83,7 @@ def window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way:
 
 
 def _most_work_ns(alone: _Alone, j: int) -> int:
-    """The most work that can run in window j."""
+    """The most work that can run in gap j."""
     forwards = min(alone.microbatches - j, alone.slots - 1)
     if alone.slots == alone.microbatches:
         return forwards * alone.forward_ns + (j - 1) * (alone.gradient_ns + alone.rest_ns)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.memory_states import Status, Way
     from schedc.ir.problem import Problem
 
-__all__ = ["chunk_window_bound_of_link", "chunk_window_bound_of_rank"]
+__all__ = ["chunk_idle_gap_bound_of_link", "chunk_idle_gap_bound_of_rank"]
 
 
-def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
+def chunk_idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
     In the frame of a stage span (`HeadsAndTails.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
@@ -33,7 +33,7 @@ def chunk_window_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails]
     return _bound(problem, frames, way, Resource.of_rank(rank), rank)
 
 
-def chunk_window_bound_of_link(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int) -> int:
+def chunk_idle_gap_bound_of_link(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int) -> int:
     """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
 
     Proof: `_bound`.
@@ -51,15 +51,15 @@ def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
 
 
 def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> int:
-    """The machine's work and the most idle time that a chain of disjoint windows proves.
+    """The machine's work and the most idle time that a chain of disjoint gaps proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
     there and back. A forward acquires bytes when it begins; a gradient part releases some when it ends, and its rest, some time
     later, the others. A microbatch's *status* is how many steps are behind it, and which of the rests; it holds these bytes, and
     so much of its work is done (durations are the longest of any microbatch, so that counting a step's work counts no less).
 
-    Windows. For steps p before q, window (p, q, j) reaches from the j-th end of p to the j-th start of q, whichever microbatches
-    these are. Each microbatch starts q at least `away` after it ended p, so the window is at least so long. Where p is the frame's
+    Gaps. For steps p before q, gap (p, q, j) reaches from the j-th end of p to the j-th start of q, whichever microbatches
+    these are. Each microbatch starts q at least `away` after it ended p, so the gap is at least so long. Where p is the frame's
     start, or q its end, head and tail take the place of `away`. Its work is no more than what is begun when it closes less what has
     ended when it opens:
 
@@ -67,15 +67,15 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine:
       status before q has. If a step has begun but not ended, count it as ended: no less work, no more bytes. The bytes of all
       statuses are within the limit: `closed[q][j]` is the most work.
     - When it opens, j microbatches at least have ended p. What has begun and not ended counts as not begun: no more work, no more
-      bytes. Again the bytes must fit: `opened[p][j]` is the least work. As the window closes later, fewer than j have begun q by
+      bytes. Again the bytes must fit: `opened[p][j]` is the least work. As the gap closes later, fewer than j have begun q by
       then, so one at least of the j waits: `waiting[p, q][j]` is the least work with that.
 
-    The window idles for the rest of its length. Blocks may be cut, and interrupted between p and q, without change.
+    The gap idles for the rest of its length. Blocks may be cut, and interrupted between p and q, without change.
 
     Disjoint. If p' ≥ q, the j-th end of p' comes after the j-th start of q. Else, just before the j-th start of q, fewer than j
     microbatches have begun q, and the others between p' and q hold at least some bytes each, so that only `between` of them fit:
     the (j + between)-th end of p' is not before that start. Hence idle[q][j], the most idle time before the j-th start of q, is
-    the largest over windows that close there of their own idle time and that of the windows that have closed when they open.
+    the largest over gaps that close there of their own idle time and that of the gaps that have closed when they open.
     The idle times add up to the end of the frame, and add to the machine's work.
 
     Work is nominal (`heads_and_tails`): of a backward its gradient part and its rest, whether fused or split; what a schedule does

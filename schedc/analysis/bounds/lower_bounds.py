@@ -13,8 +13,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, microbatch_classes
-from schedc.analysis.bounds.idle_gaps import window_bound_of_rank
-from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.bounds.one_machine import Task, one_machine_bound
 from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
@@ -38,7 +38,7 @@ __all__ = [
 
 Frames = dict[int | None, list[HeadsAndTails]]
 BUSIEST_LINKS = 8
-"""For this many links and trunks the window bound is computed where ranks hold several chunks."""
+"""For this many links and trunks the idle-gap bound is computed where ranks hold several chunks."""
 WAVE_BLOCKS = 400_000
 """This many blocks are affordable; where all frames together have more, only the frame gets waves whose work binds."""
 
@@ -59,7 +59,7 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
     """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
     frames = frames_of(problem, microbatch_classes(problem))
     simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
-    return (*simple, _warm_up(problem, frames), _windows(problem, frames))
+    return (*simple, _warm_up(problem, frames), _idle_gaps(problem, frames))
 
 
 def best_bound(problem: Problem) -> Bound:
@@ -105,31 +105,31 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
     return _largest(BoundName.RESIDENCY, candidates, otherwise="no memory limits")
 
 
-def _windows(problem: Problem, frames: Frames) -> Bound:
+def _idle_gaps(problem: Problem, frames: Frames) -> Bound:
     """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
     Links count where ranks hold several chunks.
 
-    Proof: at `window_bound_of_rank` and in `idle_gaps_chunks`.
+    Proof: at `idle_gap_bound_of_rank` and in `idle_gaps_chunks`.
     """
     ways = [(of_frame, way_of(problem, of_frame)) for of_frame in frames.values() if of_frame]
     candidates = (
         candidate
         for frame, way in ways
-        for candidate in chain(_rank_windows(problem, frame, way), _link_windows(problem, frame, way))
+        for candidate in chain(_rank_idle_gaps(problem, frame, way), _link_idle_gaps(problem, frame, way))
     )
-    return _largest(BoundName.WINDOWS, candidates, otherwise="several paths")
+    return _largest(BoundName.IDLE_GAPS, candidates, otherwise="several paths")
 
 
-def _rank_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
+def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
     """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
     observer = frame[0].observer
     for rank in range(problem.ranks) if observer is None else (observer,):
-        bounds = (window_bound_of_rank(problem, frame, way, rank), chunk_window_bound_of_rank(problem, frame, way, rank))
+        bounds = (idle_gap_bound_of_rank(problem, frame, way, rank), chunk_idle_gap_bound_of_rank(problem, frame, way, rank))
         yield max(bounds), f"rank {rank}"
 
 
-def _link_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
+def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
     """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
     if len(problem.stages) == problem.ranks:
         return
@@ -138,7 +138,7 @@ def _link_windows(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) ->
         busy_ns[resource] = busy_ns.get(resource, 0) + task.duration_ns
     for resource in sorted(busy_ns, key=lambda resource: -busy_ns[resource])[:BUSIEST_LINKS]:
         if busy_ns[resource]:
-            best_ns = max(chunk_window_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
+            best_ns = max(chunk_idle_gap_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
             yield best_ns, resource.text
 
 

@@ -51,13 +51,13 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
 def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], rank: int) -> int:
     """The least span of the frame that the rank's memory limit leaves; 0 where it has none. The largest of three arguments.
 
-    All stays of a set of stages lie between the least head of its F and what must follow after the last of them. In that window:
+    All stays of a set of stages lie between the least head of its F and what must follow after the last of them. In that time:
 
     - Bytes × time (Little's law). A stay of a stage with activation a and remainder k takes a × (round trip + BW), or
-      a × (round trip + B) + k × W if that is less and allowed; the sum cannot exceed limit × window.
+      a × (round trip + B) + k × W if that is less and allowed; the sum cannot exceed limit × that time.
     - The same up to the end of the gradient part alone, which a longer tail follows.
     - Slots. If each stay takes at least a bytes, no more than c = limit // a exist at once. Intervals of which no more than c
-      overlap can be put into c slots, each of which holds one at a time, so the window is no shorter than the fullest slot.
+      overlap can be put into c slots, each of which holds one at a time, so that time is no shorter than the fullest slot.
       And with remainders of at least k bytes, when an F starts there are no more than (limit - a) // k others whose W is not done.
     """
     limit = problem.memory_limit_bytes[rank]

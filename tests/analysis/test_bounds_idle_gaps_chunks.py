@@ -1,4 +1,4 @@
-"""The window bound for several stages on a rank and for links: never above the optimum, and equal to it where that is known."""
+"""The idle-gap bound for several stages on a rank and for links: never above the optimum, and equal to it where that is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from problems import M70_NS, m70, make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
-from schedc.analysis.bounds.idle_gaps_chunks import chunk_window_bound_of_link, chunk_window_bound_of_rank
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
@@ -34,8 +34,8 @@ def best_bound(problem: Problem) -> int:
     for frames in frames_of(problem, microbatch_classes(problem)).values():
         way = way_of(problem, frames)
         for rank in range(problem.ranks):
-            found.append(chunk_window_bound_of_rank(problem, frames, way, rank))
-            found.extend(chunk_window_bound_of_link(problem, frames, way, link, rank) for link in machines)
+            found.append(chunk_idle_gap_bound_of_rank(problem, frames, way, rank))
+            found.extend(chunk_idle_gap_bound_of_link(problem, frames, way, link, rank) for link in machines)
     return max(found)
 
 
@@ -110,13 +110,13 @@ def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) ->
     problem = next(each.problem for each in instances("m70-wave") if each.name == f"m70-wave-{name}")
     (frames,) = frames_of(problem, microbatch_classes(problem)).values()
     way = way_of(problem, frames)
-    assert max(chunk_window_bound_of_rank(problem, frames, way, rank) for rank in range(8)) == known_ms * 1_000_000
+    assert max(chunk_idle_gap_bound_of_rank(problem, frames, way, rank) for rank in range(8)) == known_ms * 1_000_000
 
 
 def test_looks_at_every_link_of_four_sites() -> None:
     """All six slow links are equally busy; the one that decides is the farthest from the first rank, where memory is shortest."""
     problem = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-0.25-2-case1")
-    bound = bound_of(BoundName.WINDOWS, problem)
+    bound = bound_of(BoundName.IDLE_GAPS, problem)
     assert (bound.value_ns, bound.detail) == (3_393_750_000, "link from rank 5 to rank 6")
 
 
@@ -128,7 +128,7 @@ def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
         costs = (19_000_000, 23_250_000, 10_250_000)
         problem = make_problem(8, microbatches, placement="wave", chunks=2, costs_ns=costs, in_flight=8, links=slow)
         (frames,) = frames_of(problem, microbatch_classes(problem)).values()
-        found.append(chunk_window_bound_of_rank(problem, frames, way_of(problem, frames), 7))
+        found.append(chunk_idle_gap_bound_of_rank(problem, frames, way_of(problem, frames), 7))
     work_ns = 8 * 2 * (19_000_000 + 23_250_000 + 10_250_000)
     assert found[1] - found[0] > 1.2 * work_ns
     assert found[2] - found[1] > 1.2 * work_ns
@@ -136,7 +136,7 @@ def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
 
 @pytest.mark.parametrize("problem", [m70(2, 2), m70(0, 0), m70(2, 2, microbatches=48), make_problem(4, 8, costs_ns=M70_NS)])
 def test_is_no_less_than_the_bound_for_one_stage_per_rank(problem: Problem) -> None:
-    assert best_bound(problem) >= bound_of(BoundName.WINDOWS, problem).value_ns
+    assert best_bound(problem) >= bound_of(BoundName.IDLE_GAPS, problem).value_ns
 
 
 def test_does_not_apply_to_two_paths() -> None:

@@ -1,4 +1,4 @@
-"""The window bound: never above the optimum, equal to it where theory says so, and as strong as one rank's own relaxation."""
+"""The idle-gap bound: never above the optimum, equal to it where theory says so, and as strong as one rank's own relaxation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_never_above_the_optimum(problem: Problem, objective: Objective, cut: Ki
         best_ns = optimum(problem, parts, most_states=4_000)
     except (SearchTooLarge, ValueError):
         assume(False)
-    assert best_ns is None or bound_of(BoundName.WINDOWS, problem).value_ns <= best_ns
+    assert best_ns is None or bound_of(BoundName.IDLE_GAPS, problem).value_ns <= best_ns
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_never_above_the_optimum_with_slow_links_and_fast_fused_backwards(
     except SearchTooLarge:
         assume(False)
     assert best_ns is not None
-    assert bound_of(BoundName.WINDOWS, problem).value_ns <= best_ns
+    assert bound_of(BoundName.IDLE_GAPS, problem).value_ns <= best_ns
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (8, 16), (32, 64), (8, 1024)])
@@ -66,11 +66,11 @@ def test_proves_zb_h1_where_no_link_is_slow(ranks: int, microbatches: int) -> No
     problem = make_problem(ranks, microbatches, costs_ns=M70_NS, in_flight=ranks)
     forward, gradient, weight = M70_NS
     expected = microbatches * sum(M70_NS) + (ranks - 1) * (forward + gradient - weight)
-    assert bound_of(BoundName.WINDOWS, problem).value_ns == expected
+    assert bound_of(BoundName.IDLE_GAPS, problem).value_ns == expected
     assert simulate(problem, TEMPLATES["zb-h1"].construct(problem)).makespan_ns == expected
 
 
 def test_is_what_cp_sat_proves_for_one_rank() -> None:
     """Rank 0 of M70 at (2, 2) alone: CP-SAT proves 2736 ms for 16 microbatches (the whole problem's optimum too), 6738 for 48."""
-    assert bound_of(BoundName.WINDOWS, m70(2, 2)).value_ns == 2736_000_000
-    assert bound_of(BoundName.WINDOWS, m70(2, 2, microbatches=48)).value_ns == 6738_000_000
+    assert bound_of(BoundName.IDLE_GAPS, m70(2, 2)).value_ns == 2736_000_000
+    assert bound_of(BoundName.IDLE_GAPS, m70(2, 2, microbatches=48)).value_ns == 6738_000_000
