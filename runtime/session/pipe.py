@@ -233,7 +233,7 @@ class Pipe:
         word = int(looks and self._mover is not None and self._mover.all_have_offered())
         start = self._start_of_step()
         if start is not None:
-            start.keep()
+            start.keep((inputs, targets))
         while True:
             loss, here, counts = self._attempt(inputs, targets, word)
             if start is None or counts:
@@ -251,9 +251,10 @@ class Pipe:
     def _start_of_step(self) -> StepStart | None:
         """What keeps what a step changes, where the step may have to run again."""
         if self.retries and self._start is None:
-            from schedc.runtime.session.retry import StepStart
+            from schedc.runtime.session.retry import StepStart, module_of
 
-            self._start = StepStart(self._stages.values(), self._hooks, stage_device(self._stages))
+            modules = (*self._stages.values(), *module_of(self._loss_fn))
+            self._start = StepStart(modules, self._hooks, stage_device(self._stages))
         return self._start
 
     def _attempt(self, inputs: Batch | None, targets: Batch | None, word: int) -> tuple[torch.Tensor, bool, bool]:

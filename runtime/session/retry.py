@@ -2,25 +2,27 @@
 
 That is gradients, buffers, and torch's random numbers, the CPU's and the GPU's. A gradient that is None at the start costs nothing.
 Which buffers change is learnt: all are copied before the first step, later only those that have changed so far.
+What a step should not change is not copied, but looked at: weights, and the batch. Where it has changed, the step cannot run again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.stage.buffers import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import nn
+    from collections.abc import Iterable, Iterator, Sequence
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
-__all__ = ["StepStart"]
+__all__ = ["StepStart", "module_of"]
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""
@@ -31,20 +33,22 @@ class _Gradient(NamedTuple):
     name: str
     value: torch.Tensor | None
     copy: torch.Tensor | None
+    there: bool
+    """Whether the weight has this attribute."""
 
 
 class StepStart:
     """What one rank had at the start of a step."""
 
-    def __init__(self, stages: Iterable[nn.Module], hooks: ReplicaHooks, device: torch.device) -> None:
+    def __init__(self, modules: Iterable[nn.Module], hooks: ReplicaHooks, device: torch.device) -> None:
         """Take what may change.
 
         Args:
-            stages: with their weights and buffers.
+            modules: the stages, and the loss function where it is a module, with their weights and buffers.
             hooks: whose shards get gradients as well.
             device: of the stages.
         """
-        self._stages = tuple(stages)
+        self._modules = tuple(modules)
         try:
             self._shards = tuple(shard.weight for shard in hooks.shards())
         except InvalidInput:  # nothing is sharded
@@ -52,24 +56,34 @@ class StepStart:
         self._device = device
         self._gradients: Sequence[_Gradient] = ()
         self._buffers: Sequence[Kept] = ()
+        self._registered: Sequence[tuple[nn.Module, dict[str, torch.Tensor | None]]] = ()
+        """Of each module, which tensors its buffers are."""
+        self._versions: Sequence[tuple[str, torch.Tensor, int]] = ()
+        """What the step should not change."""
         self._changing: set[tuple[nn.Module, str]] | None = None
-        """The buffers that have changed so far; None: no step has run yet."""
+        """The buffers that have changed so far, or that a step has made; None: no step has run yet."""
         self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
-    def keep(self) -> None:
-        """Before a step."""
-        weights = dict.fromkeys((*(weight for stage in self._stages for weight in stage.parameters()), *self._shards))
+    def keep(self, batch: Any = ()) -> None:
+        """Before a step, whose inputs and targets are in `batch`."""
+        own = dict.fromkeys(weight for module in self._modules for weight in module.parameters())
         self._gradients = [
-            _Gradient(weight, name, value, None if value is None else value.detach().clone())
-            for weight in weights
+            _Gradient(weight, name, value, None if value is None else value.detach().clone(), hasattr(weight, name))
+            for weight in dict.fromkeys((*own, *self._shards))
             for name in GRADIENTS
-            if hasattr(weight, name)
-            for value in (getattr(weight, name),)
+            for value in (getattr(weight, name, None),)
         ]
+        self._versions = [
+            (what, tensor, tensor._version)
+            for what, tensors in (("a weight", tuple(own)), ("the batch", batch))
+            for tensor in _tensors(tensors)
+        ]
+        owners = dict.fromkeys(owner for module in self._modules for owner in module.modules())
+        self._registered = [(owner, dict(owner._buffers)) for owner in owners]
         self._buffers = [
             Kept(owner, name, tensor, tensor._version, tensor.detach().clone() if self._may_change(owner, name) else None)
-            for owner in dict.fromkeys(module for stage in self._stages for module in stage.modules())
-            for name, tensor in owner._buffers.items()
+            for owner, buffers in self._registered
+            for name, tensor in buffers.items()
             if tensor is not None
         ]
         on_gpu = self._device.type == "cuda"
@@ -79,30 +93,37 @@ class StepStart:
         """After a step that counts: its start is not needed any more."""
         first = self._changing is None
         changed = {(one.owner, one.name) for one in self._buffers if one.written() or (first and not _same(one.tensor, one.copy))}
-        self._changing = changed | (self._changing or set())
-        self._gradients = self._buffers = ()
+        made = {(owner, name) for owner, buffers in self._registered for name in owner._buffers if buffers.get(name) is None}
+        self._changing = changed | made | (self._changing or set())
+        self._gradients = self._buffers = self._registered = self._versions = ()
 
     def put_back(self) -> None:
         """Before the step runs again.
 
         Raises:
-            Unsupported: a buffer has changed that no step before had changed.
+            Unsupported: a weight or the batch has changed, or a buffer that no step before had changed.
         """
+        for what, tensor, version in self._versions:
+            if tensor._version != version:
+                raise _cannot_run_again(f"{what} of shape {list(tensor.shape)} has changed in place, which it should not")
         with torch.no_grad():
-            for weight, name, value, copy in self._gradients:
+            for weight, name, value, copy, there in self._gradients:
                 if value is not None and copy is not None:
                     value.copy_(copy)
-                setattr(weight, name, value)
+                if there:
+                    setattr(weight, name, value)
+                elif hasattr(weight, name):
+                    delattr(weight, name)
+            for owner, buffers in self._registered:
+                owner._buffers.clear()
+                owner._buffers.update(buffers)
             for one in self._buffers:
                 if one.copy is not None:
                     if not _same(one.tensor, one.copy):
                         one.tensor.copy_(one.copy)
-                    one.owner._buffers[one.name] = one.tensor
                 elif one.written():
-                    raise Unsupported(
-                        f"a channel has failed, and the step cannot run again: the buffer {one.name!r} of a"
-                        f" {type(one.owner).__name__} has changed, which no step before had changed; load a checkpoint"
-                    )
+                    kind = type(one.owner).__name__
+                    raise _cannot_run_again(f"the buffer {one.name!r} of a {kind} has changed, which no step before had changed")
         assert self._random is not None
         cpu, gpu = self._random
         torch.set_rng_state(cpu)
@@ -113,6 +134,30 @@ class StepStart:
         return self._changing is None or (owner, name) in self._changing
 
 
+def module_of(function: Any) -> tuple[nn.Module, ...]:
+    """The module that a function is, or is a method of; none where it is neither."""
+    if isinstance(function, partial):
+        return module_of(function.func)
+    owner = getattr(function, "__self__", function)
+    return (owner,) if isinstance(owner, nn.Module) else ()
+
+
 def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether two tensors are equal; NaN is not, which is on the safe side."""
     return other is not None and torch.equal(one, other)
+
+
+def _cannot_run_again(why: str) -> Unsupported:
+    return Unsupported(f"a channel has failed, and the step cannot run again: {why}; load a checkpoint")
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, whatever they are in, as far as torch counts their changes."""
+    if isinstance(batch, torch.Tensor):
+        if not batch.is_inference():
+            yield batch
+    elif isinstance(batch, Mapping):
+        yield from _tensors(tuple(batch.values()))
+    elif isinstance(batch, (tuple, list)):
+        for one in batch:
+            yield from _tensors(one)

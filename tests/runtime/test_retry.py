@@ -209,6 +209,23 @@ def test_a_buffer_that_changes_for_the_first_time(two: Ranks) -> None:
     assert results[0].startswith("TransferFailed: rank 0")
 
 
+@pytest.mark.parametrize("method", [False, True])
+def test_a_loss_with_weights_of_its_own(two: Ranks, method: bool) -> None:
+    """Their gradients and buffers are put back as the stages' are."""
+    sound = two.run(retry_runs.lose_with_weights, planned(), [NONE, NONE], method)
+    again = two.run(retry_runs.lose_with_weights, planned(), [NONE, Faults(receive={5: "lost"})], method)
+    assert sound == again and sound[1][0][0] != 0
+
+
+@pytest.mark.parametrize("what", ["inputs", "targets"])
+def test_a_batch_that_a_step_changes_in_place(two: Ranks, what: str) -> None:
+    """The second run would find another batch: it is refused."""
+    results = two.run(retry_runs.change_the_batch, planned(), [NONE, Faults(receive={2: "lost"})], what)
+    culprit = 0 if what == "inputs" else 1
+    assert results[culprit].startswith("Unsupported: a channel has failed, and the step cannot run again: the batch of shape [")
+    assert results[1 - culprit].startswith(f"TransferFailed: rank {1 - culprit}")
+
+
 class Scripted:
     """A transport whose receives give a number, or raise."""
 
@@ -326,4 +343,53 @@ def test_what_a_step_changes_is_put_back() -> None:
     start.keep()
     layer.table += 1
     with pytest.raises(Unsupported, match="the buffer 'table' of a Grown has changed"):
+        start.put_back()
+
+
+class Young(nn.Linear):
+    """A layer that makes a buffer and a place for gradients when it first needs them."""
+
+    weight: Any
+    mean: torch.Tensor | None
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mean", None)
+
+    def step(self) -> None:
+        self.mean = torch.ones(2) if self.mean is None else self.mean / 2
+        if not hasattr(self, "count"):
+            self.register_buffer("count", torch.zeros(()))
+        self.count += 1
+        if not hasattr(self.weight, "main_grad"):
+            self.weight.main_grad = torch.zeros(2, 2)
+        self.weight.main_grad += 1
+
+
+def test_what_a_step_has_made_is_taken_away() -> None:
+    layer = Young()
+    start = StepStart([layer], ReplicaHooks(), torch.device("cpu"))
+    for step in range(1, 3):
+        start.keep()
+        layer.step()
+        start.put_back()
+        layer.step()
+        start.let_go()
+        assert layer.mean is not None and layer.mean.tolist() == [1 / step] * 2
+        assert layer.count.item() == step and layer.weight.main_grad[0, 0] == step
+
+
+@pytest.mark.parametrize("what", ["a weight", "the batch"])
+def test_what_should_not_change(what: str) -> None:
+    """An optimizer that runs in a hook has updated the weights already; a batch that is changed in place is another."""
+    layer, mask = nn.Linear(2, 2), torch.ones(4)
+    batch = [(torch.ones(3), {"mask": mask})]
+    start = StepStart([layer], ReplicaHooks(), torch.device("cpu"))
+    with torch.inference_mode():
+        uncounted = torch.ones(5)
+    start.keep((None, batch, uncounted, "text"))
+    with torch.no_grad():
+        (layer.bias if what == "a weight" else mask).add_(1)
+    with pytest.raises(Unsupported, match=f"{what} of shape .* has changed in place"):
         start.put_back()

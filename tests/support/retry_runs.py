@@ -243,3 +243,69 @@ def change_suddenly(rank: int, plan: Plan, faults: Sequence[Faults]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "went well"
+
+
+class OwnLoss(nn.Module):
+    """A loss function with a weight, whose gradient adds up beside the stages', and a buffer."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return loss_fn(logits * self.scale, targets)
+
+    def method(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same as a method."""
+        result: torch.Tensor = self(logits, targets)
+        return result
+
+
+def lose_with_weights(rank: int, plan: Plan, faults: Sequence[Faults], method: bool) -> list[tuple[float, float]]:
+    """Two steps with a loss function that has a weight: after each, the weight's gradient and the buffer."""
+    own = OwnLoss()
+    found = []
+    with (
+        warnings.catch_warnings(),
+        on_failing([faults[rank]]),
+        schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=own.method if method else own, timeout_s=20) as pipe,
+    ):
+        warnings.simplefilter("ignore")
+        for step in range(2):
+            pipe.step(*make_batch(plan, step))
+            found.append((0.0 if own.scale.grad is None else own.scale.grad.item(), own.seen.item()))
+    return found
+
+
+class Changing(nn.Module):
+    """A first stage that changes its input in place: each run of a step finds another batch."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.add_(1).remainder_(pipeline_runs.TOKENS))
+        return y
+
+
+def change_the_batch(rank: int, plan: Plan, faults: Sequence[Faults], what: str) -> str:
+    """One step that changes the inputs or the targets in place, in which a channel fails."""
+    stages = make_stages(plan, rank)
+    if what == "inputs" and 0 in stages:
+        stages[0] = Changing(stages[0])
+
+    def changing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_fn(logits, targets.add_(1).remainder_(pipeline_runs.TOKENS) if what == "targets" else targets)
+
+    try:
+        with on_failing([faults[rank]]), schedc.runtime.load(plan, stages=stages, loss_fn=changing, timeout_s=20) as pipe:
+            inputs, targets = ([piece.clone() for piece in one.chunk(plan.problem.microbatches)] for one in make_batch(plan, 0))
+            pipe.step(inputs, targets)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "went well"
