@@ -1,7 +1,4 @@
-"""The shortest cycle of a directed graph, for verifiers that explain a deadlock with as few ops as possible.
-
-Takes the number of nodes and each node's successors; gives the nodes of one shortest cycle in order, or None if there is none.
-"""
+"""The cycles of a directed graph, for verifiers that explain a deadlock with as few ops as possible."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["shortest_cycle", "stuck_nodes"]
+__all__ = ["edges_between", "shortest_cycle", "stuck_nodes"]
 
 
 def shortest_cycle(num_nodes: int, successors: Sequence[Sequence[int]]) -> list[int] | None:
@@ -59,6 +56,12 @@ def shortest_cycle(num_nodes: int, successors: Sequence[Sequence[int]]) -> list[
             break
         remove([start])  # its cycles have been seen; whatever only they kept alive goes too
     return best
+
+
+def edges_between(nodes: Sequence[int], successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Per one of these nodes, its successors among them, as their places in `nodes`."""
+    place = {node: index for index, node in enumerate(nodes)}
+    return [[place[other] for other in successors[node] if other in place] for node in nodes]
 
 
 def _cycle_through(start: int, successors: Sequence[Sequence[int]], alive: Sequence[bool], most: int) -> list[int] | None:

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import token
-from schedc.verify.cycles import shortest_cycle, stuck_nodes
+from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 from schedc.verify.plan.channels import channel_ends
 from schedc.verify.violation import Violation
 
@@ -94,17 +94,16 @@ def _blocked(waiting: Sequence[Sequence[int]], queues: Sequence[Sequence[int]]) 
     another of these, and whatever is no head is behind one.
     """
     nodes = stuck_nodes(waiting)
-    queued: list[list[int]] = []
-    if len(nodes) > _MOST_NODES:
-        never = set(nodes)
-        stuck = [[node for node in queue if node in never] for queue in queues]
-        heads = {queue[0] for queue in stuck if queue}
-        nodes = sorted(heads.union(node for node in nodes if not heads.isdisjoint(waiting[node])))
-        kept = set(nodes)
-        queued = [[node for node in queue if node in kept] for queue in stuck]
+    if len(nodes) <= _MOST_NODES:
+        return nodes, edges_between(nodes, waiting)
+    never = set(nodes)
+    stuck = [[node for node in queue if node in never] for queue in queues]
+    heads = {queue[0] for queue in stuck if queue}
+    nodes = sorted(heads.union(node for node in nodes if not heads.isdisjoint(waiting[node])))
     number = {node: index for index, node in enumerate(nodes)}
-    successors = [[number[other] for other in waiting[node] if other in number] for node in nodes]
-    for queue in queued:
-        for at, node in enumerate(queue):
-            successors[number[node]] += [number[other] for other in queue[at + 1 :]]
+    successors = edges_between(nodes, waiting)
+    for queue in stuck:
+        places = [number[node] for node in queue if node in number]
+        for at, place in enumerate(places):
+            successors[place] += places[at + 1 :]
     return nodes, successors

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from schedc.interop.torch_csv.lint.actions import COMPUTE, Finding
 from schedc.interop.torch_csv.lint.lists import key_of
-from schedc.interop.torch_csv.lint.transfers import message_of, messages
-from schedc.verify.cycles import shortest_cycle, stuck_nodes
+from schedc.interop.torch_csv.lint.transfers import consumer_of, message_of, messages, other_end
+from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,14 +61,10 @@ class _Graph:
     def cycle(self) -> list[int] | None:
         """The nodes of a smallest cycle, each waiting for the one before it."""
         stuck = stuck_nodes(self.waiting)
-        if not stuck:
-            return None
         if len(stuck) > _MOST_NODES:
             return self._some_cycle(set(stuck))
-        number = {node: index for index, node in enumerate(stuck)}
-        cycle = shortest_cycle(len(stuck), [[number[other] for other in self.waiting[node] if other in number] for node in stuck])
-        assert cycle is not None
-        return [stuck[index] for index in cycle]
+        cycle = shortest_cycle(len(stuck), edges_between(stuck, self.waiting))
+        return None if cycle is None else [stuck[index] for index in cycle]
 
     def _some_cycle(self, stuck: set[int]) -> list[int]:
         """Go from a stuck node to one that it waits for, over and over, until one comes again."""
@@ -123,15 +119,10 @@ def _with_messages(lists: Lists, level: int) -> _Graph:
                 continue
             if latest is not None:
                 graph.wait(latest, message_node[message])
-            other = message.to if action.kind.startswith("SEND") else message.stage
-            queue = (action.row, lists.rank_of[other]) if level == 1 else (action.row,)
+            queue = (action.row, lists.rank_of[other_end(action, message)]) if level == 1 else (action.row,)
             queues.setdefault(queue, []).append(message_node[message])
     for message, node in message_node.items():
-        needs = (
-            lists.at[("F", message.to, message.microbatch)]
-            if message.kind == "F"
-            else lists.backward(message.to, message.microbatch)
-        )
+        needs = consumer_of(lists, message)
         assert needs is not None
         graph.wait(node, node_of[needs])
     if level:

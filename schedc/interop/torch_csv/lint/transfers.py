@@ -22,8 +22,10 @@ __all__ = [
     "check_receive_order",
     "check_send_order",
     "check_transfers_present",
+    "consumer_of",
     "message_of",
     "messages",
+    "other_end",
 ]
 
 
@@ -73,6 +75,11 @@ def message_of(action: Action) -> Message | None:
     return Message(direction, action.stage + back, action.microbatch)
 
 
+def other_end(action: Action, message: Message) -> int:
+    """The stage at the other end of a message that the action sends or receives."""
+    return message.to if action.kind.startswith("SEND") else message.stage
+
+
 def check_neighbours(lists: Lists) -> Iterator[Finding]:
     """A send or receive goes to a neighbouring stage that exists and is on another rank."""
     for row in lists.rows:
@@ -80,7 +87,7 @@ def check_neighbours(lists: Lists) -> Iterator[Finding]:
             message = message_of(action)
             if message is None:
                 continue
-            other = message.to if action.kind.startswith("SEND") else message.stage
+            other = other_end(action, message)
             if not 0 <= other < lists.stages:
                 end = "last" if other >= lists.stages else "first"
                 yield action.finding("no-neighbour", f"the {end} stage has no neighbour there; torch sends and receives nothing")
@@ -95,7 +102,7 @@ def check_transfers_present(lists: Lists) -> Iterator[Finding]:
         if message.send not in lists.at:
             yield lists.missing(*message.send, f"it is missing, and rank {lists.rank_of[message.to]} waits for it indefinitely")
         if message.receive not in lists.at:
-            consumer = _consumer(lists, message)
+            consumer = consumer_of(lists, message)
             needs = f"{consumer.name} ({consumer.place}) has" if consumer else "torch has"
             yield lists.missing(*message.receive, f"it is missing, and {needs} nothing to compute on")
 
@@ -103,7 +110,7 @@ def check_transfers_present(lists: Lists) -> Iterator[Finding]:
 def check_receive_order(lists: Lists) -> Iterator[Finding]:
     """A receive is before the action that needs it."""
     for message in messages(lists):
-        receive, consumer = lists.at.get(message.receive), _consumer(lists, message)
+        receive, consumer = lists.at.get(message.receive), consumer_of(lists, message)
         if receive and consumer and receive.row == consumer.row and not lists.runs_before(receive, consumer):
             yield consumer.finding("receive-order", f"it needs {receive.name}, which is after it, in cell {receive.cell + 1}")
 
@@ -117,7 +124,7 @@ def check_send_order(lists: Lists) -> Iterator[Finding]:
             yield send.finding("send-order", f"it sends what {producer.name} makes, {where}")
 
 
-def _consumer(lists: Lists, message: Message) -> Action | None:
+def consumer_of(lists: Lists, message: Message) -> Action | None:
     """The action that needs the message."""
     return _computes(lists, message.kind, message.to, message.microbatch)
 
@@ -172,7 +179,7 @@ def _ends(lists: Lists) -> Ends:
         for action in row:
             message = message_of(action)
             if message in needed:
-                other = message.to if action.kind.startswith("SEND") else message.stage
+                other = other_end(action, message)
                 ends.setdefault((action.row, lists.rank_of[other]), []).append((message, action))
     return ends
 
