@@ -16,21 +16,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout
     from schedc.ir.workload import Workload
 
-__all__ = [
-    "check_capacity",
-    "check_connected",
-    "check_contiguous",
-    "check_layer_range",
-    "check_one_path",
-    "check_path_stages",
-    "check_rank_has_stage",
-    "check_rank_range",
-    "check_stage_count",
-    "check_stage_on_path",
-    "check_stage_values",
-    "check_whole_model",
-    "verify_layout",
-]
+__all__ = ["verify_layout"]
 
 
 def verify_layout(workload: Workload, layout: Layout) -> tuple[Violation, ...]:

@@ -17,25 +17,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = [
-    "check_counts",
-    "check_data_parallel",
-    "check_layers",
-    "check_length",
-    "check_link_ranks",
-    "check_link_unique",
-    "check_links_present",
-    "check_memory_limits",
-    "check_microbatch_costs",
-    "check_objective",
-    "check_path_of",
-    "check_path_stages",
-    "check_rank_has_stage",
-    "check_rank_range",
-    "check_size",
-    "check_stage_on_path",
-    "verify_problem",
-]
+__all__ = ["verify_problem"]
 
 
 def verify_problem(problem: Problem) -> tuple[Violation, ...]:

@@ -19,20 +19,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.workload import Workload
 
-__all__ = [
-    "check_collectives",
-    "check_counts",
-    "check_devices",
-    "check_layer_values",
-    "check_link_ends",
-    "check_link_unique",
-    "check_microbatch_costs",
-    "check_names",
-    "check_positions",
-    "check_sites",
-    "check_static",
-    "verify_workload",
-]
+__all__ = ["verify_workload"]
 
 
 def verify_workload(workload: Workload) -> tuple[Violation, ...]:

@@ -9,28 +9,36 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.problem import Objective
+from schedc.verify.plan.replay import replay
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from schedc.ir.ops import Op
     from schedc.ir.plan import BoundName, Plan, RankPlan
+    from schedc.verify.plan.needs import Need
     from schedc.verify.plan.replay import Replay
 
-__all__ = [
-    "check_bound_source",
-    "check_bounds",
-    "check_bubble_ratio",
-    "check_gap",
-    "check_lower_bound",
-    "check_makespan",
-    "check_objective",
-    "check_peak_memory",
-    "check_stage_span",
-]
+__all__ = ["check_certificate"]
 
 TOLERANCE = 1e-6
 """How far a claimed ratio may be from the true one: files may round it."""
+
+
+def check_certificate(plan: Plan, needs: Mapping[Op, Need], bounds: Mapping[BoundName, int] | None) -> Iterator[Violation]:
+    """Every rule of the certificate; `bounds` as in `check_bounds`, None: they are believed."""
+    replayed = replay(plan, needs)
+    yield from check_objective(plan)
+    yield from check_makespan(plan, replayed)
+    yield from check_stage_span(plan, replayed)
+    yield from check_bubble_ratio(plan, replayed)
+    yield from check_peak_memory(plan)
+    yield from check_lower_bound(plan)
+    yield from check_gap(plan)
+    yield from check_bound_source(plan)
+    if bounds is not None:
+        yield from check_bounds(plan, bounds)
 
 
 def check_objective(plan: Plan) -> Iterator[Violation]:

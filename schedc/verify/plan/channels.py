@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Channel, Plan
     from schedc.verify.plan.needs import Need
 
-__all__ = [
-    "End",
-    "channel_ends",
-    "check_channel_names",
-    "check_channel_pairs",
-    "check_collectives",
-    "check_post_before",
-    "check_transfer_order",
-    "check_transfers",
-]
+__all__ = ["End", "channel_ends", "check_channels"]
 
 
 class End(NamedTuple):
@@ -52,6 +43,16 @@ class End(NamedTuple):
 def channel_ends(plan: Plan) -> list[End]:
     """Every end of every channel, rank after rank."""
     return [End(rank.rank, channel) for rank in plan.ranks for channel in rank.channels]
+
+
+def check_channels(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+    """Every rule of channels and collectives."""
+    yield from check_channel_names(plan)
+    yield from check_transfers(plan, needs)
+    yield from check_channel_pairs(plan)
+    yield from check_transfer_order(plan, needs)
+    yield from check_post_before(plan, needs)
+    yield from check_collectives(plan)
 
 
 def check_channel_names(plan: Plan) -> Iterator[Violation]:

@@ -25,19 +25,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = [
-    "check_coverage",
-    "check_deadlock",
-    "check_memory_limit",
-    "check_need_order",
-    "check_op_fields",
-    "check_op_rank",
-    "check_part_order",
-    "check_parts",
-    "check_rank_count",
-    "check_split_backward",
-    "verify_schedule",
-]
+__all__ = ["verify_schedule"]
 
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> tuple[Violation, ...]:
