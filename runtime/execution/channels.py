@@ -187,6 +187,7 @@ class Receiver:
         timeout_s: float,
         failing: Failing = _cannot,
         device: torch.device | None = None,
+        shape_timeout_s: float | None = None,
     ) -> None:
         self._wire = wire
         self._data, self._control = ends.data, ends.control
@@ -196,6 +197,8 @@ class Receiver:
         self._failed = False
         self._device = device
         """Where the zeros are that come when the wire has failed."""
+        self._shape_timeout_s = timeout_s if shape_timeout_s is None else shape_timeout_s
+        """Of a header, which nothing can take the place of: its sender may have to find out first that a channel has failed."""
         self._posted: dict[int, list[Incoming | None]] = {}
         self._headers: dict[int, tuple[int, Incoming]] = {}
         self._next = 0
@@ -245,9 +248,9 @@ class Receiver:
             if boundary in self._headers:
                 first, header = self._headers.pop(boundary)
                 try:
-                    found = header.wait(self._timeout_s)
+                    found = header.wait(self._shape_timeout_s)
                 except (ConnectionLost, NoAnswer) as error:
-                    raise self._not_come(op, first, "waits for the shape of", error) from error
+                    raise self._not_come(op, first, "waits for the shape of", error, self._shape_timeout_s) from error
                 self._boundaries.setdefault(boundary, decode(found))
         self.post(at)
         kinds = self._boundaries[message.boundary]
@@ -267,9 +270,9 @@ class Receiver:
             try:
                 return incoming.wait(self._timeout_s)
             except (ConnectionLost, NoAnswer) as error:
-                self._failed = self._failing(self._not_come(op, at, "waits for", error), error)
+                self._failed = self._failing(self._not_come(op, at, "waits for", error, self._timeout_s), error)
                 if not self._failed:
-                    raise self._not_come(op, at, "waits for", error) from error
+                    raise self._not_come(op, at, "waits for", error, self._timeout_s) from error
         return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device)
 
     def _start(self, at: int, kind: TensorKind, tag: int) -> Incoming | None:
@@ -282,11 +285,11 @@ class Receiver:
                     raise self._not_posted(at) from error
         return None
 
-    def _not_come(self, op: Op, at: int, waits_for: str, error: Exception) -> TransferFailed:
+    def _not_come(self, op: Op, at: int, waits_for: str, error: Exception, timeout_s: float) -> TransferFailed:
         wire = self._wire
         what = f"{token(op)} {waits_for} {token(wire.transfers[at])}"
         doing = f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
-        return waiting_failed(doing, error, self._timeout_s, wire.source)
+        return waiting_failed(doing, error, timeout_s, wire.source)
 
     def _not_posted(self, at: int) -> TransferFailed:
         wire, transfer = self._wire, token(self._wire.transfers[at])

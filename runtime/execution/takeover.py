@@ -41,6 +41,11 @@ class Takeover:
         """Whether this rank has found no failure since all ranks last exchanged them."""
         return not self._failures
 
+    @property
+    def found(self) -> list[str]:
+        """The failures that this rank has found since then, as messages."""
+        return [failure.message for failure in self._failures]
+
     def channel(self, wire: Wire) -> Channel:
         """The channel that a wire uses."""
         return self._channels(wire.source, wire.destination)[self._in_use[ranks_of(wire)]]

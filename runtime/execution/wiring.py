@@ -83,6 +83,8 @@ class Wiring:
         self.receivers: dict[int, Receiver] = {}
         self.retries = any(len(self._channels(*pair)) > 1 for pair in permutations(range(groups.size), 2))
         """Whether there is a channel that another can take over from; the same on all ranks."""
+        self._patience_s = timeout_s * (2 if self.retries else 1)
+        """How long to wait for a rank that may have to find out first that a channel has failed."""
         self._takeover: Takeover | None = None
         if self.retries:
             from schedc.runtime.execution.takeover import Takeover
@@ -145,10 +147,12 @@ class Wiring:
             if rank == wire.source:
                 self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)
             else:
-                self.receivers[number] = Receiver(wire, ends, self._boundaries, self._timeout_s, failing, self._device)
+                self.receivers[number] = Receiver(
+                    wire, ends, self._boundaries, self._timeout_s, failing, self._device, self._patience_s
+                )
         if self.retries:
             self._agreement.say(good=self._good())
-            if not self._agreement.hear(2 * self._timeout_s):
+            if not self._agreement.hear(self._patience_s):
                 self.change()
 
     def begin(self) -> None:
@@ -194,9 +198,9 @@ class Wiring:
                         if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
                             raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
         self._agreement.say(good=self._good())
-        good = self._agreement.hear(self._timeout_s * (2 if self.retries else 1))  # others may have to wait for a channel first
-        for sender in self.senders.values():
-            sender.flush()
+        good = self._agreement.hear(self._patience_s)
+        if good:
+            self._flush()
         return good
 
     def change(self) -> None:
@@ -209,7 +213,17 @@ class Wiring:
         for ranks in self._takeover.change():
             if self._groups.rank in ranks:
                 self._end(ranks)
+        self._flush()  # what is left has come: its ranks have taken all
         self._connect()
+
+    def add_notes(self, error: BaseException) -> None:
+        """Say with an error which channels had failed before: the ops since then may have worked on zeros."""
+        for found in () if self._takeover is None else self._takeover.found:
+            error.add_note(f"before that a channel has failed, and zeros came in place of tensors: {found}")
+
+    def _flush(self) -> None:
+        for sender in self.senders.values():
+            sender.flush()
 
     def _failing(self, wire: Wire, failed: TransferFailed, error: Exception) -> bool:
         """Take note that a wire has failed, and let its peer know; as `Failing`."""

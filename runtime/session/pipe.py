@@ -120,7 +120,8 @@ class Pipe:
         try:
             total = self._step(inputs, targets)
             refused = self._settle(self._mover) if self._mover is not None and self._mover.pending and self._offered else None
-        except BaseException:
+        except BaseException as error:
+            self._wiring.add_notes(error)
             self.close()
             raise
         if refused is not None:

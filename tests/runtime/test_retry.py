@@ -226,6 +226,24 @@ def test_a_batch_that_a_step_changes_in_place(two: Ranks, what: str) -> None:
     assert results[1 - culprit].startswith(f"TransferFailed: rank {1 - culprit}")
 
 
+def test_a_stage_that_raises_on_zeros(two: Ranks) -> None:
+    """Its error says that a channel had failed, which is the cause."""
+    results = two.run(retry_runs.raise_on_zeros, planned(), [NONE, Faults(receive={2: "lost"})])
+    assert results[1][0] == "ValueError: nothing to normalize by"
+    assert results[1][-1].startswith("before that a channel has failed, and zeros came in place of tensors: rank 1: F1.2 waits for")
+
+
+@pytest.mark.slow
+def test_the_first_transfer_is_lost_without_a_word(four: Ranks) -> None:
+    """The ranks behind the one that waits for it wait longer than it does: a header cannot come another way."""
+    faults = [[NONE], [Faults(send={0: "lose"}, wires=frozenset({(1, 2)}))], [NONE], [NONE]]
+    results = four.run(retry_runs.compare, planned(ranks=4, microbatches=8), faults, Options(timeout_s=2.0, steps=2))
+    for rank, result in enumerate(results):
+        assert isinstance(result, dict), result
+        assert result["different"] == []
+        assert rank in (0, 3) or any("between ranks 1 and 2, gloo has failed (" in told for told in result["told"])
+
+
 class Scripted:
     """A transport whose receives give a number, or raise."""
 

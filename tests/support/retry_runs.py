@@ -309,3 +309,30 @@ def change_the_batch(rank: int, plan: Plan, faults: Sequence[Faults], what: str)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "went well"
+
+
+class NoZeros(nn.Module):
+    """A stage that raises on zeros."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.any():
+            raise ValueError("nothing to normalize by")
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+def raise_on_zeros(rank: int, plan: Plan, faults: Sequence[Faults]) -> list[str]:
+    """A step in which a channel fails and rank 1 raises on what comes in place of its tensors: the error and its notes."""
+    stages = make_stages(plan, rank)
+    if rank == 1:
+        stages = {stage: NoZeros(module) for stage, module in stages.items()}
+    try:
+        with on_failing([faults[rank]]), schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=20) as pipe:
+            pipe.step(*make_batch(plan, 0))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}", *error.__notes__]
+    return []
