@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from schedc.interop.torch_csv.lint.lists import Lists
     from schedc.ir.problem import Problem
 
-__all__ = [
-    "check_backward_kinds",
-    "check_compute_order",
-    "check_coverage",
-    "check_duplicates",
-    "check_loss_order",
-    "check_placement",
-]
+__all__ = ["check_compute", "check_placement"]
 
 
 def check_placement(lists: Lists, problem: Problem) -> Iterator[Finding]:
@@ -38,6 +31,12 @@ def check_placement(lists: Lists, problem: Problem) -> Iterator[Finding]:
             if action.row != rank and action.stage not in seen:
                 seen.add(action.stage)
                 yield action.finding("placement", f"stage {action.stage} is on rank {rank} in the job (row {rank + 1})")
+
+
+def check_compute(lists: Lists) -> Iterator[Finding]:
+    """Every rule but the placement."""
+    for check in (check_duplicates, check_backward_kinds, check_coverage, check_compute_order, check_loss_order):
+        yield from check(lists)
 
 
 def check_duplicates(lists: Lists) -> Iterator[Finding]:

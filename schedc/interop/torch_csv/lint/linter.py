@@ -11,24 +11,11 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.interop.torch_csv.lint.actions import COMPUTE, Finding, check_cells, check_rows, read_actions
-from schedc.interop.torch_csv.lint.compute import (
-    check_backward_kinds,
-    check_compute_order,
-    check_coverage,
-    check_duplicates,
-    check_loss_order,
-    check_placement,
-)
+from schedc.interop.torch_csv.lint.compute import check_compute, check_placement
 from schedc.interop.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
 from schedc.interop.torch_csv.lint.gradients import check_reduce_grad, check_unshard
 from schedc.interop.torch_csv.lint.lists import lists_of
-from schedc.interop.torch_csv.lint.transfers import (
-    check_neighbours,
-    check_pair_order,
-    check_receive_order,
-    check_send_order,
-    check_transfers_present,
-)
+from schedc.interop.torch_csv.lint.transfers import check_pair_order, check_transfers
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -36,7 +23,6 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.interop.torch_csv.lint.lists import Lists
     from schedc.ir.problem import Problem
 
 __all__ = ["check_job", "schedule_of_rows", "verify_torch_csv"]
@@ -86,19 +72,12 @@ def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedul
 def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> list[Finding]:
     lists = lists_of(read_actions(rows, problem), len(problem.stages), problem.microbatches)
     misplaced = [*check_placement(lists, problem)]
-    findings = [
-        *misplaced,
-        *check_duplicates(lists),
-        *check_backward_kinds(lists),
-        *check_coverage(lists),
-        *check_compute_order(lists),
-        *check_loss_order(lists),
-    ]
+    findings = [*misplaced, *check_compute(lists)]
     if layout == "compute_only":
         return findings or [*check_compute_deadlock(lists)]
     if misplaced:  # what goes where is not known then
         return findings
-    findings += _of_transfers(lists)
+    findings += check_transfers(lists)
     sound = not findings
     if not any(finding.rule in _SHIFT for finding in findings):
         findings += check_pair_order(lists)
@@ -107,11 +86,6 @@ def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) ->
     if sound:  # orders that disagree are a cycle of their pair's queue already; what else deadlocks is looked for without queues
         findings += check_deadlock(lists, queues=agree)
     return findings
-
-
-def _of_transfers(lists: Lists) -> Iterator[Finding]:
-    for check in (check_neighbours, check_transfers_present, check_receive_order, check_send_order):
-        yield from check(lists)
 
 
 def _of_schedule(rows: Sequence[Sequence[str]], problem: Problem) -> Iterator[Finding]:

@@ -15,18 +15,7 @@ if TYPE_CHECKING:
 
     from schedc.interop.torch_csv.lint.lists import Lists
 
-__all__ = [
-    "Message",
-    "check_neighbours",
-    "check_pair_order",
-    "check_receive_order",
-    "check_send_order",
-    "check_transfers_present",
-    "consumer_of",
-    "message_of",
-    "messages",
-    "other_end",
-]
+__all__ = ["Message", "check_pair_order", "check_transfers", "consumer_of", "message_of", "messages", "other_end"]
 
 
 class Message(NamedTuple):
@@ -78,6 +67,12 @@ def message_of(action: Action) -> Message | None:
 def other_end(action: Action, message: Message) -> int:
     """The stage at the other end of a message that the action sends or receives."""
     return message.to if action.kind.startswith("SEND") else message.stage
+
+
+def check_transfers(lists: Lists) -> Iterator[Finding]:
+    """Every rule but the order in which two ranks list what passes between them."""
+    for check in (check_neighbours, check_transfers_present, check_receive_order, check_send_order):
+        yield from check(lists)
 
 
 def check_neighbours(lists: Lists) -> Iterator[Finding]:
