@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.files.atomic_write import write_atomically
 from schedc.files.outputs import check_outputs
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
-from schedc.text.links_file import MeasuredLink, write_links
 from schedc.text.plan.plan_file import read_plan
+from schedc.text.topology_toml import MeasuredLink, links_toml
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
@@ -190,8 +191,7 @@ def _report(links: Sequence[LinkMeasurement], agenda: Agenda, options: argparse.
     ]
     if halved:
         notes.append("Where a note says so, the latency is half of the round trip's: there is no common clock.")
-    write_links(
-        options.output,
+    content = links_toml(
         [
             MeasuredLink(
                 source=link.source,
@@ -205,6 +205,7 @@ def _report(links: Sequence[LinkMeasurement], agenda: Agenda, options: argparse.
         sites=_sites(options, dist.get_world_size()),
         notes=notes,
     )
+    write_atomically(options.output, content)
     print(f"wrote {options.output}")
 
 

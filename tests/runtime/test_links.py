@@ -20,8 +20,8 @@ from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times
 from schedc.solvers.driver.registry import constructive
-from schedc.text.links_file import MeasuredLink, links_toml, write_links
 from schedc.text.plan.plan_file import write_plan
+from schedc.text.topology_toml import MeasuredLink, links_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,7 +168,7 @@ def test_a_job_includes_the_topology(tmp_path: Path) -> None:
         MeasuredLink(source=0, destination=1, latency_ns=80_000, bytes_per_second=2_700_000_000, note="residual 1%"),
         MeasuredLink(source=1, destination=0, latency_ns=90_000, bytes_per_second=None),
     ]
-    write_links(tmp_path / "topology.toml", links, sites=[1, 1])
+    (tmp_path / "topology.toml").write_bytes(links_toml(links, sites=[1, 1]))
     problem = read_problem(write_job(tmp_path, JOB + '[topology]\npath = "topology.toml"\n'))
     assert [(link.latency_ns, link.bytes_per_second, link.trunk) for link in problem.links] == [
         (80_000, 2_700_000_000, "site0>site1"),
