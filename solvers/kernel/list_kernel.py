@@ -116,38 +116,39 @@ def run_rule(
     settings = all_settings[0]
     reset(lanes, ranks, blocks, reserves, held, links, left, settings)
     foresight, count = settings.foresight, len(ranks)
-    events = [0]  # when something happens on a rank, times `count`, plus the rank; one that no longer agrees with `when` is void
-    events.pop()
+    # When something happens on each rank, times `count`, plus the rank, and when nothing ever does. One that no longer agrees with
+    # `when` is void.
+    events = [NEVER]
     for number in range(count):
-        when[number] = choose(ranks[number], lanes, blocks, reserves, settings)
-        heapq.heappush(events, when[number] * count + number)
-    while len(events) > 0:
-        event = heapq.heappop(events)
+        when[number] = soonest = choose(ranks[number], lanes, blocks, reserves, settings)
+        if soonest < NEVER:
+            heapq.heappush(events, soonest * count + number)
+    event = heapq.heappop(events)
+    while event < NEVER:
         soonest, number = event // count, event % count
-        if soonest >= NEVER:
-            break
         if soonest != when[number]:
+            event = heapq.heappop(events)
             continue
         rank = ranks[number]
         if rank.running == 0:
             start(number, rank, lanes, blocks, reserves, held, order, settings)
             if foresight == 0:
-                when[number] = 2 * rank.free_ns
-                heapq.heappush(events, when[number] * count + number)
+                when[number] = soonest = 2 * rank.free_ns
+                event = heapq.heappushpop(events, soonest * count + number)
                 continue
         receiver = finish(number, rank, lanes, blocks, reserves, held, links, left, order, settings)
-        when[number] = choose(rank, lanes, blocks, reserves, settings)
-        heapq.heappush(events, when[number] * count + number)
         if receiver >= 0 and receiver != number:
-            other = ranks[receiver]
-            before = when[receiver]
+            other, after = ranks[receiver], when[receiver]
             if other.running == 0:
-                when[receiver] = choose(other, lanes, blocks, reserves, settings)
+                after = choose(other, lanes, blocks, reserves, settings)
             elif other.kind == W:
                 shorten(other, soonest // 2, -1, lanes, blocks, reserves, settings)
-                when[receiver] = 2 * other.free_ns
-            if when[receiver] != before:
-                heapq.heappush(events, when[receiver] * count + receiver)
+                after = 2 * other.free_ns
+            if after != when[receiver]:
+                when[receiver] = after
+                heapq.heappush(events, after * count + receiver)
+        when[number] = soonest = choose(rank, lanes, blocks, reserves, settings)
+        event = heapq.heappushpop(events, soonest * count + number if soonest < NEVER else NEVER)
     span_ns, end_ns = 0, settings.scattered_ns
     for number in range(count):
         span_ns = max(span_ns, ranks[number].free_ns - ranks[number].begun_ns)
@@ -192,8 +193,13 @@ def choose(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> 
         kind, lane, start_ns = scan(rank, decide_ns + settings.look_ahead_ns, lanes, blocks, reserves, settings)
         if settings.foresight:
             decide_ns = start_ns
-    rank.kind, rank.lane, rank.start_ns, rank.running = kind, lane, start_ns, 0
-    return 2 * decide_ns + 1 if kind >= 0 else NEVER
+    rank.running = 0
+    if kind < 0:
+        return NEVER
+    rank.kind = kind
+    rank.lane = lane
+    rank.start_ns = start_ns
+    return 2 * decide_ns + 1
 
 
 @kernel()
@@ -357,7 +363,7 @@ def finish(
         at_ns = now_ns
         if lane.message_on >= 0:
             at_ns = send(now_ns, links[lane.message_on], lane.message_occupancy_ns, lane.message_latency_ns)
-        blocks[to.known_f].f_at_ns = max(at_ns, to.gate_ns)
+        blocks[to.known_f].f_at_ns = at_ns if at_ns > to.gate_ns else to.gate_ns
         to.known_f += 1
         return to.rank
     if rank.kind == B:
@@ -427,13 +433,10 @@ def shorten(rank: Any, now_ns: int, seen_ns: int, lanes: Any, blocks: Any, reser
     origin_ns = rank.start_ns - block_ns * begun // parts
     for number in range(rank.first_lane, rank.end_lane):
         lane = lanes[number]
-        for kind in range(2):
-            end_ns, ready_ns = rank.free_ns, NEVER
-            if kind == F and lane.next_f < lane.known_f:
-                ready_ns = blocks[lane.next_f].f_at_ns
-            if kind == B and lane.next_b < lane.known_b:
-                ready_ns = blocks[lane.next_b].b_at_ns
-            look_ns = ready_ns - settings.look_ahead_ns
+        f_at_ns = blocks[lane.next_f].f_at_ns if lane.next_f < lane.known_f else NEVER
+        b_at_ns = blocks[lane.next_b].b_at_ns if lane.next_b < lane.known_b else NEVER
+        for ready_ns in (f_at_ns, b_at_ns):
+            end_ns, look_ns = rank.free_ns, ready_ns - settings.look_ahead_ns
             if look_ns <= seen_ns or look_ns >= end_ns:
                 continue
             look_ns = max(now_ns, look_ns)
@@ -461,7 +464,7 @@ def gives_way(rank: Any, edge_ns: int, lanes: Any, blocks: Any, reserves: Any, s
 @kernel()
 def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> Any:
     """When what is ready now arrives; a link or trunk serves in the order of calls."""
-    left_ns = max(now_ns, link.free_ns) + occupancy_ns
+    left_ns = (now_ns if now_ns > link.free_ns else link.free_ns) + occupancy_ns
     link.free_ns = left_ns
     return left_ns + latency_ns
 
@@ -490,5 +493,6 @@ def move_on(rank: Any, lane: Any, blocks: Any, reserves: Any, held: Any, setting
 @kernel()
 def write(rank: Any, lane: Any, microbatch: int, kind: int, part: int, order: Any, settings: Any) -> None:
     """The next op of the rank's order; part 0: the whole block, else 1 more than its number."""
-    order[rank.order_at] = ((microbatch * settings.stages + lane.stage) * KINDS + kind) * settings.width + part
-    rank.order_at += 1
+    at = rank.order_at
+    order[at] = ((microbatch * settings.stages + lane.stage) * KINDS + kind) * settings.width + part
+    rank.order_at = at + 1

@@ -84,10 +84,9 @@ class ListScheduler:
         self._n_sub = n_sub
         self._board = board_of(problem, n_sub)
         self._arrays: Board | None = None
-        if 3 * len(self._board.blocks) * rules >= COMPILE_FROM_OPS:
+        self._large = 3 * len(self._board.blocks) * rules >= COMPILE_FROM_OPS
+        if self._large:
             compile_ahead(run_rule)
-            if at_hand(run_rule):
-                self._arrays = as_arrays(self._board)
 
     def __call__(self, rule: Rule) -> ListSchedule:
         """The schedule that the rule gives. Its memory peaks never exceed the problem's limits.
@@ -103,6 +102,8 @@ class ListScheduler:
             raise ValueError(f"n_sub is {rule.n_sub}; expected at most {self._n_sub}, which the scheduler was made for")
         board = self._board
         set_rule(board, self.problem, rule)
+        if self._large and self._arrays is None and at_hand(run_rule):  # it may have come since the last rule
+            self._arrays = as_arrays(board)
         if self._arrays is None:
             run_rule(*board)
         else:
