@@ -55,7 +55,7 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
         lane.stage, lane.path, lane.rank = stage, number, rank
         lane.previous, lane.following = number_of.get((number, at - 1), -1), number_of.get((number, at + 1), -1)
         lane.first, lane.last = len(blocks), len(blocks) + len(microbatches)
-        lane.scatter_ns = -1 if parallel is None else parallel.reduce_scatter_ns[stage]
+        lane.gather_ns, lane.scatter_ns = -1, -1 if parallel is None else parallel.reduce_scatter_ns[stage]
         lane.held_bytes, lane.kept_bytes = costs.activation_bytes, costs.activation_after_input_bytes
         for name, neighbour in (("message", at + 1), ("gradient", at - 1)):
             on, occupancy_ns, latency_ns = -1, 0, 0
@@ -103,11 +103,7 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
         when=[0] * problem.ranks,
     )
     if parallel is not None and parallel.all_gather_ns:
-        _gather(board, parallel.all_gather_ns, [at for _, _, at in places])
-    for lane in lanes:
-        if lane.previous < 0:
-            for block in blocks[lane.first : lane.last]:
-                block.f_at_ns = lane.gate_ns
+        _gather(board, parallel.all_gather_ns)
     (settings,) = board.settings
     settings.stages, settings.paths, settings.microbatches = len(stages), len(paths), problem.microbatches
     settings.span = int(problem.objective == "stage-span")
@@ -203,17 +199,14 @@ def _needs(problem: Problem, rank: int, lanes: list[Any], mine: list[int]) -> li
     return rows
 
 
-def _gather(board: Board, all_gather_ns: tuple[int, ...], place: list[int]) -> None:
-    """Write when each lane's all-gather has ended, and how long they occupy links.
+def _gather(board: Board, all_gather_ns: tuple[int, ...]) -> None:
+    """Write what each lane's all-gather takes and when it can end, and how long all of them occupy links.
 
-    A rank gathers its stages in the order of their places on their paths; ranks on a shared trunk take turns.
+    Ranks on a shared trunk take turns.
     """
     for rank in board.ranks:
-        link, gathered = board.links[rank.collectives], dict[int, int]()
-        for number in sorted(range(rank.first_lane, rank.end_lane), key=place.__getitem__):
-            lane = board.lanes[number]
-            stage = lane.stage
-            if stage not in gathered:
-                link.gathered_ns += all_gather_ns[stage]
-                gathered[stage] = link.gathered_ns
-            lane.gate_ns = gathered[stage]
+        link, mine = board.links[rank.collectives], board.lanes[rank.first_lane : rank.end_lane]
+        for lane in mine:
+            lane.gather_ns = all_gather_ns[lane.stage]
+            lane.first_gate_ns = link.gathered_ns + lane.gather_ns
+        link.gathered_ns += sum(all_gather_ns[stage] for stage in {lane.stage for lane in mine})

@@ -30,8 +30,8 @@ COLUMNS = {
     "lanes": (
         # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
         *("stage", "path", "rank", "previous", "following", "first", "last"),
-        # ... when the all-gather lets the first F start, what the reduce-scatter takes (-1: there is none) ...
-        *("gate_ns", "scatter_ns"),
+        # ... what its stage's all-gather and reduce-scatter take (-1: there is none), when the former ends if it is the first ...
+        *("gather_ns", "scatter_ns", "first_gate_ns"),
         # ... what a microbatch holds from the start of F, what of it is left between B and W ...
         *("held_bytes", "kept_bytes"),
         # ... and what F sends on and B sends back: over which link or trunk (-1: it stays on the rank), and how long it takes.
@@ -40,8 +40,9 @@ COLUMNS = {
         # The rule: see `Rule`; the smallest priority goes first.
         *("cap", "lag", "hold", "parts", "priority_f", "priority_b", "priority_w"),
         # What changes: the positions of the next F, B and W to start, and of the first F and B of which no start is known;
-        # how many W wait for their turn; how many parts of the next one are done.
-        *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts"),
+        # how many W wait for their turn; how many parts of the next one are done; when the all-gather ends, as far as is known, and
+        # whether it is known.
+        *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts", "gate_ns", "gathered"),
     ),
     "ranks": (
         # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
@@ -166,7 +167,12 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
         first = lane.first
         lane.next_f = lane.next_b = lane.next_w = lane.known_b = first
         lane.known_f = first if lane.previous >= 0 else lane.last
-        lane.waiting = lane.done_parts = 0
+        lane.waiting = lane.done_parts = lane.gate_ns = 0
+        lane.gathered = 1
+        if lane.gather_ns >= 0:
+            lane.gate_ns, lane.gathered = lane.first_gate_ns, 0
+            for position in range(first, lane.known_f):
+                blocks[position].f_at_ns = lane.gate_ns
         left[lane.stage] += 1
     for number in range(len(ranks)):
         rank = ranks[number]
@@ -324,6 +330,8 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
         block = blocks[lane.next_f]
         duration_ns = block.forward_ns
         lane.next_f += 1
+        if lane.gathered == 0:
+            gather(rank, lane.stage, lane.gather_ns, lanes, blocks)
         rank.after_b = 0
         rank.used_bytes += lane.held_bytes
         if rank.reserves >= 0:
@@ -336,6 +344,19 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
         kind = BW if block.fused else B
     rank.free_ns = start_ns + duration_ns
     write(rank, lane, block.microbatch, kind, 0, order, settings)
+
+
+@kernel()
+def gather(rank: Any, stage: int, gather_ns: int, lanes: Any, blocks: Any) -> None:
+    """The stage's first F starts: a rank gathers in the order of first use, so what it has not used yet comes later."""
+    for number in range(rank.first_lane, rank.end_lane):
+        lane = lanes[number]
+        if lane.stage == stage:
+            lane.gathered = 1
+        elif lane.gathered == 0:
+            lane.gate_ns += gather_ns
+            for position in range(lane.first, lane.known_f):
+                blocks[position].f_at_ns = max(blocks[position].f_at_ns, lane.gate_ns)
 
 
 @kernel()

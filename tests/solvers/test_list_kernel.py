@@ -42,7 +42,7 @@ def problems_and_rules(draw: st.DrawFn, *, foresight: bool | None = None, shared
         problem = replace(problem, stages=(replace(problem.stages[0], forward_ns=varied), *problem.stages[1:]))
     if draw(st.booleans()):
         trunk = draw(st.sampled_from([None, "east"])) if shared_trunks else None
-        gathers = per_stage(st.integers(1, 20)) if len(problem.paths) == 1 and draw(st.booleans()) else ()
+        gathers = per_stage(st.integers(0, 20)) if draw(st.booleans()) else ()
         scatters = per_stage(st.integers(0, 30))
         parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=scatters, all_gather_ns=gathers, trunk=trunk)
         problem = replace(problem, data_parallel=parallel)
