@@ -12,8 +12,7 @@ import pytest
 from fuzz_checks import Finding, check_job
 from fuzz_jobs import job_text, random_job, read_extra
 from fuzz_shrink import shrink
-
-from schedc.frontend.job import read_problem
+from jobs import read_problem
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 

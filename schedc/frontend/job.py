@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Placement
     from schedc.ir.problem import Problem
 
-__all__ = ["Job", "load_job", "read_problem"]
+__all__ = ["Job", "load_job"]
 
 _MOST_STAGES = 2**14
 
@@ -83,15 +83,6 @@ def load_job(path: str | PathLike[str]) -> Job:
     check_messages(problem, file.profile, Location(str(path)) / "profile")
     check_size(problem, Location(str(path)) / "profile")
     return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, workload=workload, layout=layout, problem=problem)
-
-
-def read_problem(path: str | PathLike[str]) -> Problem:
-    """The problem that the job file at `path` states.
-
-    Raises:
-        InvalidInput: the file, or one that it names, cannot be read or used.
-    """
-    return load_job(path).problem
 
 
 def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from jobs import write_job
+from jobs import read_problem, write_job
 from typer.testing import CliRunner
 
 from schedc.cli.profile import Device, profile_command
 from schedc.errors import InvalidInput
-from schedc.frontend.job import read_problem
 from schedc.runtime.profiling import load_model
 
 FACTORY = """

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import M70, write_job
+from jobs import M70, read_problem, write_job
 
-from schedc.frontend.job import load_job, read_problem
+from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.verify.problem import verify_problem
 

@@ -4,10 +4,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs import write_job
+from jobs import read_problem, write_job
 
 from schedc.errors import InvalidInput
-from schedc.frontend.job import read_problem
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:

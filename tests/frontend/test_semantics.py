@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import M70, write_job
+from jobs import M70, read_problem, write_job
 
 from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
-from schedc.frontend.job import load_job, read_problem
+from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
 from schedc.text.plan.plan_file import parse_plan, plan_json
 from schedc.units import parse_duration_ns

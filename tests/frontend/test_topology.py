@@ -3,10 +3,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import write_job
+from jobs import read_problem, write_job
 
 from schedc.errors import InvalidInput
-from schedc.frontend.job import read_problem
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:

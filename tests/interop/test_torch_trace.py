@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
-from jobs import write_job
+from jobs import read_problem, write_job
 from rank_processes import rank_processes
 from torch_traces import MICROBATCHES, SAMPLES, SLOW_S, WIDTH, record
 from typer.testing import CliRunner
 
 from schedc.cli.profile import profile_command
 from schedc.errors import InvalidInput
-from schedc.frontend.job import read_problem
 from schedc.interop.torch_profiler.profile import stage_times, stages_profile
 from schedc.interop.torch_profiler.trace import RecordedAction, TorchTrace, read_torch_trace
 

@@ -10,12 +10,11 @@ import pytest
 from forked_programs import run_on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import write_job
+from jobs import read_problem, write_job
 from link_runs import measure, measure_without
 from plans import plan_of
 from rank_processes import DEAD, rank_processes
 
-from schedc.frontend.job import read_problem
 from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times

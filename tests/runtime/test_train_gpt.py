@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from forked_programs import run_on_ranks
+from jobs import read_problem
 from plans import plan_of
 
-from schedc.frontend.job import read_problem
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_file import write_plan
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedc.frontend.job import load_job
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from schedc.ir.problem import Problem
 
 M70 = """\
 [pipeline]
@@ -59,3 +63,8 @@ def write_job(directory: Path, text: str, name: str = "job.toml") -> Path:
     path = directory / name
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def read_problem(path: Path | str) -> Problem:
+    """The problem that the job file at `path` states."""
+    return load_job(path).problem

@@ -7,13 +7,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import write_job
+from jobs import read_problem, write_job
 from plans import plan_of
 from problems import make_problem
 from tiny_problems import random_schedule
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.frontend.job import read_problem
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
