@@ -118,9 +118,7 @@ def load(
             own_hooks=replicas is not None,
             recompute=recompute,
         )
-        checked, wired = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None)
-        if replicas is not None and not replicas.agrees:
-            wired = first_only(wired)
+        checked, wired = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None, replicas)
         if grad_dtype is not None:
             from schedc.runtime.replicas.gradients import set_gradient_type
 
@@ -167,6 +165,7 @@ def _agree(
     channels: Channels,
     queues: int,
     wrapped: bool,
+    replicas: ReplicaHooks | None,
 ) -> tuple[Plan, ChannelsOf]:
     """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
     checked: Plan | None = None
@@ -180,6 +179,10 @@ def _agree(
     if reason is not None and refusal is None:
         refusal = CheckFailed(reason)
     report = Report(rank=groups.rank, offer=offer, weights={})
+    if replicas is not None:
+        report = replace(report, pipelines=replicas.pipelines, agrees=replicas.agrees)
+    elif pipelines is not None:
+        report = replace(report, pipelines=pipelines.size)
     device = torch.device("cpu")
     if checked is not None and refusal is None:
         try:
@@ -221,6 +224,12 @@ def _agree(
     unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
     if unlike is not None:
         raise InvalidInput(f"ranks 0 and {unlike} load with and without wrap; give all ranks the same")
+    other = next((one for one in reports if one.pipelines != reports[0].pipelines), None)
+    if other is not None:
+        raise InvalidInput(
+            f"rank 0 sums its gradients over {reports[0].pipelines} pipelines, rank {other.rank} over {other.pipelines};"
+            " give all ranks the same data_parallel_group or replicas"
+        )
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
     over_nccl = wires_over_nccl(wishes, groups.rank, pairs)
@@ -228,7 +237,8 @@ def _agree(
         from schedc.runtime.transports.settings import warn_of_settings
 
         warn_of_settings(over_nccl, stacklevel=4)
-    return checked, connection(wishes, groups.rank, device)
+    connected = connection(wishes, groups.rank, device)
+    return checked, connected if all(one.agrees for one in reports) else first_only(connected)
 
 
 def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:

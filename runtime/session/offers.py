@@ -56,6 +56,10 @@ class Report:
     """A digest of the weights of each stage that has replicas."""
     wish: Wish | None = None
     wrapped: bool = False
+    pipelines: int = 1
+    """Over how many pipelines its gradients are summed."""
+    agrees: bool = True
+    """Whether its step may run again, as far as its hooks between replicas go."""
 
 
 def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:

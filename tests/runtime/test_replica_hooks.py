@@ -59,3 +59,10 @@ def test_refusals(two: Ranks) -> None:
     for said in two.run(hook_runs.refused, plan_of(problem, constructive("chimera")(problem)), False):
         assert said.startswith("Unsupported: plan ")
         assert "has stages that are replicas of each other, and replicas were given" in said
+
+
+def test_hooks_on_one_rank_only(two: Ranks) -> None:
+    """Where they sum over pipelines, all ranks' must; where they do not agree on a step that runs again, no rank's step does."""
+    for said in two.run(hook_runs.unlike, wave(), False):
+        assert said.startswith("InvalidInput: rank 0 sums its gradients over 2 pipelines, rank 1 over 1; give all ranks the same")
+    assert two.run(hook_runs.unlike, wave(), True) == ["retries: False"] * 2

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from faults import Faults
 from pipeline_runs import loss_fn, make_stages
 from replicated_runs import grid, whole_batch
+from retry_runs import on_failing
 
 import schedc.runtime
 from schedc.errors import SchedcError
@@ -118,3 +120,19 @@ def refused(rank: int, plan: Plan, with_a_group: bool) -> str:
         return f"{type(error).__name__}: {error}"
     pipe.close()
     return "accepted"
+
+
+def unlike(rank: int, plan: Plan, agree: bool) -> str:
+    """What `load` says where only rank 0 has hooks: they sum over two pipelines, or `agree` and over one as the others."""
+    hooks = schedc.runtime.ReplicaHooks() if rank == 0 else None
+    if hooks is not None and not agree:
+        hooks.pipelines = 2
+    try:
+        with (
+            on_failing([Faults()]),
+            schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, replicas=hooks, timeout_s=20) as pipe,
+        ):
+            pipe.step(*whole_batch(plan, 1, 0))
+            return f"retries: {pipe.retries}"
+    except SchedcError as error:
+        return f"{type(error).__name__}: {error}"
