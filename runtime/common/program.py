@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.ir.ops import WHOLE, Kind, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
@@ -143,7 +143,7 @@ def program_of(plan: Plan, rank: int) -> Program:
         if channel.receives:
             for op, before in zip(channel.transfers, channel.post_before, strict=True):
                 posts.setdefault(before, []).append(slots[_message(problem, op)])
-    proofs = _proofs(plan, wires, rank)
+    proofs = _proofs(plan, wires, slots, rank)
     instructions = []
     opening = {op.stage: index for index, op in reversed([*enumerate(plan.ranks[rank].compute)]) if op.kind is Kind.F}
     completing = {op.stage: index for index, op in enumerate(plan.ranks[rank].compute) if op.kind in (Kind.W, Kind.BW)}
@@ -224,37 +224,26 @@ def _needed(problem: Problem, op: Op) -> Message | None:
     return Message(True, op.stage, op.microbatch)
 
 
-def _proofs(plan: Plan, wires: tuple[Wire, ...], rank: int) -> dict[Slot, tuple[Slot, ...]]:
+def _proofs(plan: Plan, wires: tuple[Wire, ...], slots: Mapping[Message, Slot], rank: int) -> dict[Slot, tuple[Slot, ...]]:
     """Per transfer to `rank`, which of the rank's sends to that peer it proves to have arrived.
 
     A send is used by the first op that needs it, and any op that the peer ran no earlier proves it. Each send is listed once.
     """
     proofs: dict[Slot, tuple[Slot, ...]] = {}
     for peer in {wire.source for wire in wires if wire.destination == rank}:
-        used: dict[Message, int] = {}
-        produced: dict[Message, int] = {}
-        for index, op in enumerate(plan.ranks[peer].compute):
-            needed, given = _needed(plan.problem, op), _given(plan.problem, op)
-            if needed:
-                used.setdefault(needed, index)
-            if given:
-                produced[given] = index
-        unproven = sorted(
-            (used[message], Slot(w, i))
-            for w, wire in enumerate(wires)
+        unproven = {
+            message: slots[message]
+            for wire in wires
             if (wire.source, wire.destination) == (rank, peer)
-            for i, message in enumerate(wire.messages)
-        )
-        incoming = sorted(
-            (produced[message], Slot(w, i))
-            for w, wire in enumerate(wires)
-            if (wire.source, wire.destination) == (peer, rank)
-            for i, message in enumerate(wire.messages)
-        )
-        at = 0
-        for when, slot in incoming:
-            start = at
-            while at < len(unproven) and unproven[at][0] <= when:
-                at += 1
-            proofs[slot] = tuple(send for _, send in unproven[start:at])
+            for message in wire.messages
+        }
+        used: list[Slot] = []
+        for op in plan.ranks[peer].compute:
+            needed, given = _needed(plan.problem, op), _given(plan.problem, op)
+            if needed in unproven:
+                used.append(unproven.pop(needed))
+            slot = slots.get(given) if given else None
+            if slot is not None and wires[slot.wire].destination == rank:
+                proofs[slot] = (*proofs.get(slot, ()), *used)  # each part of a block gives it, and it goes with the last
+                used.clear()
     return proofs
