@@ -12,7 +12,6 @@ __all__ = [
     "NonFiniteLoss",
     "TransferFailed",
     "connection_lost",
-    "found_elsewhere",
     "is_own",
     "waiting_failed",
 ]
@@ -32,15 +31,6 @@ def is_own(error: RuntimeError) -> bool:
     A connection that is lost is a RuntimeError, too, as is memory of the host's that is short.
     """
     return isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or "DefaultCPUAllocator" in str(error)
-
-
-def found_elsewhere(error: Exception) -> Exception:
-    """What to raise for an error that another thread has found: a connection that it has lost is lost, all else is what it is."""
-    if not isinstance(error, (ConnectionLost, NoAnswer)):
-        return error
-    lost = ConnectionLost(str(error))
-    lost.__cause__ = error
-    return lost
 
 
 class TransferFailed(SchedcError):

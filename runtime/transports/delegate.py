@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, found_elsewhere
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.base import Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 
-__all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "queues_needed"]
+__all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "found_elsewhere", "queues_needed"]
 
 """Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
 TAG, TENSOR = 0, 1
@@ -87,6 +87,15 @@ def connect_delegate(wire: Wire, groups: Groups, *, device: torch.device | None 
         end.close()
 
     return Ends(cast("Transport", end), GlooTransport(control), give_up=end.close, close=close)
+
+
+def found_elsewhere(error: Exception) -> Exception:
+    """What to raise for an error that another thread has found: a connection that it has lost is lost, all else is what it is."""
+    if not isinstance(error, (ConnectionLost, NoAnswer)):
+        return error
+    lost = ConnectionLost(str(error))
+    lost.__cause__ = error
+    return lost
 
 
 class _Outgoing:
