@@ -15,7 +15,6 @@ from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.session.loading import load
-from schedc.runtime.session.offers import Swap
 from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "Swap", "TransferFailed", "load"]
+__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "load"]

@@ -1,10 +1,10 @@
-"""What each rank says about a plan that it was given, at `load` and when it moves to another; and what became of a move."""
+"""What each rank says about a plan that it was given, at `load` and when it moves to another."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,28 +12,12 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.transports.wishes import Wish
 
-__all__ = ["Offer", "Report", "Swap", "disagreement", "plan_digest"]
+__all__ = ["Offer", "Report", "disagreement", "plan_digest"]
 
 
 def plan_digest(plan: Plan) -> str:
     """A digest of all that a plan says, by which ranks know whether they have the same."""
     return hashlib.sha256(repr(plan).encode()).hexdigest()
-
-
-class Swap:
-    """What has become of one `Pipe.swap`, as its rank knows it."""
-
-    def __init__(self) -> None:
-        self.state: Literal["pending", "done", "refused"] = "pending"
-        """`pending` until all ranks have called `swap`; then `done` or `refused`, the same on all of them."""
-        self.step: int | None = None
-        """The number of the first step of the new plan, or the first for which its refusal was known."""
-        self.reason: str | None = None
-        """Why it was refused."""
-
-    def __repr__(self) -> str:
-        """Its state."""
-        return f"Swap(state={self.state!r}, step={self.step}, reason={self.reason!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.lockstep import Lockstep
-    from schedc.runtime.session.offers import Swap
     from schedc.runtime.session.retry import StepStart
-    from schedc.runtime.session.swap import Mover
+    from schedc.runtime.session.swap import Mover, Swap
     from schedc.runtime.stage.batches import Batch
     from schedc.runtime.transports.base import ChannelsOf
 

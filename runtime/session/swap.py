@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.session.handshake import Handshake
-from schedc.runtime.session.offers import Offer, Swap, disagreement, plan_digest
+from schedc.runtime.session.offers import Offer, disagreement, plan_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,23 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.session.lockstep import Lockstep
 
-__all__ = ["Mover", "check_same_stages"]
+__all__ = ["Mover", "Swap", "check_same_stages"]
+
+
+class Swap:
+    """What has become of one `Pipe.swap`, as its rank knows it."""
+
+    def __init__(self) -> None:
+        self.state: Literal["pending", "done", "refused"] = "pending"
+        """`pending` until all ranks have called `swap`; then `done` or `refused`, the same on all of them."""
+        self.step: int | None = None
+        """The number of the first step of the new plan, or the first for which its refusal was known."""
+        self.reason: str | None = None
+        """Why it was refused."""
+
+    def __repr__(self) -> str:
+        """Its state."""
+        return f"Swap(state={self.state!r}, step={self.step}, reason={self.reason!r})"
 
 
 class _Pending(NamedTuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.session.offers import Swap
+    from schedc.runtime.session.swap import Swap
 
 
 class Orders(Observer):
