@@ -26,21 +26,25 @@ def differentiable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def tensors_of(output: object) -> tuple[torch.Tensor, ...]:
-    """What a stage has given, one tensor or a tuple (or list) of them, as a tuple.
+def tensors_of(value: object, what: str = "what a stage gives") -> tuple[torch.Tensor, ...]:
+    """One tensor or a tuple (or list) of them, as a tuple.
+
+    Args:
+        value: the tensors.
+        what: what they are, for the message.
 
     Raises:
         InvalidInput: it is something else.
     """
-    if isinstance(output, torch.Tensor):
-        return (output,)
-    found = type(output).__name__
-    if isinstance(output, (tuple, list)) and output:
-        wrong = [tensor for tensor in output if not isinstance(tensor, torch.Tensor)]
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    found = type(value).__name__
+    if isinstance(value, (tuple, list)):
+        wrong = [type(tensor).__name__ for tensor in value if not isinstance(tensor, torch.Tensor)]
         if not wrong:
-            return tuple(output)
-        found = f"{found} with {type(wrong[0]).__name__} in it"
-    raise InvalidInput(f"a stage must give a tensor or a tuple of tensors, this one gives {found}")
+            return tuple(value)
+        found = f"{found} with {wrong[0]}"
+    raise InvalidInput(f"{what} must be a tensor or a tuple of tensors; found {found}")
 
 
 def handed_over(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -10,52 +10,27 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from schedc.errors import InvalidInput
+from schedc.runtime.common.values import tensors_of
 from schedc.runtime.stage.block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Boundary", "LayerBlock", "gradient_bytes", "gradients_for", "moved", "num_bytes"]
+__all__ = ["Boundary", "block_of", "gradient_bytes", "gradients_for", "moved", "num_bytes"]
 
 Boundary: TypeAlias = tuple[torch.Tensor, ...]
 """What one layer gives to the next."""
 
 
-class LayerBlock:
-    """F of one layer, then B and W, or BW."""
+def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> Block:
+    """Run F of one layer.
 
-    def __init__(self, work: Callable[..., object], inputs: Boundary, *, split: bool) -> None:
-        """Run F.
-
-        Args:
-            work: the layer.
-            inputs: what it takes; the tensors stay the caller's, their memory is shared.
-            split: whether B and W will run apart.
-        """
-        self._block = Block(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
-
-    def outputs(self) -> Boundary:
-        """What F has given; it is not held here any longer."""
-        return tuple(tensor for tensor in self._block.take() if tensor is not None)
-
-    def backward_input(self, gradients: Boundary) -> None:
-        """Run B.
-
-        Args:
-            gradients: one for each output.
-        """
-        self._block.backward_input(gradients)
-        self._block.take()
-
-    def backward_weight(self) -> None:
-        """Run W."""
-        self._block.backward_weight()
-
-    def backward(self, gradients: Boundary) -> None:
-        """Run BW. The argument is as in `backward_input`."""
-        self._block.backward(gradients)
-        self._block.take()
+    Args:
+        work: the layer.
+        inputs: what it takes; the tensors stay the caller's, their memory is shared.
+        split: whether B and W will run apart.
+    """
+    return Block(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
 
 
 def gradients_for(outputs: Boundary, *, loss: bool) -> Boundary:
@@ -81,10 +56,7 @@ def moved(tensors: object, device: torch.device, dtype: torch.dtype | None, what
     Raises:
         InvalidInput: there is something else among them.
     """
-    given = tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
-    found = []
-    for tensor in given:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidInput(f"{what}: found {type(tensor).__name__}, expected a tensor or a tuple of tensors")
-        found.append(tensor.detach().to(device, dtype if dtype is not None and tensor.is_floating_point() else None))
-    return tuple(found)
+    return tuple(
+        tensor.detach().to(device, dtype if dtype is not None and tensor.is_floating_point() else None)
+        for tensor in tensors_of(tensors, what)
+    )

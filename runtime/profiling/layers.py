@@ -15,7 +15,7 @@ import torch
 
 from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput, SchedcError
-from schedc.runtime.profiling.blocks import LayerBlock, gradient_bytes, gradients_for, moved, num_bytes
+from schedc.runtime.profiling.blocks import block_of, gradient_bytes, gradients_for, moved, num_bytes
 from schedc.runtime.profiling.held import meter_for
 from schedc.runtime.profiling.measured import MeasuredLayer
 from schedc.runtime.profiling.model import raised
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from schedc.runtime.profiling.blocks import Boundary
     from schedc.runtime.profiling.model import Model
     from schedc.runtime.profiling.watch import Watch
+    from schedc.runtime.stage.block import Block
 
 __all__ = ["profile_model"]
 
@@ -45,10 +46,10 @@ class _Run:
     gradients: Boundary
     """Of the outputs."""
 
-    def block(self, *, split: bool) -> LayerBlock:
+    def block(self, *, split: bool) -> Block:
         """F, without its outputs."""
-        block = LayerBlock(self.work, self.inputs, split=split)
-        block.outputs()
+        block = block_of(self.work, self.inputs, split=split)
+        block.take()
         return block
 
 
@@ -130,7 +131,7 @@ def _prepare(
         return loss
 
     work = layer if loss_fn is None else with_loss
-    outputs = LayerBlock(work, inputs, split=True).outputs()
+    outputs = tuple(tensor for tensor in block_of(work, inputs, split=True).take() if tensor is not None)
     return _Run(work=work, inputs=inputs, gradients=gradients_for(outputs, loss=loss_fn is not None)), outputs
 
 
@@ -145,12 +146,13 @@ def _hold(run: _Run, device: torch.device, warmup: int, *, first: bool) -> tuple
     with meter:
         # Inputs and gradients come anew, as from the neighbours, for who still holds them counts; first inputs are the batch's.
         inputs = run.inputs if first else _copied(run.inputs)
-        block = LayerBlock(run.work, inputs, split=True)
-        block.outputs()
+        block = block_of(run.work, inputs, split=True)
+        block.take()
         del inputs
         after_forward = meter.held_bytes()
         gradients = _copied(run.gradients)
         block.backward_input(gradients)
+        block.take()
         del gradients
         after_input = meter.held_bytes()
         block.backward_weight()
@@ -170,6 +172,7 @@ def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Times]:
         watch.stop("forward")
         watch.start()
         block.backward_input(run.gradients)
+        block.take()
         watch.stop("backward_input")
         watch.start()
         block.backward_weight()
@@ -177,6 +180,7 @@ def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Times]:
         block = run.block(split=False)
         watch.start()
         block.backward(run.gradients)
+        block.take()
         watch.stop("backward")
     return {phase: Times(tuple(samples)) for phase, samples in watch.times().items()}
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 
 from schedc.errors import InvalidInput
+from schedc.runtime.common.values import tensors_of
 
 __all__ = ["Batch", "Microbatch", "cut", "inputs_of"]
 
@@ -45,12 +46,4 @@ def inputs_of(microbatch: Microbatch) -> tuple[torch.Tensor, ...]:
     Raises:
         InvalidInput: it is neither a tensor nor a tuple of tensors.
     """
-    if isinstance(microbatch, torch.Tensor):
-        return (microbatch.detach(),)
-    found = type(microbatch).__name__
-    if isinstance(microbatch, (tuple, list)):
-        wrong = [type(tensor).__name__ for tensor in microbatch if not isinstance(tensor, torch.Tensor)]
-        if not wrong:
-            return tuple(tensor.detach() for tensor in microbatch)
-        found = f"{found} with {wrong[0]}"
-    raise InvalidInput(f"a microbatch of inputs must be a tensor or a tuple of tensors; found {found}")
+    return tuple(tensor.detach() for tensor in tensors_of(microbatch, "a microbatch of inputs"))

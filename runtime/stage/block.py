@@ -24,6 +24,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import GraphExecGroup
 
+from schedc.errors import InvalidInput
 from schedc.runtime.common.values import handed_over, tensors_of
 from schedc.runtime.stage.precision import outside_autocast
 
@@ -60,9 +61,7 @@ class Block:
         inputs: Sequence[torch.Tensor],
         *,
         split: bool,
-        recompute: bool = False,
-        devices: Sequence[torch.device] = (),
-        buffers: Buffers | None = None,
+        recompute: Buffers | None = None,
     ) -> None:
         """Run F.
 
@@ -70,9 +69,7 @@ class Block:
             work: the stage, with the loss after it on a last stage; takes the inputs, gives a tensor or a tuple of tensors.
             inputs: tensors without a graph, the block's own from now on. Those that require grad get a gradient.
             split: whether B and W will run apart.
-            recompute: whether to hold the inputs alone, and run F again before the backward.
-            devices: the accelerators that the stage is on, whose random numbers a recomputation draws again.
-            buffers: the stage's, which a recomputation finds and leaves as they were.
+            recompute: the stage's buffers, where F keeps the inputs alone and runs again before the backward; None: it does not.
 
         Raises:
             InvalidInput: the stage gives something else than tensors.
@@ -83,15 +80,17 @@ class Block:
         self._roots: tuple[GradientEdge | None, ...] = ()
         self._replay: Replay | None = None
         self._weight_work: list[Work] = []
-        if recompute:
+        if recompute is not None:
             from schedc.runtime.stage.recompute import Replay, saving_nothing
 
-            self._replay = Replay(work, self._inputs, devices, buffers)
+            self._replay = Replay(work, self._inputs, recompute)
             with torch.enable_grad(), saving_nothing():
                 outputs = tensors_of(work(*self._aliases()))
             self._replay.ran()
         else:
             outputs = self._forward(work)
+        if not outputs:
+            raise InvalidInput("what a stage gives must be a tensor or a tuple of tensors; found an empty tuple")
         self._result: Value = handed_over(outputs)
 
     def take(self) -> Value:

@@ -43,6 +43,9 @@ class Buffers:
     def __init__(self, module: nn.Module) -> None:
         """Take the stage."""
         self._module = module
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        self.devices = [device for device in devices if device.type != "cpu"]
+        """The accelerators that the stage is on, whose random numbers its second run draws again."""
         self._changing: set[tuple[nn.Module, str]] | None = None
         self._training: list[bool] = []
 

@@ -7,7 +7,7 @@ buffers.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -36,31 +36,23 @@ def _unused(_nothing: None) -> NoReturn:
 class Replay:
     """What a second run of a forward needs, to be like the first."""
 
-    def __init__(
-        self,
-        work: Callable[..., object],
-        inputs: Sequence[torch.Tensor],
-        devices: Sequence[torch.device],
-        buffers: Buffers | None = None,
-    ) -> None:
+    def __init__(self, work: Callable[..., object], inputs: Sequence[torch.Tensor], buffers: Buffers) -> None:
         """Take note, right before the first run.
 
         Args:
             work: the forward.
             inputs: what it takes.
-            devices: the accelerators that it runs on.
             buffers: what it may change.
         """
         self.work = work
         self._buffers = buffers
-        self._kept: Sequence[Kept] = () if buffers is None else buffers.before()
+        self._kept: Sequence[Kept] = buffers.before()
         self._versions = [tensor._version for tensor in inputs]
-        self._random = _random_states(devices)
+        self._random = _random_states(buffers.devices)
 
     def ran(self) -> None:
         """Take note, right after the first run."""
-        if self._buffers is not None:
-            self._kept = self._buffers.after(self._kept)
+        self._kept = self._buffers.after(self._kept)
 
     @contextmanager
     def as_before(self, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -71,10 +63,10 @@ class Replay:
         """
         if [tensor._version for tensor in inputs] != self._versions:
             raise RuntimeError("the input of a stage that is recomputed has been changed in place since its forward")
-        now = _random_states([device for device in self._random if device.type != "cpu"])
+        now = _random_states(self._buffers.devices)
         _restore(self._random)
         try:
-            with nullcontext() if self._buffers is None else self._buffers.as_before(self._kept):
+            with self._buffers.as_before(self._kept):
                 yield
         finally:
             _restore(now)

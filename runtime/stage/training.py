@@ -60,13 +60,11 @@ class Training:
         self._program = program
         self._stages = stages
         self._loss_fn = loss_fn
-        self._recompute = recompute
-        self._buffers: dict[int, Buffers] = {}
+        self._recomputed: dict[int, Buffers] = {}
         if recompute:
             from schedc.runtime.stage.buffers import Buffers
 
-            self._buffers = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
-        self._accelerators = {stage: _accelerators_of(module) for stage, module in stages.items()}
+            self._recomputed = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches
@@ -144,9 +142,7 @@ class Training:
             work,
             [tensor for tensor in source if tensor is not None],
             split=key in self._program.split,
-            recompute=op.stage in self._recompute,
-            devices=self._accelerators[op.stage],
-            buffers=self._buffers.get(op.stage),
+            recompute=self._recomputed.get(op.stage),
         )
         if last:
             (loss,) = block.take()
@@ -161,9 +157,3 @@ class Training:
         loss, start = self._shares_of_loss.loss(self._loss_fn, output, self._targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start
         return loss
-
-
-def _accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
-    """The devices, other than the CPU, that a stage has weights on."""
-    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    return tuple(device for device in devices if device.type != "cpu")

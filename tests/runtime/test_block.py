@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from schedc.errors import InvalidInput
 from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,7 +252,9 @@ class First(nn.Module):
 
 def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool, recompute: bool = False) -> Block:
     """A block with one input, whose gradient is wanted but on a first stage."""
-    return Block(work, [value.detach().requires_grad_(not first)], split=split, recompute=recompute)
+    return Block(
+        work, [value.detach().requires_grad_(not first)], split=split, recompute=Buffers(nn.Module()) if recompute else None
+    )
 
 
 def run(block: Block, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -389,10 +392,10 @@ def test_memory_goes_when_the_plan_says(split: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [({}, "dict"), ((), "tuple"), ((torch.ones(2), None), "tuple with NoneType in it"), (None, "NoneType")]
+    ("given", "found"), [({}, "dict"), ((), "an empty tuple"), ((torch.ones(2), None), "tuple with NoneType"), (None, "NoneType")]
 )
 def test_a_stage_must_give_tensors(given: Any, found: str) -> None:
-    with pytest.raises(InvalidInput, match=f"must give a tensor or a tuple of tensors, this one gives {found}$"):
+    with pytest.raises(InvalidInput, match=f"what a stage gives must be a tensor or a tuple of tensors; found {found}$"):
         Block(lambda x: given, [torch.randn(2)], split=False)
 
 

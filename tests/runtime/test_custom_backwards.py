@@ -11,6 +11,7 @@ from torch import nn
 
 from schedc.runtime.replicas.gradients import set_gradient_type
 from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +273,7 @@ def test_main_grad(way: str, dummy: bool, recompute: bool) -> None:
         weight.main_grad = torch.zeros(WIDTH, WIDTH).double()
         del weight.grad_added_to_main_grad
     for _ in range(2):
-        block = Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute)
+        block = Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=Buffers(stage) if recompute else None)
         block.take()
         run_all(block, way, (gradient,))
     assert_equal([weight.main_grad for weight in layers] + gradients(stage), expected)

@@ -235,15 +235,19 @@ def test_the_meter_counts_storages_once_and_only_while_they_live() -> None:
 
 
 def test_nothing_is_held_after_w() -> None:
-    from schedc.runtime.profiling.blocks import LayerBlock
+    from schedc.runtime.profiling.blocks import block_of
 
     layer, x = Attention(), torch.randn(SAMPLES, LENGTH, WIDTH)
-    LayerBlock(layer, (x,), split=False).backward((torch.ones_like(x),))
+    block_of(layer, (x,), split=False).backward((torch.ones_like(x),))
     meter = meter_for(CPU)
     with meter:
-        block = LayerBlock(layer, (x.clone().requires_grad_(),), split=True)
-        gradients = tuple(map(torch.ones_like, block.outputs()))
+        block = block_of(layer, (x.clone().requires_grad_(),), split=True)
+        (output,) = block.take()
+        assert output is not None
+        gradients = (torch.ones_like(output),)
+        del output
         block.backward_input(gradients)
+        block.take()
         del gradients
         assert meter.held_bytes() > 0
         block.backward_weight()
@@ -332,7 +336,10 @@ def gives_a_number(_output: Any, _targets: Any) -> Any:
     ("model", "expected"),
     [
         (Model(layers=[], inputs=torch.ones(2)), "the model has no layers"),
-        (Model(layers=[("a", nn.Linear(2, 2))], inputs=A_NUMBER), "inputs of the model: found int, expected a tensor or a tuple"),
+        (
+            Model(layers=[("a", nn.Linear(2, 2))], inputs=A_NUMBER),
+            "inputs of the model must be a tensor or a tuple of tensors; found int",
+        ),
         (Model(layers=[("a", nn.Linear(3, 2))], inputs=torch.ones(2)), r"layer 'a' fails: RuntimeError: .* \(linear\.py, line"),
         (Model(layers=[("a", Gives([1]))], inputs=torch.ones(2)), "layer 'a'.*list"),
         (

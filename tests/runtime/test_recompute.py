@@ -63,7 +63,7 @@ def test_only_the_input_is_held(split: bool) -> None:
         held = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split)
         held.take()
         assert stage.live() == [0, 1, 3, 5]
-        block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split, recompute=True)
+        block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split, recompute=Buffers(stage))
         assert stage.live() == [0, 5]
         block.take()
         assert stage.live() == [0]
@@ -93,9 +93,9 @@ def test_a_stage_with_dropout(way: str, device: str) -> None:
     for recompute in (False, True):
         torch.manual_seed(0)
         stage.zero_grad()
-        own, devices = value.detach().requires_grad_(), [where] if device != "cpu" else []
+        own = value.detach().requires_grad_()
         with torch.autocast(device, torch.bfloat16):
-            block = Block(stage, [own], split=way != "BW", recompute=recompute, devices=devices)
+            block = Block(stage, [own], split=way != "BW", recompute=Buffers(stage) if recompute else None)
             (output,) = block.take()
             assert output is not None
             after = torch.rand(3, device=where)  # another microbatch, between
@@ -114,14 +114,14 @@ def test_the_second_run_takes_the_same_way_through_the_code() -> None:
         seen.append(torch.is_grad_enabled())
         return x * 2
 
-    block = Block(stage, [torch.ones(2).requires_grad_()], split=False, recompute=True)
+    block = Block(stage, [torch.ones(2).requires_grad_()], split=False, recompute=Buffers(nn.Module()))
     with torch.no_grad():
         block.backward((torch.ones(2),))
     assert seen == [True, True]
 
 
 def test_an_input_changed_in_place_is_refused() -> None:
-    block = Block(lambda x: x.add_(1) * 2, [torch.ones(2)], split=False, recompute=True)
+    block = Block(lambda x: x.add_(1) * 2, [torch.ones(2)], split=False, recompute=Buffers(nn.Module()))
     with pytest.raises(RuntimeError, match="input of a stage that is recomputed has been changed in place"):
         block.backward((torch.ones(2),))
 
@@ -178,10 +178,7 @@ def test_buffers_change_once(way: str) -> None:
         buffers = Buffers(stage) if recompute else None
         for training in (False, True):
             stage.train(training)
-            blocks = [
-                Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute, buffers=buffers)
-                for value in values
-            ]
+            blocks = [Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
             given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
         found.append([*given, *gradients(stage), *stage.buffers()])
     for one, other in zip(*found, strict=True):
@@ -199,10 +196,7 @@ def test_what_a_graph_has_saved_of_a_buffer_stays(way: str) -> None:
         stage = Counting().double()
         stage.reads_steps = recompute
         buffers = Buffers(stage) if recompute else None
-        blocks = [
-            Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=recompute, buffers=buffers)
-            for value in values
-        ]
+        blocks = [Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
         given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
         found.append([*given, *gradients(stage), *stage.buffers()])
     for one, other in zip(*found, strict=True):
