@@ -12,7 +12,7 @@ together; `write_trace` brings them together over a process group.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["RankRecord", "Recorder", "StepRecord", "TransferTime", "trace_of", "write_trace"]
 
 
+NOT_ENDED = -1
+"""The end of a step that still runs, or has failed."""
+
+
 class TransferTime(NamedTuple):
     """When one end of a transfer was passed."""
 
@@ -46,16 +50,16 @@ class TransferTime(NamedTuple):
     now_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """What one rank heard of one step, on its own clock."""
+    """What one rank heard of one step, on its own clock; it grows while the step runs."""
 
     step: int
     begin_ns: int
-    end_ns: int
-    ops: tuple[OpTimes, ...]
-    sent: tuple[TransferTime, ...]
-    taken: tuple[TransferTime, ...]
+    end_ns: int = NOT_ENDED
+    ops: list[OpTimes] = field(default_factory=list)
+    sent: list[TransferTime] = field(default_factory=list)
+    taken: list[TransferTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +68,6 @@ class RankRecord:
 
     rank: int
     steps: tuple[StepRecord, ...]
-
-
-class _Listening:
-    """A step under way."""
-
-    __slots__ = ("begin_ns", "end_ns", "ops", "sent", "step", "taken")
-
-    def __init__(self, step: int, begin_ns: int) -> None:
-        self.step = step
-        self.begin_ns = begin_ns
-        self.end_ns: int | None = None
-        self.ops: list[OpTimes] = []
-        self.sent: list[TransferTime] = []
-        self.taken: list[TransferTime] = []
 
 
 class Recorder(Observer):
@@ -103,15 +93,15 @@ class Recorder(Observer):
         self._skip = skip
         self._first = keep == "first"
         self._begun = 0
-        self._kept: deque[_Listening] = deque(maxlen=steps)
-        self._now: _Listening | None = None
+        self._kept: deque[StepRecord] = deque(maxlen=steps)
+        self._now: StepRecord | None = None
 
     def begin_step(self, step: int, now_ns: int) -> None:
         """Begin to listen, unless the step is skipped or enough are kept."""
         self._close()
         self._begun += 1
         if self._begun > self._skip and not (self._first and len(self._kept) == self._most):
-            self._now = _Listening(step, now_ns)
+            self._now = StepRecord(step=step, begin_ns=now_ns)
 
     def op(self, times: OpTimes) -> None:
         """Take note of an op."""
@@ -140,20 +130,7 @@ class Recorder(Observer):
             rank: the rank of the plan that this process is.
         """
         self._close()
-        return RankRecord(
-            rank=rank,
-            steps=tuple(
-                StepRecord(
-                    step=kept.step,
-                    begin_ns=kept.begin_ns,
-                    end_ns=kept.end_ns or 0,
-                    ops=tuple(kept.ops),
-                    sent=tuple(kept.sent),
-                    taken=tuple(kept.taken),
-                )
-                for kept in self._kept
-            ),
-        )
+        return RankRecord(rank=rank, steps=tuple(self._kept))
 
     def swapped(self, plan: Plan) -> None:
         """Begin again: what has been recorded is of another plan."""
@@ -167,7 +144,7 @@ class Recorder(Observer):
 
     def _close(self) -> None:
         """Keep the step that has ended; let go of one that has not."""
-        if self._now is not None and self._now.end_ns is not None:
+        if self._now is not None and self._now.end_ns != NOT_ENDED:
             self._kept.append(self._now)
         self._now = None
 

@@ -59,9 +59,9 @@ def test_the_last_steps_are_kept_and_the_first_skipped() -> None:
         step=53,
         begin_ns=5300,
         end_ns=5309,
-        ops=(OpTimes(F0, 5300, 5302, 5307),),
-        sent=(TransferTime(F0, 1, 5308),),
-        taken=(TransferTime(F0, 1, 5301),),
+        ops=[OpTimes(F0, 5300, 5302, 5307)],
+        sent=[TransferTime(F0, 1, 5308)],
+        taken=[TransferTime(F0, 1, 5301)],
     )
     assert pickle.loads(pickle.dumps(recorder.record(5))) == recorder.record(5)
 
@@ -128,17 +128,15 @@ def heard(plan: Plan, rank: int, start_ns: int, steps: tuple[int, ...] = (3,)) -
     made = []
     for step in steps:
         begin_ns = start_ns + 1000 * (step - steps[0])
-        times = tuple(
+        times = [
             OpTimes(op, begin_ns + 10 * at, begin_ns + 10 * at, begin_ns + 10 * at + 10) for at, op in enumerate(entry.compute)
-        )
+        ]
         moves: dict[bool, list[TransferTime]] = {True: [], False: []}
         for channel in entry.channels:
             for at, op in enumerate(channel.transfers):
                 moves[channel.receives].append(TransferTime(op, channel.peer, begin_ns + at))
         made.append(
-            StepRecord(
-                step=step, begin_ns=begin_ns, end_ns=begin_ns + 500, ops=times, sent=tuple(moves[False]), taken=tuple(moves[True])
-            )
+            StepRecord(step=step, begin_ns=begin_ns, end_ns=begin_ns + 500, ops=times, sent=moves[False], taken=moves[True])
         )
     return RankRecord(rank=rank, steps=tuple(made))
 
@@ -173,11 +171,11 @@ def test_records_that_are_not_of_the_plan_or_not_of_the_same_steps_are_refused()
     step = records[0].steps[0]
     short = StepRecord(step=3, begin_ns=0, end_ns=9, ops=step.ops[:-1], sent=step.sent, taken=step.taken)
     refused(plan, [RankRecord(rank=0, steps=(short,)), *records[1:]], "step 3 of rank 0 ended after 7 ops, expected BW0.3")
-    twice = StepRecord(step=3, begin_ns=0, end_ns=9, ops=step.ops, sent=(*step.sent, step.sent[0]), taken=step.taken)
+    twice = StepRecord(step=3, begin_ns=0, end_ns=9, ops=step.ops, sent=[*step.sent, step.sent[0]], taken=step.taken)
     refused(
         plan, [RankRecord(rank=0, steps=(twice,)), *records[1:]], r"step 3 of rank 0 says twice when F0\.0 was sent, with rank 1"
     )
-    strange = (*step.taken, TransferTime(Op(Kind.BW, 2, 0), 2, 0))
+    strange = [*step.taken, TransferTime(Op(Kind.BW, 2, 0), 2, 0)]
     strangely = StepRecord(step=3, begin_ns=0, end_ns=9, ops=step.ops, sent=step.sent, taken=strange)
     refused(plan, [RankRecord(rank=0, steps=(strangely,)), *records[1:]], r"moved BW2\.0 with rank 2, which the plan does not")
 
