@@ -1,11 +1,13 @@
-"""Stages that hold the same weights on different paths (bidirectional placements): their gradients are summed after a step."""
+"""Stages that hold the same weights on different paths (bidirectional placements): they start equal, and sum their gradients."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import torch
 
+from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import TransferFailed, is_own
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of
@@ -20,7 +22,35 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["ReplicaSums"]
+__all__ = ["ReplicaSums", "check_equal", "weights_digest"]
+
+
+def weights_digest(stage: nn.Module) -> str:
+    """A digest of the stage's parameters, in their order: types, shapes and values."""
+    digest = hashlib.sha256()
+    for parameter in stage.parameters():
+        digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_equal(replicas: Sequence[Sequence[int]], digests: Mapping[int, str]) -> None:
+    """Refuse replicas that do not start equal.
+
+    Args:
+        replicas: the sets of stages with the same weights.
+        digests: of each of these stages.
+
+    Raises:
+        CheckFailed: names the first two that differ.
+    """
+    for first, *others in replicas:
+        for other in others:
+            if digests[first] != digests[other]:
+                raise CheckFailed(
+                    f"stages {first} and {other} are replicas, but their weights differ;"
+                    " build both from the same seed or checkpoint"
+                )
 
 
 class ReplicaSums(ReplicaHooks):

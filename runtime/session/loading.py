@@ -193,7 +193,7 @@ def _agree(
             replicated = {stage for members in replicas_of(checked.problem) for stage in members}
             compared = stages.keys() if pipelines is not None else stages.keys() & replicated
             if compared:
-                from schedc.runtime.replicas.equal_weights import weights_digest
+                from schedc.runtime.replicas.shared_weights import weights_digest
 
                 report = replace(report, weights={stage: weights_digest(stages[stage]) for stage in compared})
         except SchedcError as error:
@@ -216,7 +216,7 @@ def _agree(
         raise CheckFailed(reason)
     assert checked is not None
     if replicas_of(checked.problem):
-        from schedc.runtime.replicas.equal_weights import check_equal
+        from schedc.runtime.replicas.shared_weights import check_equal
 
         everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
         check_equal(replicas_of(checked.problem), everywhere)
@@ -234,7 +234,7 @@ def _agree(
     check_wishes(wishes, pairs)
     over_nccl = wires_over_nccl(wishes, groups.rank, pairs)
     if over_nccl:
-        from schedc.runtime.transports.settings import warn_of_settings
+        from schedc.runtime.transports.gpus import warn_of_settings
 
         warn_of_settings(over_nccl, stacklevel=4)
     connected = connection(wishes, groups.rank, device)

@@ -10,7 +10,7 @@ from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.runtime.transports.choice import check_wishes, way, wires_over_nccl
-from schedc.runtime.transports.settings import missing_settings
+from schedc.runtime.transports.gpus import missing_settings
 from schedc.runtime.transports.wishes import Hardware, Wish, hardware_of, stage_device
 
 CPU = Hardware(device="cpu")
