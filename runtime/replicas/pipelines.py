@@ -60,8 +60,8 @@ def await_replicas(work: dist.Work, doing: str, timeout_s: float | None) -> None
         raise TransferFailed(f"{doing}: {late}") from error
 
 
-class Pipelines:
-    """Connections to the replicas, apart from those that the job has made."""
+class Pipelines(Groups):
+    """Connections to the replicas, apart from those that the job has made. Its ranks are the pipelines, by number."""
 
     def __init__(self, timeout_s: float, group: dist.ProcessGroup) -> None:
         """Connect; all members of the group do this together.
@@ -74,22 +74,10 @@ class Pipelines:
             InvalidInput: this process is not in the group.
             TransferFailed: another one does not come.
         """
-        self._groups = Groups(timeout_s, group, "data_parallel_group")
+        super().__init__(timeout_s, group, "data_parallel_group")
         self._given = group
-        self._timeout_s = timeout_s
         self._shared: torch.Tensor | None = None
         self._work: dist.Work | None = None
-        self.number = self._groups.rank
-        """Which pipeline this process is in."""
-        self.size = self._groups.size
-
-    def exchange(self, value: T) -> list[T]:
-        """What every replica gives, by pipeline.
-
-        Raises:
-            TransferFailed: another one does not give anything.
-        """
-        return self._groups.exchange(value)
 
     def over(self, modules: Iterable[nn.Module]) -> tuple[dist.ProcessGroup, float | None]:
         """What sums the gradients of these modules, and how long to wait for it on this thread.
@@ -97,7 +85,7 @@ class Pipelines:
         Over gloo on the CPU; elsewhere the group given, which is for their device, and waits there.
         """
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
-        return (self._given, None) if elsewhere else (self._groups.all, self._timeout_s)
+        return (self._given, None) if elsewhere else (self.all, self.timeout_s)
 
     def share(self, loss: torch.Tensor, *, counts: bool) -> None:
         """Send a step's loss to the other pipelines, and whether the step counts for this one.
@@ -107,8 +95,8 @@ class Pipelines:
         """
         self._shared = shared = torch.zeros(self.size, 2, dtype=torch.float64)
         own = torch.stack([loss, torch.tensor(float(counts), dtype=torch.float64)]).reshape(1, 2)
-        doing = f"pipeline {self.number} sends its loss to the others"
-        self._work = start_with_replicas(lambda: self._groups.all._allgather_base(shared, own), doing)
+        doing = f"pipeline {self.rank} sends its loss to the others"
+        self._work = start_with_replicas(lambda: self.all._allgather_base(shared, own), doing)
 
     def mean(self) -> tuple[torch.Tensor, bool]:
         """The mean of the losses that all have shared, and whether the step counts for all; the same everywhere.
@@ -117,11 +105,7 @@ class Pipelines:
             TransferFailed: a replica is lost, or too late.
         """
         assert self._work is not None and self._shared is not None
-        patience_s = 2 * self._timeout_s  # another pipeline may have to find out first that a channel has failed
-        await_replicas(self._work, f"pipeline {self.number} waits for the losses of the others", patience_s)
+        patience_s = 2 * self.timeout_s  # another pipeline may have to find out first that a channel has failed
+        await_replicas(self._work, f"pipeline {self.rank} waits for the losses of the others", patience_s)
         losses, count = self._shared.unbind(1)
         return losses.mean(), bool(count.all())
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._groups.close()

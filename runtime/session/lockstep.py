@@ -8,7 +8,7 @@ at the beginning of every step, and only what all of them see is said with the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Lockstep"]
 
-T = TypeVar("T")
 
-
-class Lockstep:
-    """Connections to this process's peers: the processes of the same rank in the other pipelines."""
+class Lockstep(Groups):
+    """Connections to this process's peers: the processes of the same rank in the other pipelines, in the order of the pipelines."""
 
     def __init__(self, timeout_s: float, group: dist.ProcessGroup) -> None:
         """Connect; all members of the group do this together.
@@ -40,15 +38,7 @@ class Lockstep:
             InvalidInput: this process is not in the group.
             TransferFailed: another one does not come.
         """
-        self._groups = Groups(timeout_s, group, "swap_group")
-
-    def exchange(self, value: T) -> list[T]:
-        """What every peer gives, by pipeline.
-
-        Raises:
-            TransferFailed: another one does not give anything.
-        """
-        return self._groups.exchange(value)
+        super().__init__(timeout_s, group, "swap_group")
 
     def handshake(self, pipeline: Groups) -> Handshake:
         """One rank's side of the handshakes of all pipelines together; all peers make it together.
@@ -58,7 +48,7 @@ class Lockstep:
         """
         first = self.exchange(pipeline.key)[0]  # the same for all ranks of the first pipeline, and so for all
         store = PrefixStore(f"{first}/lockstep", _get_default_store())
-        return Handshake(store, self._groups.rank * pipeline.size + pipeline.rank, self._groups.size * pipeline.size)
+        return Handshake(store, self.rank * pipeline.size + pipeline.rank, self.size * pipeline.size)
 
     def all_see(self, seen: bool) -> bool:
         """Whether all peers see what this one sees; all call it together.
@@ -67,17 +57,13 @@ class Lockstep:
             TransferFailed: a peer is lost, or too late.
         """
         count = torch.tensor([int(seen)])
-        doing = f"pipeline {self._groups.rank} asks the others of its swap_group about the step"
-        patience_s = 2 * self._groups.timeout_s  # a peer may have to find out first that a channel has failed
+        doing = f"pipeline {self.rank} asks the others of its swap_group about the step"
+        patience_s = 2 * self.timeout_s  # a peer may have to find out first that a channel has failed
         try:
-            finish(self._groups.all.allreduce([count]), patience_s)
+            finish(self.all.allreduce([count]), patience_s)
         except ConnectionLost as error:
             raise TransferFailed(f"{doing}: the connection is lost; one of them has ended, and its own message says why") from error
         except NoAnswer as error:
             late = f"no answer in {patience_s:g} s; one is stuck or slower than the timeout_s given to load"
             raise TransferFailed(f"{doing}: {late}") from error
-        return int(count) == self._groups.size
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._groups.close()
+        return int(count) == self.size
