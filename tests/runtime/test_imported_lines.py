@@ -16,7 +16,7 @@ from schedc.text.plan.plan_file import write_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_LINES = {"fused": 5_000, "split": 5_300}
+MOST_LINES = {"fused": 4_850, "split": 5_260}
 """`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
 
 
