@@ -7,7 +7,7 @@ needs no compiled code goes on (`compile_ahead`, `at_hand`), and a signal need n
 
 What the child has compiled stays in the cache, one file for each kernel: under `NUMBA_CACHE_DIR` if that is set, else under
 `XDG_CACHE_HOME` or `~/.cache`, in `schedc`. Its name has the versions, the processor and the sources in it. It is written whole or
-not at all, so that several processes may write it at once, and it is read only if its checksums are right. A directory that cannot
+not at all, so that several processes may write it at once, and it is read only if its checksum is right. A directory that cannot
 be written costs one line in the log; a temporary one takes its place. The child ends with its parent, so no process outlives
 the command; what it has finished by then stays, so the next run has less to compile.
 
@@ -31,7 +31,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-import zlib
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -191,9 +190,9 @@ def _load(function: Callable[..., Any]) -> Any:
     path = _found(function) if scratch else None
     try:
         if path is not None:
-            with zipfile.ZipFile(path) as packed:
+            with zipfile.ZipFile(io.BytesIO(_checked(path.read_bytes()))) as packed:
                 packed.extractall(scratch)
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, zipfile.BadZipFile) as error:
         LOG.warning("schedc: note: compiled code in %s cannot be read (%s); compiling again", path, error)
     form = _compile(function, scratch)
     directory = _directory() if scratch and form.stats.cache_misses else None
@@ -247,26 +246,35 @@ def _numba() -> Any:
 
 
 def _packed(directory: Path) -> bytes:
-    """All files below the directory, with checksums."""
+    """All files below the directory as a zip file, after its checksum."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as packed:
         for path in sorted(directory.rglob("*")):
             if path.is_file():
                 packed.write(path, path.relative_to(directory))
-    return content.getvalue()
+    return hashlib.sha256(content.getvalue()).digest() + content.getvalue()
+
+
+def _checked(packed: bytes) -> bytes:
+    """The zip file of what `_packed` made; `zipfile` alone fails in many ways on a damaged one."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(packed[size:]).digest() != packed[:size]:
+        raise zipfile.BadZipFile("its checksum is wrong")
+    return packed[size:]
 
 
 def _found(function: Callable[..., Any]) -> Path | None:
     """The function's file in the usual directory, even if nothing can be written there, or in this process's own."""
     name = _file_name(function)
-    return next((place / name for place in (_usual_directory(), *_own) if (place / name).exists()), None)
+    paths = (place / name for place in (_usual_directory(), *_own) if place)
+    return next((path for path in paths if os.path.exists(path)), None)  # also False where the directory cannot be searched
 
 
 @cache
 def _file_name(function: Callable[..., Any]) -> str:
     """A name that is another wherever the compiled code could be another."""
     digest = hashlib.sha256(repr((_machine(), sorted(_sources(function)))).encode())
-    return f"{function.__module__}.{function.__qualname__}-{digest.hexdigest()[:32]}.zip"
+    return f"{function.__module__}.{function.__qualname__}-{digest.hexdigest()[:32]}.kernel"
 
 
 def _sources(function: Any) -> Iterator[tuple[str, int, int]]:
@@ -293,11 +301,12 @@ def _machine() -> tuple[object, ...]:
     return sys.implementation.cache_tag, platform.machine(), processor, settings, versions
 
 
-def _usual_directory() -> Path:
-    """Where the cache is by the user's settings."""
+def _usual_directory() -> Path | None:
+    """Where the cache is by the user's settings; None: the user has no home. XDG ignores relative paths."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(chosen or home) / "schedc"
+    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(os.path.expanduser("~"), ".cache"))
+    found = chosen or next(filter(os.path.isabs, homes), None)
+    return Path(found) / "schedc" if found else None
 
 
 @cache
@@ -305,8 +314,10 @@ def _directory() -> Path | None:
     """Where compiled code is written: the usual directory, else a temporary one of this process; None: nowhere."""
     usual = _usual_directory()
     try:
+        if usual is None:
+            raise InvalidInput("the user has no home")
         usual.mkdir(parents=True, exist_ok=True, mode=0o700)
-        check_target(usual / "any.zip")
+        check_target(usual / "any.kernel")
     except (OSError, InvalidInput) as error:
         LOG.warning("schedc: note: compiled code cannot be kept, so each run compiles it anew; set NUMBA_CACHE_DIR: %s", error)
     else:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,6 +138,65 @@ def test_a_damaged_file_is_compiled_again_with_a_note(fresh: Path, content: byte
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("at", range(26))
+def test_no_damage_of_a_file_gets_past_the_note(fresh: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of the first bytes of the zip file's directory, where some damage makes `zipfile` fail in other ways."""
+    fresh.mkdir(parents=True)
+    (fresh.parent / "made").mkdir()
+    (fresh.parent / "made" / "double.nbi").write_bytes(b"index")
+    packed = bytearray(module._packed(fresh.parent / "made"))
+    packed[packed.index(b"PK\x01\x02") + 4 + at] ^= 0xFF
+    (fresh / module._file_name(double)).write_bytes(packed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_compile", lambda function, _: function)
+        patch.setattr(double, "stats", SimpleNamespace(cache_misses={}), raising=False)
+        assert module._load(double) is double
+    assert "its checksum is wrong" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "setting", [{"XDG_CACHE_HOME": "/" + 300 * "a"}, {"HOME": "/" + 300 * "a"}], ids=["a name too long", "a home too long"]
+)
+def test_a_directory_that_cannot_be_searched_is_as_one_without_the_file(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: dict[str, str]
+) -> None:
+    cleared(monkeypatch, **setting)
+    assert not at_hand(double)
+    assert module._directory() in module._own
+    assert caplog.text.count("compiled code cannot be kept") == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become a user who may not enter a directory"
+)
+def test_a_home_that_cannot_be_entered_is_as_one_without_the_file(tmp_path: Path) -> None:
+    """As with the environment of another user: not the file but its folder is forbidden."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    become = "import os; os.setgid(12345); os.setuid(12345)\n"
+    look = "from pathlib import Path\nfrom schedc import compiled as module\nfrom toy_kernels import double\n"
+    done = run(
+        look + "import tempfile; module._file_name(double)\n" + become + "print(module.at_hand(double))\n",
+        HOME=str(tmp_path / "home"),
+        NUMBA_CACHE_DIR="",
+        XDG_CACHE_HOME="",
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("setting", [{"XDG_CACHE_HOME": "relative"}, {"XDG_CACHE_HOME": ""}, {}])
+def test_without_a_home_no_directory_is_made_here(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: dict[str, str]
+) -> None:
+    """A relative `XDG_CACHE_HOME` does not count, and a user without an entry has `~` for a home."""
+    cleared(monkeypatch, **setting)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert not at_hand(double)
+    assert module._directory() in module._own
+    assert "cannot be kept" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
@@ -174,6 +234,14 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert [child.communicate(timeout=60)[0] for child in both] == ["False 14 1 True\n"] * 2
     assert len(list((tmp_path / "schedc").iterdir())) == 1
     assert run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "True 14 1 True\n"
+
+
+def cleared(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
+    """No cache's directory in the environment but these."""
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
 
 
 def environment_of(**settings: str) -> dict[str, str]:
