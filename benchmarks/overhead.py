@@ -45,7 +45,7 @@ SHAPE = (16,)
 
 
 def planned(ranks: int, stages: int, split: bool) -> Plan:
-    """So many stages, dealt to the ranks in runs, 16 microbatches."""
+    """This many stages, dealt to the ranks in runs, 16 microbatches."""
     problem = make_problem(ranks, 16, placement=[stage * ranks // stages for stage in range(stages)], split_backward=split)
     return plan_of(problem, constructive("greedy")(problem))
 
