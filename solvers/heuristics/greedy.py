@@ -32,7 +32,7 @@ class GreedyRule:
     """One rule of the greedy method, in terms that fit any problem. B go before F, and F before W, except as said here."""
 
     in_flight: int | None = None
-    """Cap on each stage's activations in flight: so many more than `round_trip_in_flight`; None: memory alone limits them."""
+    """Cap on each stage's activations in flight: this many more than `round_trip_in_flight`; None: memory alone limits them."""
     whole_period: bool = False
     """Round trips are counted in periods of F + B + W, as in a steady state without gaps; else of F + B, as in warm-up."""
     weight_lag: float = 0.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["rule_table"]
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
-"""Activations in flight: so many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
+"""Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
 and `in_flight_before_first_backward`."""
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1), (2, 0, 1))
 """The places of F, B and W among ops that count as ready; 0 goes first."""
@@ -36,12 +36,12 @@ LOOK_AHEADS = (0.0, 0.5, 0.25, 0.1, 1.0)
 WEIGHT_LAGS = (0.0, 1.0)
 """How many W a stage leaves waiting, in shares of how many fewer microbatches its round trip holds than the longest one."""
 TABLE_OPS = 40_000
-"""On larger problems the table ends when about so many ops have been placed, but not before its first `LEAST_RULES`."""
+"""On larger problems the table ends when about this many ops have been placed, but not before its first `LEAST_RULES`."""
 LEAST_RULES = 20
 PLAIN_OPS = 150_000
 """Where no more ops will be placed, the kernel runs plain if it is not compiled yet, for a second or two; else it is waited for."""
 CLIMBS = 2
-"""The climbs start from so many best rules of the table."""
+"""The climbs start from this many best rules of the table."""
 
 
 def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions()) -> Schedule:

@@ -55,7 +55,7 @@ class Wave:
         return self.period_ns / self.microbatches
 
     def tiled(self, times: int) -> Wave:
-        """So many of these waves as one."""
+        """This many of these waves as one."""
         start_ns = {
             op._replace(microbatch=op.microbatch + number * self.microbatches): at_ns + number * self.period_ns
             for number in range(times)
