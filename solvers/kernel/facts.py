@@ -15,12 +15,12 @@ from schedc.solvers.kernel.rule_kernel import Facts
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["facts_of", "schedule_of_codes", "visits_of"]
+__all__ = ["facts_of", "microbatches_by_stage", "schedule_of_codes"]
 
 UNLIMITED = np.int64(1) << 60
 
 
-def visits_of(problem: Problem) -> list[list[int]]:
+def microbatches_by_stage(problem: Problem) -> list[list[int]]:
     """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
     visits: list[list[int]] = [[] for _ in problem.stages]
     for microbatch in range(problem.microbatches):
@@ -33,7 +33,7 @@ def facts_of(problem: Problem) -> Facts:
     """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
     tables = tables_of(problem)
     stages = len(problem.stages)
-    visits = visits_of(problem)
+    visits = microbatches_by_stage(problem)
     path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
     fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
     feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
@@ -79,7 +79,7 @@ def facts_of(problem: Problem) -> Facts:
 def schedule_of_codes(problem: Problem, codes: list[list[int]]) -> Schedule:
     """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
     kinds, stages = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W), len(problem.stages)
-    visits = visits_of(problem)
+    visits = microbatches_by_stage(problem)
     next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
     return Schedule(
         orders=tuple(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in order) for order in codes)

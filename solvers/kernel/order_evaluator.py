@@ -33,12 +33,12 @@ class Room(NamedTuple):
     """[stage, n]: the same for W."""
     left: Any
     """Per stage."""
-    at: Any
-    """Per rank, as the next three."""
-    free: Any
-    begun: Any
-    room: Any
-    link_free: Any
+    placed: Any
+    """Per rank, as the next three: how many of its ops have run."""
+    free_ns: Any
+    begun_ns: Any
+    left_bytes: Any
+    link_free_ns: Any
     """Per link or trunk."""
 
 
@@ -59,67 +59,67 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
         lengths: per rank, how many.
         scratch: room for it.
     """
-    ready, done_backward, left, at, free, begun, room, link_free = scratch
+    ready, done_backward, left, placed, free_ns, begun_ns, left_bytes, link_free_ns = scratch
     stages, ranks, most, split = len(facts.stage_rank), len(facts.limit), ready.shape[2], facts.split
-    for s in range(stages):
-        left[s] = facts.count[s]
-        for n in range(facts.count[s]):
-            ready[0, s, n] = facts.gate[s] if facts.fed_by[s] < 0 else -1
-            ready[1, s, n] = done_backward[s, n] = -1
-    for r in range(ranks):
-        at[r] = free[r] = begun[r] = 0
-        room[r] = facts.limit[r]
-    for link in range(len(link_free)):
-        link_free[link] = 0
-    end = 0
+    for stage in range(stages):
+        left[stage] = facts.count[stage]
+        for n in range(facts.count[stage]):
+            ready[0, stage, n] = facts.gate[stage] if facts.fed_by[stage] < 0 else -1
+            ready[1, stage, n] = done_backward[stage, n] = -1
+    for rank in range(ranks):
+        placed[rank] = free_ns[rank] = begun_ns[rank] = 0
+        left_bytes[rank] = facts.limit[rank]
+    for link in range(len(link_free_ns)):
+        link_free_ns[link] = 0
+    latest_ns = 0
     moving = True
     while moving:
         moving = False
-        for r in range(ranks):
-            while at[r] < lengths[r]:
-                code = orders[r, at[r]]
+        for rank in range(ranks):
+            while placed[rank] < lengths[rank]:
+                code = orders[rank, placed[rank]]
                 n = code % most
-                s = (code // most) % stages
+                stage = (code // most) % stages
                 kind = code // (most * stages)
-                start = done_backward[s, n] if kind == W else ready[kind, s, n]
-                if start < 0:
+                ready_ns = done_backward[stage, n] if kind == W else ready[kind, stage, n]
+                if ready_ns < 0:
                     break
                 if kind == F:
-                    room[r] -= facts.held[s]
-                    if room[r] < 0:
+                    left_bytes[rank] -= facts.held[stage]
+                    if left_bytes[rank] < 0:
                         return STRANDED
-                if facts.span and at[r] == 0:
-                    begun[r] = start
-                now = max(start, free[r]) + facts.duration[kind * stages + s]
-                free[r] = now
-                at[r] += 1
+                if facts.span and placed[rank] == 0:
+                    begun_ns[rank] = ready_ns
+                end_ns = max(ready_ns, free_ns[rank]) + facts.duration[kind * stages + stage]
+                free_ns[rank] = end_ns
+                placed[rank] += 1
                 moving = True
-                to = -1
+                neighbour = -1
                 if kind == F:
-                    to = facts.feeds[s]
-                    if to < 0:
-                        ready[1, s, n] = now
+                    neighbour = facts.feeds[stage]
+                    if neighbour < 0:
+                        ready[1, stage, n] = end_ns
                 elif kind == B:
-                    room[r] += facts.held[s] - (facts.kept[s] if split else 0)
-                    done_backward[s, n] = now
-                    to = facts.fed_by[s]
+                    left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if split else 0)
+                    done_backward[stage, n] = end_ns
+                    neighbour = facts.fed_by[stage]
                 else:
-                    room[r] += facts.kept[s]
+                    left_bytes[rank] += facts.kept[stage]
                 if kind == (W if split else B):
-                    left[s] -= 1
-                    if left[s] == 0:
-                        end = max(end, now + facts.tail[s] - begun[r])
-                if to >= 0:
-                    link = facts.resource[kind * stages + s]
+                    left[stage] -= 1
+                    if left[stage] == 0:
+                        latest_ns = max(latest_ns, end_ns + facts.tail[stage] - begun_ns[rank])
+                if neighbour >= 0:
+                    link = facts.resource[kind * stages + stage]
+                    arrival_ns = end_ns
                     if link >= 0:
-                        now = max(now, link_free[link]) + facts.occupancy[kind * stages + s]
-                        link_free[link] = now
-                        now += facts.latency[kind * stages + s]
-                    ready[kind, to, n] = max(now, facts.gate[to]) if kind == F else now
-    for r in range(ranks):
-        if at[r] < lengths[r]:
+                        link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[kind * stages + stage]
+                        arrival_ns = link_free_ns[link] + facts.latency[kind * stages + stage]
+                    ready[kind, neighbour, n] = max(arrival_ns, facts.gate[neighbour]) if kind == F else arrival_ns
+    for rank in range(ranks):
+        if placed[rank] < lengths[rank]:
             return STRANDED
-    return end
+    return latest_ns
 
 
 def _example() -> tuple[Any, ...]:
@@ -149,52 +149,54 @@ def polish(
     """
     two, reach = ranges
     ranks = len(lengths)
-    now = time_orders(facts, orders, lengths, scratch)
-    best = now
+    current_ns = time_orders(facts, orders, lengths, scratch)
+    best_ns = current_ns
     _copy(orders, lengths, current)
     _copy(orders, lengths, best_orders)
-    for turn in range(evaluations):
+    for number in range(evaluations):
         if stop[0]:
             break
-        r = below(ranks, draws)
-        if lengths[r] < 2:
+        rank = below(ranks, draws)
+        if lengths[rank] < 2:
             continue
-        i = below(lengths[r], draws)
+        source = below(lengths[rank], draws)
         distance = 1 + below(reach, draws)
         if below(two, draws) == 0:
             distance = -distance
-        j = min(lengths[r] - 1, max(0, i + distance))
-        if i == j:
+        target = min(lengths[rank] - 1, max(0, source + distance))
+        if source == target:
             continue
-        _move(current, r, i, j)
-        value = time_orders(facts, current, lengths, scratch)
-        warm = heat * (1.0 - turn / evaluations)
-        if value <= now or (value < STRANDED and warm > 0 and fraction(draws) < math.exp((now - value) / (warm * best))):
-            now = value
-            if value < best:
-                best = value
+        _move(current, rank, source, target)
+        moved_ns = time_orders(facts, current, lengths, scratch)
+        warm = heat * (1.0 - number / evaluations)
+        if moved_ns <= current_ns or (
+            moved_ns < STRANDED and warm > 0 and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
+        ):
+            current_ns = moved_ns
+            if moved_ns < best_ns:
+                best_ns = moved_ns
                 _copy(current, lengths, best_orders)
         else:
-            _move(current, r, j, i)
+            _move(current, rank, target, source)
     _copy(best_orders, lengths, orders)
-    return best
+    return best_ns
 
 
 @kernel()
 def _copy(orders: Any, lengths: Any, target: Any) -> None:
-    for r in range(len(lengths)):
-        for position in range(lengths[r]):
-            target[r, position] = orders[r, position]
+    for rank in range(len(lengths)):
+        for position in range(lengths[rank]):
+            target[rank, position] = orders[rank, position]
 
 
 @kernel()
-def _move(orders: Any, r: int, i: int, j: int) -> None:
-    code = orders[r, i]
-    step = 1 if j > i else -1
-    while i != j:
-        orders[r, i] = orders[r, i + step]
-        i += step
-    orders[r, j] = code
+def _move(orders: Any, rank: int, source: int, target: int) -> None:
+    code = orders[rank, source]
+    step = 1 if target > source else -1
+    while source != target:
+        orders[rank, source] = orders[rank, source + step]
+        source += step
+    orders[rank, target] = code
 
 
 class OrderClimber:

@@ -286,7 +286,7 @@ def climb(
     now = run_rule(facts, rule, room)
     best = now
     _copy(rule, now_rule)
-    for turn in range(evaluations):
+    for number in range(evaluations):
         if stop[0]:
             break
         _copy(now_rule, tried)
@@ -326,7 +326,7 @@ def climb(
             else:
                 tried.look_ahead[0] = 0
         value = run_rule(facts, tried, room)
-        warm = heat * (1.0 - turn / evaluations)
+        warm = heat * (1.0 - number / evaluations)
         if value <= now or (value < STRANDED and warm > 0 and fraction(draws) < math.exp((now - value) / (warm * best))):
             now = value
             _copy(tried, now_rule)

@@ -71,17 +71,17 @@ def local_search(
     values = [STRANDED] * CLIMBS
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
-        for turn in range(rounds):
-            heat = 0.01 * (1 - turn / rounds)
+        for done_rounds in range(rounds):
+            heat = 0.01 * (1 - done_rounds / rounds)
             jobs = [
-                threads.submit(climber.climb, rule, evaluations, seed * 7919 + turn * CLIMBS + number, heat, stop)
+                threads.submit(climber.climb, rule, evaluations, seed * 7919 + done_rounds * CLIMBS + number, heat, stop)
                 for number, (climber, rule) in enumerate(zip(climbers, pool, strict=True))
             ]
             ended_by = wait_for(jobs, partial(stop.fill, True))
             values = [job.result() for job in jobs]
             if ended_by is not None or min(values) <= good_enough_ns:
                 break
-            if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
+            if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
             ranking = sorted(range(CLIMBS), key=values.__getitem__)

@@ -16,7 +16,7 @@ import numpy as np
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.facts import facts_of, visits_of
+from schedc.solvers.kernel.facts import facts_of, microbatches_by_stage
 from schedc.solvers.kernel.order_evaluator import OrderClimber
 from schedc.solvers.kernel.rule_kernel import stop_flag
 from schedc.solvers.search.local import Found
@@ -60,7 +60,7 @@ def polish_schedule(
     """
     facts = facts_of(problem)
     stages, most = len(problem.stages), int(facts.count.max())
-    visits = visits_of(problem)
+    visits = microbatches_by_stage(problem)
     number = [{microbatch: at for at, microbatch in enumerate(each)} for each in visits]
     rows = {Kind.F: 0, Kind.B: 1, Kind.W: 2} if problem.split_backward else {Kind.F: 0, Kind.BW: 1}
     lengths = np.array([len(order) for order in schedule.orders], np.int64)
@@ -75,11 +75,11 @@ def polish_schedule(
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
         best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
-        for turn in range(rounds):
-            heat = 2e-4 * (1 - turn / rounds)
+        for done_rounds in range(rounds):
+            heat = 2e-4 * (1 - done_rounds / rounds)
             tries = [orders.copy() for _ in range(CLIMBS)]
             jobs = [
-                threads.submit(climber.climb, each, evaluations, seed * 7919 + turn * CLIMBS + at, heat, stop)
+                threads.submit(climber.climb, each, evaluations, seed * 7919 + done_rounds * CLIMBS + at, heat, stop)
                 for at, (climber, each) in enumerate(zip(climbers, tries, strict=True))
             ]
             ended_by = wait_for(jobs, partial(stop.fill, True))
@@ -88,7 +88,7 @@ def polish_schedule(
             orders = tries[values.index(best_ns)]
             if ended_by is not None or best_ns <= good_enough_ns:
                 break
-            if time_s is not None and time.perf_counter() - begun > time_s and turn + 1 < rounds:
+            if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
     kinds = {row: kind for kind, row in rows.items()}

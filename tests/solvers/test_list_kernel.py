@@ -87,6 +87,41 @@ def test_its_clock_is_the_simulators(drawn: tuple[Problem, Rule]) -> None:
     assert (made.end_ns, made.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns)
 
 
+@settings(max_examples=30)
+@given(st.data())
+def test_on_two_paths_all_gathers_are_in_the_order_of_first_use(data: st.DataObject) -> None:
+    """As the simulator has them, whatever the places on the paths."""
+    problem = data.draw(problems(placements=("bidirectional",), max_microbatches=4))
+    problem = replace(problem, data_parallel=gathers(problem, data.draw(st.lists(st.integers(0, 20), min_size=8, max_size=8))))
+    count = len(problem.stages)
+    priority = data.draw(st.permutations(range(3)))
+    lag, look_ahead_ns = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([0, 5]))
+    rule = Rule(
+        priority=((priority[0], priority[1], priority[2]),) * count,
+        in_flight=(None,) * count,
+        weight_lag=(lag,) * count,
+        look_ahead_ns=look_ahead_ns,
+    )
+    made = list_schedule(problem, rule)
+    timeline = simulate(problem, made.schedule)
+    assert (made.end_ns, made.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns)
+
+
+def test_what_is_used_first_is_gathered_first() -> None:
+    """Rank 1 is last on the first path, first on the second; only the second has a long all-gather, and the first does not wait."""
+    problem = make_problem(2, 2, placement="bidirectional", costs_ns=(1, 1, 1), split_backward=False)
+    problem = replace(problem, data_parallel=gathers(problem, [0, 0, 2, 0]))
+    made = list_schedule(problem, Rule(priority=((0, 1, 2),) * 4, in_flight=(None,) * 4, weight_lag=(0,) * 4))
+    assert token(made.schedule.orders[1][0]) == "F1.0"
+    assert made.end_ns == simulate(problem, made.schedule).makespan_ns
+
+
+def gathers(problem: Problem, all_gather_ns: list[int]) -> DataParallel:
+    """All-gathers that take this long, of the first stages on."""
+    count = len(problem.stages)
+    return DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(0,) * count, all_gather_ns=tuple(all_gather_ns[:count]))
+
+
 @settings(max_examples=40)
 @given(problems_and_rules(foresight=True, shared_trunks=False))
 def test_with_foresight_its_clock_is_the_simulators_where_no_trunk_is_shared(drawn: tuple[Problem, Rule]) -> None:
