@@ -71,7 +71,7 @@ def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
         return _value(value, kind.type, location, root)
     if isinstance(kind, inspect.UnionType):
         member = next((member for member in kind.types if _fits(value, member)), None)
-        if member is None:
+        if member is None or not _in_range(value, member):
             literals = [choice for member in kind.types for choice in _choices(member)]
             raise location.refuse(show(value), _expected(kind) + _near(value, literals))
         return _value(value, member, location, root)

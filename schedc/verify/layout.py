@@ -66,7 +66,7 @@ def check_path_stages(_: Workload, layout: Layout) -> Iterator[Violation]:
             if not 0 <= stage < len(layout.rank_of_stage):
                 yield Violation("path-stages", place, f"stage {stage} does not exist")
             elif stage in seen:
-                yield Violation("path-stages", place, f"stage {stage} is visited a second time")
+                yield Violation("path-stages", place, f"stage {stage} is a duplicate")
             seen.add(stage)
 
 

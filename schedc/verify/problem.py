@@ -51,7 +51,7 @@ def check_path_stages(problem: Problem) -> Iterator[Violation]:
                     "path-stages", place, f"stage {stage} does not exist; the stages are 0 to {len(problem.stages) - 1}"
                 )
             elif stage in seen:
-                yield Violation("path-stages", place, f"stage {stage} is visited a second time, first at position {seen[stage]}")
+                yield Violation("path-stages", place, f"stage {stage} is a duplicate, first at position {seen[stage]}")
             seen.setdefault(stage, position)
 
 

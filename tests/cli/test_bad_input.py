@@ -182,7 +182,7 @@ COMMANDS = {
     "negative climbs": Row("compile job.toml -o new.json --method 'rule-table{climb_ops=-1}'", 2, "--method: method 'rule-table{climb_ops=-1}': climb_ops: found -1, expected a whole number from 0 to 1000000000"),
     "no parts": Row("compile job.toml -o new.json --method 'spread{n_sub=0}'", 2, "--method: method 'spread{n_sub=0}': n_sub: found 0, expected a whole number from 1 to 256"),
     "parts for greedy": Row("compile job.toml -o new.json --method 'greedy{n_sub=1000}'", 2, "--method: method 'greedy{n_sub=1000}': n_sub: found 1000, expected a whole number from 1 to 256"),
-    "a negative look-ahead": Row("compile job.toml -o new.json --method 'greedy{look_ahead=-1}'", 2, "--method: method 'greedy{look_ahead=-1}': look_ahead: found -1, expected a number from 0 to 1000"),
+    "a negative look-ahead": Row("compile job.toml -o new.json --method 'greedy{look_ahead=-1}'", 2, "--method: method 'greedy{look_ahead=-1}': look_ahead: found -1, expected a number from 0 to 1000 or \"auto\""),
     "a method for a wave": Row("compile job.toml -o new.json --method zb-v", 4, "small: no plan found: zb-v: zb-v needs a wave placement with 2 chunks per rank; this job has a unidirectional placement"),
     "a bare time": Row("compile job.toml -o new.json --time-limit 60", 2, "--time-limit: found '60', expected a duration such as \"38 ms\" (ns, us, ms, s or min)"),
     "a negative time": Row("compile job.toml -o new.json --time-limit -5s", 2, "--time-limit: found '-5s', expected at least 0"),

@@ -50,7 +50,7 @@ BROKEN = [
     ("length", "stages", _problem(stages=_stage(SOUND, 1, forward_ns=(2**61,))), "expected a step below 2^62 ns"),
     ("path-stages", "paths[0][1]", _problem(paths=((0, 2, 1),)), "stage 2 does not exist; the stages are 0 to 1"),
     ("path-stages", "paths[0][1]", _problem(paths=((0, -1, 1),)), "stage -1 does not exist"),
-    ("path-stages", "paths[0][2]", _problem(paths=((0, 1, 0),)), "stage 0 is visited a second time, first at position 0"),
+    ("path-stages", "paths[0][2]", _problem(paths=((0, 1, 0),)), "stage 0 is a duplicate, first at position 0"),
     ("path-stages", "paths[1]", _problem(paths=((0, 1), ())), "visits no stage"),
     ("stage-on-path", "stages[1]", _problem(paths=((0,),)), "is on no path"),
     (

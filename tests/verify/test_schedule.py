@@ -71,7 +71,7 @@ BROKEN = [
         _schedule("F0.0 F0.1 B0.0 W0.0/0 W0.0/1 W0.0/2 BW0.1", SECOND, parts=(CUT,)),
         "W0.0/2: 2 parts are declared for W of stage 0",
     ),
-    ("parts", "parts[1]", TWO, _schedule(FIRST, SECOND, parts=(CUT, CUT)), "W of stage 0 is cut a second time"),
+    ("parts", "parts[1]", TWO, _schedule(FIRST, SECOND, parts=(CUT, CUT)), "W of stage 0 is cut by an entry before this one"),
     ("parts", "parts[0]", TWO, _schedule(FIRST, SECOND, parts=(replace(CUT, stage=4),)), "stage 4 does not exist"),
     (
         "part-order",

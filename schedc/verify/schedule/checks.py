@@ -90,7 +90,7 @@ def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         elif not problem.cut_blocks:
             yield Violation("parts", place, f"{block} is cut; the problem does not allow parts")
         elif (parts.kind, parts.stage) in declared:
-            yield Violation("parts", place, f"{block} is cut a second time")
+            yield Violation("parts", place, f"{block} is cut by an entry before this one")
         declared.setdefault((parts.kind, parts.stage), len(parts.shares))
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
