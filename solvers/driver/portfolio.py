@@ -20,6 +20,7 @@ from schedc.solvers.common.failure import Failure, failure_of
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.registry import SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
 from schedc.solvers.kernel.rule_kernel import climb
 from schedc.units import format_bytes
@@ -146,7 +147,7 @@ def solve(
                 try_methods(incumbent, (method,), candidates)
         else:
             if problem.num_ops > SMALL_OPS:
-                compile_ahead(climb, polish)
+                compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method)
             # May wait for compiled code, or load it, which takes longer than the others.

@@ -26,6 +26,9 @@ __all__ = ["ListSchedule", "ListScheduler", "list_schedule", "run_compiled"]
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
+COMPILE_ANEW_FROM_OPS = 1_000_000
+"""From this many ops on, compiling it takes less than running plain to the end; for fewer, the child process that compiles would
+only take a processor from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,9 @@ class ListScheduler:
         self._n_sub = n_sub
         self._board = board_of(problem, n_sub)
         self._arrays: Board | None = None
-        self._large = 3 * len(self._board.blocks) * rules >= COMPILE_FROM_OPS
-        if self._large:
+        ops = 3 * len(self._board.blocks) * rules
+        self._large = ops >= COMPILE_FROM_OPS
+        if ops >= COMPILE_ANEW_FROM_OPS:
             compile_ahead(run_rule)
 
     def __call__(self, rule: Rule) -> ListSchedule:
