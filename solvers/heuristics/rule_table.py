@@ -7,12 +7,12 @@ the same problem gives the same schedule. Blocks stay whole.
 
 from __future__ import annotations
 
-from itertools import islice, product
+from itertools import count, islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.compiled import at_hand
+from schedc.compiled import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
@@ -40,6 +40,9 @@ TABLE_OPS = 40_000
 LEAST_RULES = 20
 PLAIN_OPS = 150_000
 """Where no more ops will be placed, the kernel runs plain if it is not compiled yet, for a second or two; else it is waited for."""
+PLAIN_TABLES = 3
+"""A process that has come to this many plain tables is likely to need more, so it has the kernel compiled meanwhile."""
+_plain_tables = count(1)
 CLIMBS = 2
 """The climbs start from this many best rules of the table."""
 
@@ -57,7 +60,10 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     facts = facts_of(problem)
     ops = int(facts.count.sum()) * (3 if facts.split else 2)
     placed = max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops
-    climber = Climber(facts, plain=placed <= PLAIN_OPS and not at_hand(climb))
+    plain = placed <= PLAIN_OPS and not at_hand(climb)
+    if plain and next(_plain_tables) >= PLAIN_TABLES:
+        compile_ahead(climb)
+    climber = Climber(facts, plain=plain)
     table = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     values = np.array([climber.run(rule) for rule in table])
     if values.min() >= STRANDED:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import problems
+from problems import make_problem, problems
 
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table as module
 from schedc.solvers.kernel.draws import below, draw, fraction
+from schedc.solvers.kernel.rule_kernel import climb
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -40,3 +42,15 @@ def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None
             except Unsupported as reason:
                 found.append(str(reason))
     assert found[0] == found[1]
+
+
+def test_a_process_that_needs_the_kernel_often_has_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(module, "at_hand", lambda _: False)
+    monkeypatch.setattr(module, "compile_ahead", asked.append)
+    monkeypatch.setattr(module, "_plain_tables", count(1))
+    monkeypatch.setattr(module, "TABLE_OPS", 100)
+    for number in range(1, module.PLAIN_TABLES + 2):
+        module.rule_table(make_problem(2, 2), RuleTableOptions(climb_ops=0))
+        assert len(asked) == max(0, number - module.PLAIN_TABLES + 1)
+    assert set(asked) == {climb}
