@@ -60,7 +60,7 @@ def test_no_bound_exceeds_the_optimum_with_collectives(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1300))
+@pytest.mark.parametrize("seed", [*range(1000, 1300), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1300, 1600))])
 def test_no_bound_exceeds_the_optimum_of_larger_problems(seed: int) -> None:
     _check_against_optimum(seed, 18, cut=seed % 10 == 0, data_parallel=seed % 5 == 0)
 
