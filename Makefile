@@ -10,9 +10,8 @@ demo: .venv/installed
 	$(BIN)/schedc show build/m70-2dc.plan.json
 
 test: .venv/installed-test lint
-	# Two: many tests wait for processes of their own. Not reordered: the files with few tests are the slow ones, and would come last.
 	# With compiled modules kept, whatever the environment says: every process that a test starts would compile them again.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
 	$(BIN)/python tests/support/doc_outputs.py

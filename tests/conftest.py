@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
 
+from examples import drop_to_a_quarter
+
 if TYPE_CHECKING:
     import pytest
 
@@ -22,15 +24,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so.
-
-    Without the slow tests, those that say no number of examples get a quarter of Hypothesis's.
-    """
+    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so."""
     os.environ.pop("COLUMNS", None)
     os.environ.pop("LINES", None)
     if config.option.markexpr == "not slow":
-        settings.register_profile("quick", settings(), max_examples=25)
-        settings.load_profile("quick")
+        drop_to_a_quarter()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the whole suite, as many tests wait for processes of their own; none besides this one for a part of it."""
+    return 2 if config.args == config.getini("testpaths") else 0
 
 
 def pytest_collection_finish() -> None:

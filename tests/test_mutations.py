@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import plan_mutations
+import pytest
 from plan_mutations import KINDS, SURVIVED, mutated_plans
 
 from schedc.verify.plan.checks import check_ranks
@@ -15,18 +16,18 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from schedc.ir.plan import Plan
     from schedc.verify.violation import Violation
 
 
+@pytest.mark.slow
 def test_no_broken_plan_is_accepted(tmp_path: Path) -> None:
     found = [each for number in range(20) for each in mutated_plans(Random(f"1:{number}"), tmp_path)]
     assert [(kind, outcome) for kind, outcome, _ in found if outcome.startswith(SURVIVED)] == []
     assert {kind for kind, _, _ in found} == {kind.__name__ for kind in KINDS}
 
 
+@pytest.mark.slow
 def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the verifier looks at compute queues alone, what proves that a mutant is as good finds out about all the rest."""
     monkeypatch.setattr(plan_mutations, "check_plan", only_compute_queues)

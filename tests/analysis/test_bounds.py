@@ -9,11 +9,12 @@ from random import Random
 import pytest
 from bounds import bound_of
 from brute_force import SearchTooLarge, optimum, timing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
+from examples import examples
 from schedc.analysis.bounds.lower_bounds import (
     best_bound,
     lower_bounds,
@@ -65,7 +66,7 @@ def test_no_bound_exceeds_the_optimum_of_larger_problems(seed: int) -> None:
     _check_against_optimum(seed, 18, cut=seed % 10 == 0, data_parallel=seed % 5 == 0)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150, deadline=None)
 @given(problem=problems(), seed=st.integers(0, 99), objective=st.sampled_from(Objective))
 def test_no_bound_exceeds_any_schedule(problem: Problem, seed: int, objective: Objective) -> None:
     problem = replace(problem, objective=objective)

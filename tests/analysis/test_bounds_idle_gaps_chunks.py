@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from bounds import bound_of
 from brute_force import SearchTooLarge, optimum
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import M70_NS, m70, make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
+from examples import examples
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
@@ -44,7 +45,7 @@ def best_bound(problem: Problem) -> int:
     problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
     objective=st.sampled_from(Objective),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 def test_never_above_the_optimum(problem: Problem, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     try:
@@ -63,7 +64,7 @@ def test_never_above_the_optimum(problem: Problem, objective: Objective) -> None
     in_flight=st.sampled_from([1, 1.25, 1.5, 2]),
     shape=st.sampled_from([([0, 1, 0], 2, True), ([0, 1, 0], 3, False), ([0, 1, 1, 0], 2, False), ([0, 1, 0, 1], 2, False)]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 def test_never_above_the_optimum_with_slow_links_and_little_memory(
     costs: list[tuple[int, int, int]],
     fused: int,

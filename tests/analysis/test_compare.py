@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plans import plan_of, plans, small_plan
 from problems import make_problem
 from traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
+from examples import examples
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.comparison.measured_steps import measured_times
@@ -47,7 +48,7 @@ def block(op: Op | None) -> Op | None:
     return None if op is None else op._replace(part=WHOLE)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans())
 def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
     found = planned(plan, plan.problem, plan.problem)
@@ -65,7 +66,7 @@ def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
         assert cost.measured.count in {runs} if cost.kind is Kind.F else cost.measured.count <= runs
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans())
 def test_compute_waiting_and_idle_add_up_on_every_rank(plan: Plan) -> None:
     """Also where the run is nothing like the plan."""
@@ -79,7 +80,7 @@ def test_compute_waiting_and_idle_add_up_on_every_rank(plan: Plan) -> None:
             assert account.waiting_ns + account.compute_ns + account.idle_ns == whole_ns
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans(shared_trunks=False), data=st.data())
 def test_one_slow_op_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataObject) -> None:
     whole = [op for rank in plan.ranks for op in rank.compute if op.part == WHOLE]  # parts would share the delay
@@ -99,7 +100,7 @@ def test_one_slow_op_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataO
     assert slow == {(culprit.stage, culprit.kind)}
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans(shared_trunks=False), data=st.data())
 def test_one_slow_link_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataObject) -> None:
     links = sorted({(rank.rank, channel.peer) for rank in plan.ranks for channel in rank.channels if not channel.receives})
@@ -123,7 +124,7 @@ def test_one_slow_link_is_named_wherever_its_delay_goes(plan: Plan, data: st.Dat
             assert cost.measured is not None
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans())
 def test_the_causes_of_a_delay_always_add_up_to_it(plan: Plan) -> None:
     """On shared trunks, too, where one delay changes who is first."""
@@ -134,7 +135,7 @@ def test_the_causes_of_a_delay_always_add_up_to_it(plan: Plan) -> None:
         assert sum(cause.added_ns for cause in delay.causes) == delay.late_ns
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans(shared_trunks=False))
 def test_the_measured_costs_give_the_measured_time(plan: Plan) -> None:
     """What ran slower than planned in the same way in every microbatch, the simulator says as it was."""

@@ -8,10 +8,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jobs import M70, write_job
 
+from examples import examples
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
 from schedc.verify.problem import verify_problem
@@ -298,7 +299,7 @@ VALUE = st.recursive(SCALAR, lambda inner: st.lists(inner, max_size=9) | st.dict
 
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), VALUE), min_size=1, max_size=3))
-@settings(max_examples=150)
+@examples(150)
 def test_any_values(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, object]]) -> None:
     """Whatever a job has, it is read or refused in one line."""
     lines = M70.splitlines()

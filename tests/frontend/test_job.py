@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jobs import M70, read_problem, write_job
 
+from examples import examples
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.verify.problem import verify_problem
@@ -232,7 +233,7 @@ trunk = [1, 0]
     placement=st.sampled_from(PLACEMENTS),
     milliseconds=st.tuples(*[st.fractions(0, 1000, max_denominator=1000)] * 4),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_times_scale(
     tmp_path_factory: pytest.TempPathFactory, scale: int, placement: str, milliseconds: tuple[Fraction, ...]
 ) -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from plans import one_f_one_b, plan_of, small_plan
 from problems import make_problem
 from torch_oracle import act_out
 from torch_plans import made_by, torch_plans
 
+from examples import examples
 from schedc.errors import Unsupported
 from schedc.interop.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv
 from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
@@ -48,7 +49,7 @@ def test_compute_only_has_the_order_and_nothing_else() -> None:
     assert {cell[1] for row in rows_of(plan, "compute_only") for cell in row} == {"F", "I", "W"}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(plan=torch_plans())
 def test_every_csv_is_sound(plan: Plan) -> None:
     """The linter and the oracle of torch's runtime accept it, however c10d queues; what it computes is the plan's order."""
@@ -71,7 +72,7 @@ def places(plan: Plan) -> dict[str, tuple[int, int]]:
     return found
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(plan=torch_plans())
 def test_sends_do_not_wait_and_receives_are_not_late(plan: Plan) -> None:
     """A send is before the next op that takes time; a receive where `post_before` says, earlier only behind a busy link."""

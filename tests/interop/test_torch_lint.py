@@ -7,13 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem
 from torch_oracle import Wrong, act_out
 from torch_plans import made_by, torch_plans
 from torch_stock import STOCK, dump
 
+from examples import examples
 from schedc.errors import InvalidInput, Unsupported
 from schedc.interop.torch_csv.exporter import torch_csv
 from schedc.interop.torch_csv.lint.actions import Finding, layout_of, read_rows
@@ -250,7 +251,7 @@ def mutate(data: st.DataObject, rows: list[list[str]], plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), plan=torch_plans(max_microbatches=3))
 def test_a_changed_csv_is_refused_exactly_where_torch_would_go_wrong(data: st.DataObject, plan: Plan) -> None:
     rows: list[list[str]] = [line.split(",") for line in torch_csv(plan).splitlines()]
@@ -260,7 +261,7 @@ def test_a_changed_csv_is_refused_exactly_where_torch_would_go_wrong(data: st.Da
     assert bool(found) == bool(verdict), (found, verdict)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data(), plan=torch_plans(max_microbatches=3))
 def test_dropped_and_doubled_cells_are_always_found(data: st.DataObject, plan: Plan) -> None:
     rows: list[list[str]] = [line.split(",") for line in torch_csv(plan).splitlines()]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 from small_problems import small_problem
 
+from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
@@ -101,7 +102,7 @@ def test_a_first_start_that_something_can_delay_is_not_certain(problem: Problem)
 
 
 @given(problems(), OBJECTIVES)
-@settings(max_examples=60)
+@examples(60)
 def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     schedule = greedy_or_skip(problem)
@@ -115,7 +116,7 @@ def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objectiv
 
 
 @given(st.integers(0, 10_000), OBJECTIVES, st.booleans())
-@settings(max_examples=40)
+@examples(40)
 def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks: bool) -> None:
     """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back."""
     problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bounds import bound_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from problems import make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
 from schedc.models.grid import grid_of
@@ -54,7 +55,7 @@ def test_waves_are_shorter_per_microbatch_than_single_ones_where_memory_is_short
 
 
 @given(problem=problems(max_ranks=2, placements=("unidirectional",), shared_trunks=False), wave=st.integers(1, 2))
-@settings(max_examples=12, deadline=None)
+@examples(12, deadline=None)
 def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int) -> None:
     found = solve_wave(problem, wave, NO_LIMITS)
     assert found is not None

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorKind
 from schedc.runtime.common.program import Wire
@@ -88,7 +89,7 @@ def _ended(pair: Pair) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("channel", [nccl, delegate])
-@settings(max_examples=15, deadline=None)
+@examples(15, deadline=None)
 @given(data=st.data())
 def test_what_is_computed_before_is_sent_and_what_comes_is_computed_with(channel: Any, data: st.DataObject) -> None:
     """Both ranks issue all of a step without looking at the device, which does it whenever it does."""

@@ -20,6 +20,7 @@ MOST_LINES = {"fused": 4_850, "split": 5_260}
 """`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", MOST_LINES)
 def test_a_training_job_imports_few_lines(tmp_path: Path, backward: str) -> None:
     problem = make_problem(2, 4, split_backward=backward == "split")

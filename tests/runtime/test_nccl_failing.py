@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.common.header import TensorKind
@@ -117,7 +118,7 @@ class Job:
             self.transports[rank].close()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15, deadline=None)
 @given(culprit=st.sampled_from([0, 1, None]), at=st.integers(0, COUNT - 1), ahead=st.integers(1, COUNT))
 def test_a_communicator_that_fails(culprit: int | None, at: int, ahead: int) -> None:
     """On either end, before any transfer: both ranks end their step without an error, and each knows that it does not count."""

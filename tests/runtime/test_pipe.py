@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import feature_runs
 import pipeline_runs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 from random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 
+from examples import examples
 from schedc.ir.ops import WHOLE, Kind
 from schedc.solvers.driver.registry import constructive
 
@@ -77,7 +78,7 @@ def test_one_process(tmp_path: Path, placement: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_valid_plan(four: Ranks, data: st.DataObject) -> None:
     """All placements, backwards split or fused, every kind of block in parts, any order that does not deadlock."""

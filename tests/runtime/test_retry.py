@@ -9,7 +9,7 @@ import pytest
 import retry_runs
 import torch
 from faults import Faults
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
@@ -17,6 +17,7 @@ from rank_processes import DEAD, Ranks, rank_processes
 from retry_runs import Options
 from torch import nn
 
+from examples import examples
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
@@ -57,7 +58,7 @@ calls = st.dictionaries(st.integers(0, 16), st.sampled_from(["raise", "late", "l
 
 
 @pytest.mark.slow
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_failures_anywhere(two: Ranks, data: st.DataObject) -> None:
     """On both ends at once, before and after the tensor has come: random numbers, statistics and gradients are as on sound ones."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import swap_runs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 
+from examples import examples
 from schedc.ir.ops import token
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_file import plan_sha256, write_plan
@@ -87,7 +88,7 @@ def test_other_placements(four: Ranks, before: str, after: str, options: dict[st
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.lists(st.integers(0, 4), min_size=4, max_size=4), late=st.integers(0, 3))
 def test_whenever_each_rank_calls(four: Ranks, at: list[int], late: int) -> None:
     """The move comes with the first or second step after the one before which the last rank calls it."""

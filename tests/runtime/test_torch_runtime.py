@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch_runs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from jobs import write_job
 from problems import make_problem
@@ -14,6 +14,7 @@ from rank_processes import Ranks, rank_processes
 from torch_plans import made_by, torch_plans
 from torch_stock import dump
 
+from examples import examples
 from schedc.compile import compile_problem
 from schedc.frontend.job import load_job
 from schedc.interop.torch_csv.exporter import CsvFormat, torch_csv
@@ -115,7 +116,7 @@ def test_gradients_of_plans_for_torchs_costs(two: Ranks, four: Ranks, ranks: int
     assert_trains((two if ranks == 2 else four).run(torch_runs.train_in_torch, plan, csv))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_valid_plan(four: Ranks, tmp_path: Path, data: st.DataObject) -> None:
     """Any placement, stages per rank, backwards split or fused, and order that does not deadlock."""

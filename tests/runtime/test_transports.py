@@ -9,13 +9,14 @@ import pipeline_runs
 import pytest
 import torch
 import transport_runs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 from random_schedules import random_schedules
 from rank_processes import DEAD, Ranks, rank_processes
 
+from examples import examples
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.driver.registry import constructive
 
@@ -58,7 +59,7 @@ def exchanges(draw: st.DrawFn) -> tuple[list[Any], list[list[tuple[str, int, flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(exchange=exchanges(), queues=st.integers(1, 4))
 def test_any_order_of_sends_and_receives(two: Ranks, way: str, exchange: Any, queues: int) -> None:
     transfers, script = exchange
@@ -84,7 +85,7 @@ def assert_lost(said: list[Any], way: str, culprit: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_receives_are_posted_in_the_order_of_the_sends(two: Ranks, data: st.DataObject) -> None:
     """From the first step on, in which the shapes are not known; NCCL matches them by nothing else."""

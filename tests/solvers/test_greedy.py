@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import M70_NS, MS, m70, make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
@@ -61,7 +62,7 @@ def m70_sites(sites: int, latency: float, occupancy: float, case: int) -> Proble
     return make_problem(8, 16 * times, costs_ns=M70_NS, in_flight=8 * times, links=links)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_microbatches=8, min_duration_ns=0), st.integers(1, 5))
 def test_any_problem_gets_a_valid_schedule(problem: Problem, n_sub: int) -> None:
     schedule = greedy(problem, GreedyOptions(n_sub=n_sub))
@@ -71,7 +72,7 @@ def test_any_problem_gets_a_valid_schedule(problem: Problem, n_sub: int) -> None
         assert limit is None or peak <= limit
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems())
 def test_its_choice_is_no_worse_than_its_default(problem: Problem) -> None:
     _, chosen = choose_rule(problem, 2)

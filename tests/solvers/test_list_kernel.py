@@ -7,10 +7,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
@@ -66,7 +67,7 @@ def problems_and_rules(draw: st.DrawFn, *, foresight: bool | None = None, shared
     return problem, rule
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems_and_rules())
 def test_any_rule_gives_a_valid_schedule(drawn: tuple[Problem, Rule]) -> None:
     """It never strands itself: limits may hold no more than one microbatch."""
@@ -77,7 +78,7 @@ def test_any_rule_gives_a_valid_schedule(drawn: tuple[Problem, Rule]) -> None:
         assert limit is None or peak <= limit
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems_and_rules(foresight=False))
 def test_its_clock_is_the_simulators(drawn: tuple[Problem, Rule]) -> None:
     """Collectives, shared trunks and microbatches that differ included."""
@@ -87,7 +88,7 @@ def test_its_clock_is_the_simulators(drawn: tuple[Problem, Rule]) -> None:
     assert (made.end_ns, made.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_on_two_paths_all_gathers_are_in_the_order_of_first_use(data: st.DataObject) -> None:
     """As the simulator has them, whatever the places on the paths."""
@@ -122,7 +123,7 @@ def gathers(problem: Problem, all_gather_ns: list[int]) -> DataParallel:
     return DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(0,) * count, all_gather_ns=tuple(all_gather_ns[:count]))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems_and_rules(foresight=True, shared_trunks=False))
 def test_with_foresight_its_clock_is_the_simulators_where_no_trunk_is_shared(drawn: tuple[Problem, Rule]) -> None:
     problem, rule = drawn
@@ -132,7 +133,7 @@ def test_with_foresight_its_clock_is_the_simulators_where_no_trunk_is_shared(dra
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@examples(60)
 @given(problems_and_rules())
 def test_plain_and_compiled_are_the_same(drawn: tuple[Problem, Rule]) -> None:
     problem, rule = drawn

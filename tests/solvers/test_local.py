@@ -6,9 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from problems import M70_NS, m70, make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
     found = local_search(problem, evaluations=8, rounds=2)
@@ -29,7 +30,7 @@ def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
         assert not found.cut_short
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False))
 def test_without_shared_trunks_its_clock_is_the_simulators(problem: Problem) -> None:
     found = local_search(problem, evaluations=8, rounds=2)

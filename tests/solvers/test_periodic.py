@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import M70_NS, make_problem, problems
 
+from examples import examples
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
@@ -85,7 +86,7 @@ def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: in
 
 
 @given(problem=problems(max_microbatches=4), share=st.floats(0, 2))
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 def test_an_order_takes_no_longer_on_the_problem_s_links_than_on_spread_ones(problem: Problem, share: float) -> None:
     without_trunks = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
     slower = spread_problem(without_trunks, share)

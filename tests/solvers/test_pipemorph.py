@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import MS, make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
@@ -132,7 +133,7 @@ def test_ranks_may_be_permuted() -> None:
     assert [op.kind for op in schedule.orders[2][:8]] == [Kind.F] * 7 + [Kind.B]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     problems(placements=("unidirectional",), max_microbatches=10),
     st.one_of(st.sampled_from(Policy), st.tuples(*[st.integers(0, 20)] * 4)),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.solvers.driver.registry import constructive
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False), st.integers(0, 5))
 def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     try:

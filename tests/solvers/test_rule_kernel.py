@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
+from examples import examples
 from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table as module
@@ -29,7 +30,7 @@ def test_random_numbers_are_numpys(seed: int, limits: list[int]) -> None:
         assert generator.random() == fraction(draws)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems())
 def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None:
     found: list[object] = []

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from problems import m70, make_problem, problems
 
+from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.errors import Unsupported
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
     try:

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from plans import plans, small_plan
 from traces import slower_block, trace_of_timelines
 
+from examples import examples
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
@@ -33,7 +34,7 @@ def recorded(plan: Plan, steps: int = 2) -> Trace:
     return trace_of_timelines(plan, timelines, first_step=3)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plan=plans())
 def test_round_trip_of_any_plan(plan: Plan) -> None:
     trace = recorded(plan)
