@@ -6,9 +6,8 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
+from example_counts import drop_to_a_quarter
 from hypothesis import HealthCheck, settings
-
-from examples import drop_to_a_quarter
 
 if TYPE_CHECKING:
     import pytest

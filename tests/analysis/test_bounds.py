@@ -9,12 +9,12 @@ from random import Random
 import pytest
 from bounds import bound_of
 from brute_force import SearchTooLarge, optimum, timing
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 from tiny_problems import random_parts, random_schedule, tiny_problem
 
-from examples import examples
 from schedc.analysis.bounds.lower_bounds import (
     best_bound,
     lower_bounds,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from bounds import bound_of
 from brute_force import SearchTooLarge, optimum
+from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import M70_NS, m70, make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName

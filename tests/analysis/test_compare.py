@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from plans import plan_of, plans, small_plan
 from problems import make_problem
 from traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
-from examples import examples
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.comparison.measured_steps import measured_times

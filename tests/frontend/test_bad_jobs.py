@@ -8,11 +8,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import M70, write_job
 
-from examples import examples
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
 from schedc.verify.problem import verify_problem

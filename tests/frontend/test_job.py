@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import M70, read_problem, write_job
 
-from examples import examples
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.verify.problem import verify_problem

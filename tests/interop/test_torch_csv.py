@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from plans import one_f_one_b, plan_of, small_plan
 from problems import make_problem
 from torch_oracle import act_out
 from torch_plans import made_by, torch_plans
 
-from examples import examples
 from schedc.errors import Unsupported
 from schedc.interop.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv
 from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem
@@ -14,7 +15,6 @@ from torch_oracle import Wrong, act_out
 from torch_plans import made_by, torch_plans
 from torch_stock import STOCK, dump
 
-from examples import examples
 from schedc.errors import InvalidInput, Unsupported
 from schedc.interop.torch_csv.exporter import torch_csv
 from schedc.interop.torch_csv.lint.actions import Finding, layout_of, read_rows

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
+from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 from small_problems import small_problem
 
-from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op

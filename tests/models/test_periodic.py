@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bounds import bound_of
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from problems import make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
 from schedc.models.grid import grid_of

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from example_counts import examples
 from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples import examples
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.common.header import TensorKind

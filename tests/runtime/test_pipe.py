@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import feature_runs
 import pipeline_runs
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
@@ -15,7 +16,6 @@ from problems import make_problem
 from random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 
-from examples import examples
 from schedc.ir.ops import WHOLE, Kind
 from schedc.solvers.driver.registry import constructive
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import retry_runs
 import torch
+from example_counts import examples
 from faults import Faults
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from rank_processes import DEAD, Ranks, rank_processes
 from retry_runs import Options
 from torch import nn
 
-from examples import examples
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import swap_runs
+from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
 from problems import make_problem
 
-from examples import examples
 from schedc.ir.ops import token
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_file import plan_sha256, write_plan

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch_runs
+from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from jobs import write_job
@@ -14,7 +15,6 @@ from rank_processes import Ranks, rank_processes
 from torch_plans import made_by, torch_plans
 from torch_stock import dump
 
-from examples import examples
 from schedc.compile import compile_problem
 from schedc.frontend.job import load_job
 from schedc.interop.torch_csv.exporter import CsvFormat, torch_csv

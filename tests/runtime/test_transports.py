@@ -9,6 +9,7 @@ import pipeline_runs
 import pytest
 import torch
 import transport_runs
+from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
@@ -16,7 +17,6 @@ from problems import make_problem
 from random_schedules import random_schedules
 from rank_processes import DEAD, Ranks, rank_processes
 
-from examples import examples
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.driver.registry import constructive
 

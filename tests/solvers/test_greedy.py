@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import M70_NS, MS, m70, make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported

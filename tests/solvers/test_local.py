@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from problems import M70_NS, m70, make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective

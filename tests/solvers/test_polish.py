@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.solvers.driver.registry import constructive

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from problems import m70, make_problem, problems
 
-from examples import examples
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.errors import Unsupported

@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given
 from plans import plans, small_plan
 from traces import slower_block, trace_of_timelines
 
-from examples import examples
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
