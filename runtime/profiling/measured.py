@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, Times
-from schedc.text.profile_file import LayerEntry
+from schedc.text.profile_file import LayerEntry, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,6 +77,7 @@ def profile_layer(layer: MeasuredLayer) -> LayerEntry:
         activation_after_input_bytes=layer.held_after_input_bytes,
         message_bytes=layer.message_bytes,
         gradient_message_bytes=None if layer.gradient_message_bytes == layer.message_bytes else layer.gradient_message_bytes,
+        spread=Spread(**{phase: times.spread for phase, times in layer.phases().items()}),
     )
 
 

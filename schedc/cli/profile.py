@@ -127,7 +127,7 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
     from schedc.cli.rendering.profile import Row, print_profile
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import write_output
-    from schedc.interop.torch_profiler.profile import stage_times, stages_profile
+    from schedc.interop.torch_profiler.profile import PHASES, stage_times, stages_profile
     from schedc.interop.torch_profiler.trace import read_torch_trace
     from schedc.text.profile_file import profile_json
 
@@ -135,8 +135,7 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
     times = stage_times(traces)
     layers, notes = stages_profile(traces, times)
     write_output(output, profile_json(layers, model=f"from traces: {', '.join(path.name for path in paths)}").encode())
-    names = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
-    phases = [{names[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
+    phases = [{PHASES[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
     if as_json:
         entries = [_entry(layer, found) for layer, found in zip(layers, phases, strict=True)]
         print_json({"layers": entries, "warnings": list(notes)})

@@ -5,26 +5,39 @@
  "layers": [
    {"name": "embedding", "forward": "0.4 ms", "backward_input": "0 ms", "backward_weight": "0.5 ms", "message": "64 MiB"},
    {"name": "block", "repeat": 32, "forward": "4.1 ms", "backward_input": "4.3 ms", "backward_weight": "3.6 ms",
-    "activation": "544 MiB", "activation_after_input": "272 MiB", "message": "64 MiB"}]}
+    "backward": "7.2 ms", "activation": "544 MiB", "activation_after_input": "272 MiB", "message": "64 MiB",
+    "spread": {"forward": 0.01, "backward": 0.02}}]}
 ```
 The layers are in the order of the forward; the keys and units are those of the job's [profile], for one microbatch. A stage costs
-what its layers cost together, and sends what its last layer does.
+what its layers cost together, and sends what its last layer does. `spread` says how far to trust a measured duration.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
-from msgspec.structs import fields
+from msgspec.structs import asdict, fields
 
 from schedc.files.pretty_json import JsonValue, pretty_json
 from schedc.files.quantities import Count, Duration, Section, Size
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
-__all__ = ["LayerEntry", "ProfileFile", "profile_json"]
+__all__ = ["LayerEntry", "ProfileFile", "Spread", "profile_json"]
 
 DIGITS = 4
 """What is kept of a measured duration. Few are good to more, and fewer digits read better in a review."""
+
+
+Share: TypeAlias = Annotated[float, Meta(ge=0.0)]
+
+
+class Spread(Section, frozen=True, kw_only=True):
+    """Of measured durations, the middle half of the samples, from first to third quartile, relative to the median."""
+
+    forward: Share | None = None
+    backward_input: Share | None = None
+    backward_weight: Share | None = None
+    backward: Share | None = None
 
 
 class LayerEntry(Section, frozen=True, kw_only=True):
@@ -42,6 +55,7 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     ] = None
     message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
     gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
+    spread: Annotated[Spread | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
 
 
 class ProfileFile(Section, frozen=True, kw_only=True):
@@ -78,6 +92,8 @@ def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
         elif field.name.endswith("_bytes"):
             text = format_bytes(value)
             value = text if not exact or parse_bytes(text) == value else f"{value} B"
+        elif isinstance(value, Spread):
+            value = {name: round(share, 3) for name, share in asdict(value).items() if share is not None}
         entry[field.encode_name] = value
     return entry
 

@@ -6,6 +6,7 @@ import gc
 import json
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,12 +16,14 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from schedc.analysis.comparison.times import Times
 from schedc.errors import InvalidInput
+from schedc.frontend.job import load_job
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
 from schedc.runtime.profiling.held import meter_for
 from schedc.text.profile_file import LayerEntry, profile_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 CPU = torch.device("cpu")
 TOKENS, WIDTH, LENGTH, SAMPLES = 11, 16, 6, 3
@@ -416,6 +419,19 @@ def test_the_profile_says_durations_to_four_digits_and_keeps_the_order_of_sizes(
         "activation_after_input": "3 MiB",
         "message": "64 MiB",
     }
+
+
+def test_the_profile_says_how_far_the_samples_of_each_phase_spread(tmp_path: Path) -> None:
+    noisy = replace(measured(), forward=Times((100, 110, 130)), backward=Times((90, 100, 100, 100)))
+    (entry,) = json.loads(profile_json([profile_layer(noisy)]))["layers"]
+    assert entry["spread"] == {"forward": 0.136, "backward_input": 0.01, "backward_weight": 0.01, "backward": 0.025}
+    (tmp_path / "profile.json").write_text(profile_json([profile_layer(noisy)]))
+    job = tmp_path / "job.toml"
+    job.write_text('[pipeline]\nranks = 1\nmicrobatches = 1\n[profile]\npath = "profile.json"\n')
+    load_job(job)
+    (tmp_path / "profile.json").write_text(profile_json([profile_layer(noisy)]).replace("0.136", "-1"))
+    with pytest.raises(InvalidInput, match=r"layers\[0\].spread.forward: found -1, expected"):
+        load_job(job)
 
 
 def test_the_layers_of_a_stage_give_its_costs() -> None:

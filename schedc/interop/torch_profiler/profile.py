@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, Times
 from schedc.errors import InvalidInput
-from schedc.text.profile_file import LayerEntry
+from schedc.text.profile_file import LayerEntry, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from schedc.interop.torch_profiler.trace import TorchTrace
 
-__all__ = ["StageTimes", "stage_times", "stages_profile"]
+__all__ = ["PHASES", "StageTimes", "stage_times", "stages_profile"]
+
+PHASES = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
+"""The kinds of action, and what they are in a profile."""
 
 StageTimes = dict[str, Times]
 """By kind of action (`F`, `I`, `W`, `B`), the times of one stage that count."""
@@ -86,6 +89,7 @@ def _layer(stage: int, times: StageTimes, message_bytes: int | None) -> LayerEnt
         backward_weight_ns=median.get("W", 0),
         backward_ns=median.get("B"),
         message_bytes=message_bytes,
+        spread=Spread(**{PHASES[kind]: found.spread for kind, found in times.items()}),
     )
 
 
