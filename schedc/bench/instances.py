@@ -5,13 +5,16 @@
 - `pipemorph`: equal costs and one slow link. `zero-bubble`: Zero Bubble's profiled models. Both by placement and memory limit.
 - `zero-bubble-span`: the same as `zero-bubble`, with its own objective, the longest stage span.
 - `random`: unequal stages, links and limits, by seed. `large`: up to 64 ranks and up to 1,024 microbatches.
+
+BW is B plus W in all of them, as their papers have it; `instances` makes the same sets with another BW.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
@@ -96,15 +99,24 @@ class Instance:
         return min(((name, self.published_ns(name)) for name in self.comparable), key=lambda pair: pair[1], default=None)
 
 
-def instances(set_name: str) -> tuple[Instance, ...]:
+def instances(set_name: str, fused_backward: float | None = None) -> tuple[Instance, ...]:
     """The instances of a set, in its order.
 
+    Args:
+        set_name: one of `SETS`.
+        fused_backward: BW as a multiple of B plus W, as in 0.9; None: as the set has it, B plus W. Another BW is another instance,
+            for which nothing is published.
+
     Raises:
-        InvalidInput: there is no such set; names the nearest.
+        InvalidInput: there is no such set; names the nearest. Or the multiple is no number above 0.
     """
     if set_name not in SETS:
         raise InvalidInput(f"set {set_name!r} is unknown{nearest(set_name, SETS)}; expected {', '.join(SETS)}")
-    return SETS[set_name]()
+    if fused_backward is None:
+        return SETS[set_name]()
+    if not 0 < fused_backward < inf:
+        raise InvalidInput(f"--fused-backward: found {fused_backward:g}, expected a number above 0, as in 0.9: BW is 0.9 × (B + W)")
+    return tuple(_unpublished(_with_fused_backward(each.problem, fused_backward)) for each in SETS[set_name]())
 
 
 def _m70(placement: str) -> tuple[Instance, ...]:
@@ -256,6 +268,21 @@ def _memory_name(times: int) -> str:
 
 def _beside_peers(name: str, problem: Problem, value_ms: float) -> Instance:
     return Instance(name=name, problem=problem, published={"best peer": value_ms}, unit=Unit.MS, comparable=("best peer",))
+
+
+def _with_fused_backward(problem: Problem, multiple: float) -> Problem:
+    """The problem with a BW of its own at every stage, in its name too."""
+    stages = tuple(
+        replace(
+            stage,
+            backward_ns=tuple(
+                round(multiple * (input_ns + weight_ns))
+                for input_ns, weight_ns in zip(stage.backward_input_ns, stage.backward_weight_ns, strict=True)
+            ),
+        )
+        for stage in problem.stages
+    )
+    return replace(problem, name=f"{problem.name}-bw{multiple:g}", stages=stages)
 
 
 def _unpublished(problem: Problem) -> Instance:

@@ -250,11 +250,14 @@ def bench(
     methods: Annotated[str, typer.Option(metavar="A,B", help="The methods, separated by commas.")] = "greedy,auto",
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each search after this long.")] = "60s",
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV, too.")] = None,
+    fused_backward: Annotated[
+        float | None, typer.Option(metavar="X", help="Let each fused backward take X times B plus W; otherwise 1.")
+    ] = None,
 ) -> None:
     """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""
     from schedc.cli.bench import run_bench
 
-    run_bench(instances, methods, time_limit, csv)
+    run_bench(instances, methods, time_limit, csv, fused_backward)
 
 
 @app.command()

@@ -34,7 +34,7 @@ PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the widest table needs."""
 
 
-def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) -> None:
+def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None, fused_backward: float | None = None) -> None:
     """Run the methods on the set; print the table, and keep the CSV file complete after every row, so that a stop loses nothing.
 
     Args:
@@ -42,11 +42,12 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None) ->
         methods: names separated by commas.
         time_limit: of each cell, as in `60s`.
         csv: where the rows go, too; None: nowhere.
+        fused_backward: BW as a multiple of B plus W; None: as the set has it.
 
     Raises:
-        InvalidInput: the set, a method or the time limit is wrong, or the file cannot be written.
+        InvalidInput: the set, a method, the time limit or the multiple is wrong, or the file cannot be written.
     """
-    chosen, names = instances(set_name), split_methods(methods)
+    chosen, names = instances(set_name, fused_backward), split_methods(methods)
     try:
         limits = Limits(time_s=parse_duration_ns(time_limit) / 1e9)
     except ValueError as error:

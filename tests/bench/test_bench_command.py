@@ -36,8 +36,9 @@ def command(
     methods: Annotated[str, typer.Option()] = "1f1b,zb-h1",
     time_limit: Annotated[str, typer.Option()] = "60s",
     csv_file: CsvOption = None,
+    fused_backward: Annotated[float | None, typer.Option()] = None,
 ) -> None:
-    run_bench(name, methods, time_limit, csv_file)
+    run_bench(name, methods, time_limit, csv_file, fused_backward)
 
 
 def bench(*arguments: object) -> Result:
@@ -80,6 +81,14 @@ def test_a_set_of_stage_spans_shows_them_too() -> None:
     assert header[:5] == ["instance", "method", "makespan", "stage", "span"]
 
 
+def test_a_set_runs_with_a_fused_backward_of_its_own() -> None:
+    result = bench("tiny-makespan", "--methods", "1f1b", "--fused-backward", "0.85")
+    assert result.exit_code == 0, result.exception
+    row = result.stdout.splitlines()[2].split()
+    assert row[:3] == ["small-makespan-bw0.85", "1f1b", "108.0"]  # four turns of F and a BW of 17 ms
+    assert row[-2:] == ["–", "–"]
+
+
 def test_no_line_is_wider_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_module, "PIPED_WIDTH", 80)
     result = bench("tiny-makespan", "--methods", "1f1b,greedy{n_sub=2}")
@@ -94,6 +103,8 @@ def test_no_line_is_wider_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch
         (("tiny-makespan", "--methods", "1f1b,"), "empty name"),
         (("tiny-makespan", "--methods", "zb-h9"), "did you mean 'zb-h"),
         (("tiny-makespan", "--time-limit", "60"), "--time-limit: found '60', expected a duration"),
+        (("tiny-makespan", "--fused-backward", "0"), "--fused-backward: found 0, expected a number above 0"),
+        (("tiny-makespan", "--fused-backward", "nan"), "--fused-backward: found nan, expected a number above 0"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:

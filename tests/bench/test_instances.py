@@ -69,6 +69,23 @@ def test_a_set_is_the_same_every_time(set_name: str) -> None:
     assert instances(set_name) == instances(set_name)
 
 
+@pytest.mark.parametrize("set_name", SETS)
+def test_another_fused_backward_changes_it_the_names_and_what_is_published_alone(set_name: str) -> None:
+    for plain, cheaper in zip(instances(set_name), instances(set_name, 0.85), strict=True):
+        assert cheaper.name == cheaper.problem.name == f"{plain.name}-bw0.85"
+        assert cheaper.published_best() is None
+        assert verify_problem(cheaper.problem) == ()
+        for a, b in zip(plain.problem.stages, cheaper.problem.stages, strict=True):
+            assert b.backward_ns == (round(0.85 * (a.backward_input_ns[0] + a.backward_weight_ns[0])),)
+            assert replace(b, backward_ns=a.backward_ns) == a
+        assert replace(cheaper.problem, name=plain.name, stages=plain.problem.stages) == plain.problem
+
+
+def test_a_fused_backward_of_one_is_the_set_itself() -> None:
+    for plain, same in zip(instances("random"), instances("random", 1), strict=True):
+        assert same.problem.stages == plain.problem.stages
+
+
 def test_an_unknown_set_names_the_nearest() -> None:
     with pytest.raises(InvalidInput, match="'m70-waves' is unknown; did you mean 'm70-wave'"):
         instances("m70-waves")
