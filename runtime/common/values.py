@@ -16,14 +16,9 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Value", "differentiable", "handed_over", "tensors_of"]
+__all__ = ["Value", "handed_over", "tensors_of"]
 
 Value: TypeAlias = tuple[torch.Tensor | None, ...]
-
-
-def differentiable(dtype: torch.dtype) -> bool:
-    """Whether tensors of this type can have gradients."""
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def tensors_of(value: object, what: str = "what a stage gives") -> tuple[torch.Tensor, ...]:

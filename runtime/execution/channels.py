@@ -17,11 +17,11 @@ import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorKind, decode, encode, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from schedc.ir.ops import Op
     from schedc.runtime.common.program import Message, Wire
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Boundaries", "Failing", "Receiver", "Sender"]
 
-Failing: TypeAlias = "Callable[[TransferFailed, Exception], bool]"
-"""Takes note that the wire has failed: what to raise if no other channel can take over, and what has been found. Gives whether one
-can. It does not raise: an exception that a frame of its own traceback holds would keep a closed pipe's connections alive."""
+Failing: TypeAlias = "Callable[[str, Exception], None]"
+"""Takes note that the wire has failed: what was being done, and what has been found. Raises if no other channel can take over."""
 
 TAGS = MAX_TENSORS + 1
 """How many tags a transfer has: one for each tensor, the last for the header."""
@@ -41,11 +40,6 @@ TAGS = MAX_TENSORS + 1
 def _header_tag(at: int) -> int:
     """The tag of the header that goes before transfer `at`."""
     return at * TAGS + MAX_TENSORS
-
-
-def _cannot(failed: TransferFailed, error: Exception) -> bool:
-    """No other channel can take over."""
-    return False
 
 
 class Boundaries(dict[int, tuple[TensorKind, ...]]):
@@ -64,7 +58,9 @@ class Boundaries(dict[int, tuple[TensorKind, ...]]):
         if known is None:
             known = self[message.boundary] = kinds_of([tensor for tensor in value if tensor is not None])
         elif not _alike(value, known, message.gradient):
-            raise InvalidInput(_difference(value, known, message))
+            from schedc.runtime.execution.unlike import difference
+
+            raise InvalidInput(difference(value, known, message))
         return known
 
 
@@ -82,42 +78,34 @@ def _alike(value: Value, kinds: tuple[TensorKind, ...], gradient: bool) -> bool:
     return True
 
 
-def _difference(value: Value, kinds: tuple[TensorKind, ...], message: Message) -> str:
-    """What is wrong with tensors that are not alike."""
-    found = ["nothing" if tensor is None else str(TensorKind.of(tensor)) for tensor in value]
-    expected = list(map(str, kinds))
-    way = "shape"
-    if len(found) != len(expected):
-        way = "number of tensors"
-    elif found == expected:
-        way = "graph"
-        found = [
-            f"{kind} that {'requires' if tensor.requires_grad else 'does not require'} grad"
-            for kind, tensor in zip(found, value, strict=True)
-            if tensor is not None
-        ]
-        expected = [f"{kind} that {'requires' if kind.gradient else 'does not require'} grad" for kind in kinds]
-    what = f"{'the gradient of ' if message.gradient else ''}stage {message.boundary}'s output"
-    return (
-        f"microbatch {message.microbatch}: {what} is {_listed(found)}, expected {_listed(expected)} as before;"
-        f" give all microbatches the same {way}"
-    )
+class _End:
+    """What both ends of a wire have in common."""
 
-
-def _listed(kinds: Sequence[str]) -> str:
-    return kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
-
-
-class Sender:
-    """The sending end of a wire."""
-
-    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing = _cannot) -> None:
+    def __init__(
+        self, wire: Wire, peer: int, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing | None
+    ) -> None:
+        """Take the wire to this peer. `failing` is called once, when it fails; None: no other channel can take over."""
         self._wire = wire
+        self._peer = peer
         self._data, self._control = ends.data, ends.control
         self._boundaries = boundaries
         self._timeout_s = timeout_s
         self._failing = failing
         self._failed = False
+
+    def _note(self, doing: str, error: Exception) -> None:
+        """The wire has failed; return if another channel can take over."""
+        if self._failing is None:
+            raise waiting_failed(doing, error, self._timeout_s, self._peer) from error
+        self._failing(doing, error)
+        self._failed = True
+
+
+class Sender(_End):
+    """The sending end of a wire."""
+
+    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing | None = None) -> None:
+        super().__init__(wire, wire.destination, ends, boundaries, timeout_s, failing)
         self._introduced = set(boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
 
@@ -136,17 +124,13 @@ class Sender:
             try:
                 sends.append(self._control.send(encode(kinds), _header_tag(at)))
             except ConnectionLost as error:
-                raise self._lost(at, error) from error
-        tag = at * TAGS
-        for kind, tensor in zip(kinds, value, strict=True):
+                raise waiting_failed(self._doing(at), error, self._timeout_s, self._peer) from error
+        for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
             if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
                 try:
                     sends.append(self._data.send(tensor.detach().contiguous(), tag))
                 except ConnectionLost as error:
-                    self._failed = self._failing(self._lost(at, error), error)
-                    if not self._failed:
-                        raise self._lost(at, error) from error
-            tag += 1
+                    self._note(self._doing(at), error)
 
     def arrived(self, at: int) -> None:
         """Let go of transfer `at`, which the peer has already used."""
@@ -155,9 +139,7 @@ class Sender:
                 try:
                     sent.wait(self._timeout_s)
                 except (ConnectionLost, NoAnswer) as error:
-                    self._failed = self._failing(self._lost(at, error), error)
-                    if not self._failed:
-                        raise self._lost(at, error) from error
+                    self._note(self._doing(at), error)
 
     def flush(self) -> None:
         """Let go of all transfers of the step, which the peer has received.
@@ -168,15 +150,12 @@ class Sender:
         for at in list(self._under_way):
             self.arrived(at)
 
-    def _lost(self, at: int, error: Exception) -> TransferFailed:
-        return waiting_failed(self._doing(at), error, self._timeout_s, self._wire.destination)
-
     def _doing(self, at: int) -> str:
         wire = self._wire
         return f"rank {wire.source} sends {token(wire.transfers[at])} to rank {wire.destination} on {wire.name}"
 
 
-class Receiver:
+class Receiver(_End):
     """The receiving end of a wire."""
 
     def __init__(
@@ -185,16 +164,11 @@ class Receiver:
         ends: Ends,
         boundaries: Boundaries,
         timeout_s: float,
-        failing: Failing = _cannot,
+        failing: Failing | None = None,
         device: torch.device | None = None,
         shape_timeout_s: float | None = None,
     ) -> None:
-        self._wire = wire
-        self._data, self._control = ends.data, ends.control
-        self._boundaries = boundaries
-        self._timeout_s = timeout_s
-        self._failing = failing
-        self._failed = False
+        super().__init__(wire, wire.source, ends, boundaries, timeout_s, failing)
         self._device = device
         """Where the zeros are that come when the wire has failed."""
         self._shape_timeout_s = timeout_s if shape_timeout_s is None else shape_timeout_s
@@ -212,7 +186,7 @@ class Receiver:
                 try:
                     self._headers[message.boundary] = at, self._control.receive(HEADER, _header_tag(at))
                 except ConnectionLost as error:
-                    raise self._not_posted(at) from error
+                    raise waiting_failed(self._posting(at), error, self._timeout_s, self._peer) from error
 
     def post(self, at: int) -> None:
         """Post the receives of transfer `at`; in the first step, where its shapes are not known yet, `take` does it.
@@ -250,7 +224,8 @@ class Receiver:
                 try:
                     found = header.wait(self._shape_timeout_s)
                 except (ConnectionLost, NoAnswer) as error:
-                    raise self._not_come(op, first, "waits for the shape of", error, self._shape_timeout_s) from error
+                    doing = self._waiting(op, first, "waits for the shape of")
+                    raise waiting_failed(doing, error, self._shape_timeout_s, self._peer) from error
                 self._boundaries.setdefault(boundary, decode(found))
         self.post(at)
         kinds = self._boundaries[message.boundary]
@@ -270,9 +245,7 @@ class Receiver:
             try:
                 return incoming.wait(self._timeout_s)
             except (ConnectionLost, NoAnswer) as error:
-                self._failed = self._failing(self._not_come(op, at, "waits for", error, self._timeout_s), error)
-                if not self._failed:
-                    raise self._not_come(op, at, "waits for", error, self._timeout_s) from error
+                self._note(self._waiting(op, at, "waits for"), error)
         return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device)
 
     def _start(self, at: int, kind: TensorKind, tag: int) -> Incoming | None:
@@ -280,20 +253,15 @@ class Receiver:
             try:
                 return self._data.receive(kind, tag)
             except ConnectionLost as error:
-                self._failed = self._failing(self._not_posted(at), error)
-                if not self._failed:
-                    raise self._not_posted(at) from error
+                self._note(self._posting(at), error)
         return None
 
-    def _not_come(self, op: Op, at: int, waits_for: str, error: Exception, timeout_s: float) -> TransferFailed:
+    def _waiting(self, op: Op, at: int, waits_for: str) -> str:
         wire = self._wire
         what = f"{token(op)} {waits_for} {token(wire.transfers[at])}"
-        doing = f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
-        return waiting_failed(doing, error, timeout_s, wire.source)
+        return f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
 
-    def _not_posted(self, at: int) -> TransferFailed:
-        wire, transfer = self._wire, token(self._wire.transfers[at])
-        return TransferFailed(
-            f"rank {wire.destination} posts the receive of {transfer} from rank {wire.source} on {wire.receiver_name}:"
-            f" {connection_lost(wire.source)}"
-        )
+    def _posting(self, at: int) -> str:
+        wire = self._wire
+        what = f"the receive of {token(wire.transfers[at])}"
+        return f"rank {wire.destination} posts {what} from rank {wire.source} on {wire.receiver_name}"

@@ -54,9 +54,9 @@ class Takeover:
         """Whether this rank has found that a wire between the same two ranks has failed."""
         return any(failure.ranks == ranks_of(wire) for failure in self._failures)
 
-    def note(self, wire: Wire, failed: TransferFailed, error: Exception) -> None:
+    def note(self, wire: Wire, message: str, error: Exception) -> None:
         """Take note that a wire has failed: what to raise if no other channel is left, and what has been found."""
-        self._failures.append(_Failure(ranks_of(wire), str(failed), str(error).partition("\n")[0]))
+        self._failures.append(_Failure(ranks_of(wire), message, str(error).partition("\n")[0]))
 
     def change(self) -> list[tuple[int, int]]:
         """Choose other channels for what has failed; all ranks do this together. Warns on the ranks that are concerned.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.failure import TransferFailed
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.takeover import Takeover
@@ -138,9 +137,9 @@ class Wiring:
                 try:
                     self._ends[key] = channel.connect(wire, self._groups)
                 except (ConnectionLost, NoAnswer) as error:
-                    doing = f"rank {rank} connects the ranks {wire.source}, {wire.destination}"
-                    if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
+                    if takeover is None:
                         raise
+                    self._failing(wire, f"rank {rank} connects the ranks {wire.source}, {wire.destination}", error)
                     continue
             ends = self._wrap(wire, self._ends[key])
             failing = partial(self._failing, wire)
@@ -195,8 +194,7 @@ class Wiring:
                             f"rank {rank} waits for the device to end the transfers of rank {wire.source} to rank"
                             f" {wire.destination} on {wire.name}"
                         )
-                        if not self._failing(wire, waiting_failed(doing, error, self._timeout_s, self._peer(wire)), error):
-                            raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
+                        self._failing(wire, doing, error)
         self._agreement.say(good=self._good())
         good = self._agreement.hear(self._patience_s)
         if good:
@@ -225,14 +223,15 @@ class Wiring:
         for sender in self.senders.values():
             sender.flush()
 
-    def _failing(self, wire: Wire, failed: TransferFailed, error: Exception) -> bool:
+    def _failing(self, wire: Wire, doing: str, error: Exception) -> None:
         """Take note that a wire has failed, and let its peer know; as `Failing`."""
-        if self._takeover is not None and not self._takeover.has_failed(wire):
-            self._takeover.note(wire, failed, error)
+        if self._takeover is None:
+            raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
+        if not self._takeover.has_failed(wire):
+            self._takeover.note(wire, str(waiting_failed(doing, error, self._timeout_s, self._peer(wire))), error)
             for (source, destination, _), ends in self._ends.items():
                 if {source, destination} == {wire.source, wire.destination}:
                     ends.give_up()
-        return self.retries
 
     def _good(self) -> bool:
         return self._takeover is None or self._takeover.good

@@ -48,13 +48,12 @@ class Job:
         self.seen: list[Any] = []
         self.errors: list[BaseException] = []
 
-    def failing(self, rank: int, error: Exception) -> bool:
+    def failing(self, rank: int, error: Exception) -> None:
         """What the wiring does: note it, and give the wire up."""
         if not self.found[rank]:
             self.found[rank].append(str(error))
             hang_up(self.lines[rank])
             self.transports[rank].close()
-        return True
 
     def ends(self, rank: int) -> Ends:
         end: Any = self.transports[rank]
