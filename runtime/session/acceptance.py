@@ -20,22 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["check_fit", "read", "recomputed_stages"]
-
-
-def recomputed_stages(recompute: bool | Collection[int], plan: Plan) -> frozenset[int]:
-    """The stages that are recomputed.
-
-    Raises:
-        InvalidInput: the plan does not have one of them.
-    """
-    every = range(len(plan.problem.stages))
-    if isinstance(recompute, bool):
-        return frozenset(every if recompute else ())
-    unknown = sorted(set(recompute) - set(every))
-    if unknown:
-        raise InvalidInput(f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(every) - 1}")
-    return frozenset(recompute)
+__all__ = ["check_fit", "read"]
 
 
 def read(plan: Path | str | Plan, *, verify: bool) -> Plan:
@@ -89,7 +74,12 @@ def check_fit(
         raise InvalidInput(
             f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
         )
-    recomputed_stages(recompute, plan)
+    stages_of_plan = range(len(problem.stages))
+    unknown = [] if isinstance(recompute, bool) else sorted(set(recompute) - {*stages_of_plan})
+    if unknown:
+        raise InvalidInput(
+            f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(stages_of_plan) - 1}"
+        )
     if problem.data_parallel is not None or replicas is not None or own_hooks:
         from schedc.runtime.session.peers import check_replicas
 

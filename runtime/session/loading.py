@@ -13,11 +13,11 @@ from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.execution.wiring import bare
-from schedc.runtime.session.acceptance import check_fit, read, recomputed_stages
+from schedc.runtime.session.acceptance import check_fit, read
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.base import first_only
-from schedc.runtime.transports.choice import check_wishes, connection, wires_over_nccl
+from schedc.runtime.transports.choice import check_wishes, connection
 from schedc.runtime.transports.wishes import QUEUES, Wish, hardware_of, stage_device
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def load(
             observe=observe,
             fits=fits,
             check_loss=check_loss,
-            recompute=recomputed_stages(recompute, checked),
+            recompute=recompute,
             hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
             lockstep=lockstep,
             channels=wired,
@@ -232,12 +232,12 @@ def _agree(
         )
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
-    over_nccl = wires_over_nccl(wishes, groups.rank, pairs)
+    connected = connection(wishes, groups.rank, device)
+    over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if groups.rank in pair)
     if over_nccl:
         from schedc.runtime.transports.gpus import warn_of_settings
 
         warn_of_settings(over_nccl, stacklevel=4)
-    connected = connection(wishes, groups.rank, device)
     return checked, connected if all(one.agrees for one in reports) else first_only(connected)
 
 

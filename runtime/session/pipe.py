@@ -56,7 +56,7 @@ class Pipe:
         fits: Callable[[Plan], None],
         check_loss: bool,
         hooks: ReplicaHooks,
-        recompute: Collection[int] = (),
+        recompute: bool | Collection[int] = False,
         lockstep: Lockstep | None = None,
         channels: ChannelsOf | None = None,
         wrap: Wrap = bare,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Losses", "copy_to_host"]
+__all__ = ["Losses"]
 
 
 class Losses:
@@ -62,6 +62,8 @@ class Losses:
         if found.device.type == "cpu":
             self._send(found)
         else:  # sent by `gather`: here the thread would wait until the device has computed them
+            from schedc.runtime.transports.streams import copy_to_host
+
             self._copy = copy_to_host(found)
 
     def gather(self) -> torch.Tensor:
@@ -106,14 +108,3 @@ class Losses:
         except RuntimeError as error:
             raise TransferFailed(f"{doing}: {connection_lost(peer)}") from error
         self._work.append((work, doing, peer))
-
-
-def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
-    """A copy of a device's tensor, and the event after which it is complete.
-
-    Both go to what is now the current stream of the tensor's device, which need not be the current device.
-    """
-    copy = tensor.to("cpu", non_blocking=True)
-    event = torch.Event(tensor.device)
-    event.record(torch.accelerator.current_stream(tensor.device))
-    return copy, event

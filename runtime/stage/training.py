@@ -43,7 +43,7 @@ class Training:
         stages: Mapping[int, nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         *,
-        recompute: Collection[int] = (),
+        recompute: bool | Collection[int] = False,
         replicas: int = 1,
     ) -> None:
         """Take what does not change from step to step.
@@ -53,7 +53,7 @@ class Training:
             program: of this rank.
             stages: this rank's.
             loss_fn: takes a last stage's output and the microbatch's targets.
-            recompute: the stages whose F runs again before their backward.
+            recompute: the stages whose F runs again before their backward; True: all.
             replicas: of how many pipelines the gradients are going to be summed; each gives its share of their mean.
         """
         problem = plan.problem
@@ -64,7 +64,8 @@ class Training:
         if recompute:
             from schedc.runtime.stage.buffers import Buffers
 
-            self._recomputed = {stage: Buffers(module) for stage, module in stages.items() if stage in recompute}
+            chosen = stages if isinstance(recompute, bool) else recompute
+            self._recomputed = {stage: Buffers(module) for stage, module in stages.items() if stage in chosen}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches

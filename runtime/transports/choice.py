@@ -11,8 +11,8 @@ All ranks take the same choice from the same reports, so that the ends of each w
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from functools import cache, partial
+from typing import TYPE_CHECKING, get_args
 
 from schedc.errors import InvalidInput
 from schedc.runtime.transports.base import Channel
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.base import ChannelsOf
     from schedc.runtime.transports.wishes import Hardware, Wish
 
-__all__ = ["check_wishes", "connection", "way", "wires_over_nccl"]
-
-Way: TypeAlias = Literal["nccl", "nccl or delegate", "gloo", "delegate"]
+__all__ = ["check_wishes", "connection", "ways"]
 
 
 def check_wishes(wishes: Sequence[Wish], pairs: Iterable[tuple[int, int]]) -> None:
@@ -60,51 +58,39 @@ def check_wishes(wishes: Sequence[Wish], pairs: Iterable[tuple[int, int]]) -> No
         check_devices(channels, [wish.hardware for wish in wishes], pairs)
 
 
-def way(channels: Channels, source: Hardware, destination: Hardware) -> Way:
-    """What a wire between two ranks is made of; `check_wishes` has accepted the channels."""
+def ways(channels: Channels, source: Hardware, destination: Hardware) -> tuple[Channels, ...]:
+    """What carries tensors between two ranks, each when the one before has failed; `check_wishes` has accepted the channels."""
     if channels != "auto":
-        return channels
+        return (channels,)
     if source.gpu is None:
-        return "gloo"
-    return "nccl or delegate" if source.gpu != destination.gpu and source.nccl and destination.nccl else "delegate"
-
-
-def wires_over_nccl(wishes: Sequence[Wish], rank: int, pairs: Iterable[tuple[int, int]]) -> int:
-    """How many of a rank's wires begin on NCCL; arguments as those of `check_wishes`, which has accepted them."""
-    ways = (way(wishes[rank].channels, wishes[x].hardware, wishes[y].hardware) for x, y in pairs if rank in (x, y))
-    return sum(one in ("nccl", "nccl or delegate") for one in ways)
+        return ("gloo",)
+    return ("nccl", "delegate") if source.gpu != destination.gpu and source.nccl and destination.nccl else ("delegate",)
 
 
 def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> ChannelsOf:
-    """What connects a rank's wires.
+    """What connects a rank's wires; what each way needs is imported where it is used.
 
     Args:
         wishes: of all ranks; `check_wishes` has accepted them.
         rank: which.
         device: where its stages are.
     """
-    made: dict[Way, tuple[Channel, ...]] = {}
+
+    @cache
+    def channel(way: Channels) -> Channel:
+        if way == "gloo":
+            return Channel("gloo", connect_gloo)
+        if way == "delegate":
+            from schedc.runtime.transports.delegate import connect_delegate
+
+            return Channel("the delegate", partial(connect_delegate, device=device, queues=wishes[rank].queues))
+        from schedc.runtime.transports.host_watch import HostWatch
+        from schedc.runtime.transports.nccl import connect_nccl
+
+        return Channel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
 
     def channels(source: int, destination: int) -> tuple[Channel, ...]:
-        found = way(wishes[rank].channels, wishes[source].hardware, wishes[destination].hardware)
-        if found not in made:
-            made[found] = _channels(found, device, wishes[rank].queues)
-        return made[found]
+        found = ways(wishes[rank].channels, wishes[source].hardware, wishes[destination].hardware)
+        return tuple(map(channel, found))
 
     return channels
-
-
-def _channels(kind: Way, device: torch.device, queues: int) -> tuple[Channel, ...]:
-    """What connects wires of one kind; what it needs is imported here."""
-    if kind == "gloo":
-        return (Channel("gloo", connect_gloo),)
-    from schedc.runtime.transports.delegate import connect_delegate
-
-    delegate = Channel("the delegate", partial(connect_delegate, device=device, queues=queues))
-    if kind == "delegate":
-        return (delegate,)
-    from schedc.runtime.transports.host_watch import HostWatch
-    from schedc.runtime.transports.nccl import connect_nccl
-
-    nccl = Channel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
-    return (nccl,) if kind == "nccl" else (nccl, delegate)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.header import TensorKind
 
-__all__ = ["CudaSide", "Mark", "Side"]
+__all__ = ["CudaSide", "Mark", "Side", "copy_to_host"]
 
 _COMPUTE: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of the compute on each GPU, as last seen in the thread of the steps; helper threads send again what it computed."""
@@ -112,3 +112,14 @@ class CudaSide:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """As `Side.pinned`."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
+    """A copy of a device's tensor, and the event after which it is complete.
+
+    Both go to what is now the current stream of the tensor's device, which need not be the current device.
+    """
+    copy = tensor.to("cpu", non_blocking=True)
+    event = torch.Event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return copy, event

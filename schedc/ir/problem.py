@@ -7,7 +7,7 @@ counted from 0. Local field rules are checked on construction (`ValueError`); ru
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -62,14 +62,8 @@ class Link(MessageCost):
     @classmethod
     def of(cls, source: int, destination: int, cost: MessageCost, trunk: str | None) -> Link:
         """The link of this cost."""
-        return cls(
-            source=source,
-            destination=destination,
-            latency_ns=cost.latency_ns,
-            transfer_ns=cost.transfer_ns,
-            bytes_per_second=cost.bytes_per_second,
-            trunk=trunk,
-        )
+        costs = {field.name: getattr(cost, field.name) for field in fields(MessageCost)}
+        return cls(source=source, destination=destination, trunk=trunk, **costs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

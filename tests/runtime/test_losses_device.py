@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fake_device import FakeDevice
 
-from schedc.runtime.stage.losses import copy_to_host
+from schedc.runtime.transports.streams import copy_to_host
 
 if TYPE_CHECKING:
     import pytest

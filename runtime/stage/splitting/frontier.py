@@ -114,7 +114,7 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         weights = tuple(leaf.variable for leaf in leaves if _is_weight(leaf))  # type: ignore[attr-defined]
         if weights:
             ends = len(own) == len(sides) and not any(after in path for after, _ in node.next_functions)
-            once = not ends and _in_one_piece(node)
+            once = not ends and isinstance(node, BackwardCFunction)  # it computes all its gradients, whichever are asked for
             edges = own if once else [GradientEdge(node, number) for number in sorted(arrivals[node])]
             joints.append(Joint(node, tuple(edges), weights, runs_twice=not ends and not once, ends=ends))
     return Cut(
@@ -123,11 +123,6 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         _before(joints, [node for node in order if node in path]),
         tuple(node for node in order if isinstance(node, BackwardCFunction)),
     )
-
-
-def _in_one_piece(node: Node) -> bool:
-    """Whether the node computes all its gradients, whichever are asked for."""
-    return isinstance(node, BackwardCFunction)
 
 
 def _before(joints: Iterable[Joint], path: Iterable[Node]) -> dict[Place, tuple[Place, ...]]:
@@ -205,7 +200,7 @@ def _clusters(order: Iterable[Node], path: set[Node]) -> Mapping[tuple[Node, Gra
     of_side: dict[tuple[Node, GradientEdge], _Cluster] = {}
     for node in order:
         for side in _sides(node, path) if node in path else ():
-            leaves = {after for after in {side.node, *_behind(side.node)} if not after.next_functions}
+            leaves = {after for after in _topological([side]) if not after.next_functions}
             cluster = _Cluster()
             cluster.joints.add(node)
             cluster.members.add((node, side))
@@ -217,18 +212,6 @@ def _clusters(order: Iterable[Node], path: set[Node]) -> Mapping[tuple[Node, Gra
             of_leaf.update(dict.fromkeys(cluster.leaves, cluster))
             of_side.update(dict.fromkeys(cluster.members, cluster))
     return of_side
-
-
-def _behind(node: Node) -> set[Node]:
-    """All nodes that this one leads to."""
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        for after, _ in stack.pop().next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return seen
 
 
 def _is_weight(node: Node) -> bool:
