@@ -194,13 +194,18 @@ def _sides(node: Node, path: set[Node]) -> tuple[GradientEdge, ...]:
     return tuple(dict.fromkeys(edges))
 
 
-def _clusters(order: Iterable[Node], path: set[Node]) -> Mapping[tuple[Node, GradientEdge], _Cluster]:
+def _clusters(order: Sequence[Node], path: set[Node]) -> Mapping[tuple[Node, GradientEdge], _Cluster]:
     """The cluster of each side, by its joint's node and the side."""
+    behind: dict[Node, set[Node]] = {}  # of each node beside the path, the leaves that it leads to
+    for node in reversed(order):
+        if node not in path:
+            leaves_behind = [behind[after] for after, _ in node.next_functions if after is not None]
+            behind[node] = set().union(*leaves_behind) if node.next_functions else {node}
     of_leaf: dict[Node, _Cluster] = {}
     of_side: dict[tuple[Node, GradientEdge], _Cluster] = {}
     for node in order:
         for side in _sides(node, path) if node in path else ():
-            leaves = {after for after in _topological([side]) if not after.next_functions}
+            leaves = behind[side.node]
             cluster = _Cluster()
             cluster.joints.add(node)
             cluster.members.add((node, side))
