@@ -69,6 +69,7 @@ def profile_layer(layer: MeasuredLayer) -> LayerEntry:
     return LayerEntry(
         name=layer.name,
         repeat=layer.repeat,
+        parameters=layer.parameters,
         forward_ns=layer.forward.median_ns,
         backward_input_ns=layer.backward_input.median_ns,
         backward_weight_ns=layer.backward_weight.median_ns,

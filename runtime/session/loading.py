@@ -70,7 +70,8 @@ def load(
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
         observe: called with what happens in the steps.
         check_loss: whether a step raises `NonFiniteLoss` where a microbatch's loss is infinite or NaN.
-        recompute: the stages that keep only their inputs from F, and run it again before their backward; True: all.
+        recompute: the stages that keep only their inputs from F, and run it again before their backward, besides those of which
+            the plan says so; True: all.
         grad_dtype: the type in which the gradients of floating-point weights add up, and which `.grad` has afterwards; None: the
             weight's own.
         data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the

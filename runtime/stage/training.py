@@ -53,7 +53,7 @@ class Training:
             program: of this rank.
             stages: this rank's.
             loss_fn: takes a last stage's output and the microbatch's targets.
-            recompute: the stages whose F runs again before their backward; True: all.
+            recompute: the stages whose F runs again before their backward, besides those of the plan; True: all.
             replicas: of how many pipelines the gradients are going to be summed; each gives its share of their mean.
         """
         problem = plan.problem
@@ -61,11 +61,12 @@ class Training:
         self._stages = stages
         self._loss_fn = loss_fn
         self._recomputed: dict[int, Buffers] = {}
-        if recompute:
+        asked = stages if recompute is True else recompute or ()
+        chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
+        if chosen:
             from schedc.runtime.stage.buffers import Buffers
 
-            chosen = stages if isinstance(recompute, bool) else recompute
-            self._recomputed = {stage: Buffers(module) for stage, module in stages.items() if stage in chosen}
+            self._recomputed = {stage: Buffers(stages[stage]) for stage in chosen}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches

@@ -113,8 +113,7 @@ def _measure(
     said = warnings(measured, written)
     if as_json:
         entries = [
-            {**_entry(layer, found.phases()), "parameters": found.parameters, "held_bytes": found.held_bytes}
-            for layer, found in zip(layers, written, strict=True)
+            {**_entry(layer, found.phases()), "held_bytes": found.held_bytes} for layer, found in zip(layers, written, strict=True)
         ]
         print_json({"model": loaded.name, "measured_on": described(where), "layers": entries, "warnings": list(said)})
     else:
@@ -150,7 +149,7 @@ def _entry(layer: LayerEntry, phases: dict[str, Times]) -> dict[str, object]:
     from msgspec import structs
 
     return {
-        **{name: value for name, value in structs.asdict(layer).items() if value is not None},
+        **{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")},
         "spread": {phase: times.spread for phase, times in phases.items()},
         "samples": {phase: len(times.samples_ns) for phase, times in phases.items()},
     }

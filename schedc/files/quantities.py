@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from schedc.units import BANDWIDTH_PATTERN, DURATION_PATTERN, SIZE_PATTERN, parse_bandwidth, parse_bytes, parse_duration_ns
 
-__all__ = ["Bandwidth", "Count", "Counts", "Duration", "Durations", "Pair", "Section", "Size", "Sizes"]
+__all__ = ["Bandwidth", "BlockDurations", "Count", "Counts", "Duration", "Durations", "Pair", "Section", "Size", "Sizes"]
 
 Duration: TypeAlias = Annotated[
     int,
@@ -47,6 +47,9 @@ Pair: TypeAlias = Annotated[tuple[int, ...], Meta(min_length=2, max_length=2)]
 
 Durations: TypeAlias = Duration | tuple[Duration, ...]
 """One value for all stages, or one for each."""
+
+BlockDurations: TypeAlias = Duration | tuple[Duration | tuple[Duration, ...], ...]
+"""Likewise; instead of a stage's duration there may be a list, one for each microbatch."""
 
 Sizes: TypeAlias = Size | tuple[Size, ...]
 """One value for all stages (or ranks, where the key is about ranks), or one for each."""

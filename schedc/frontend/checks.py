@@ -44,7 +44,10 @@ def check_ops(pipeline: PipelineSection, placed: Placement, location: Location) 
 
 
 def check_messages(problem: Problem, profile: ProfileSection, location: Location) -> None:
-    """Refuse messages of no size on a link with a bandwidth, which would silently take no time; `location` is [profile]."""
+    """Refuse messages of no size where they count; `location` is [profile].
+
+    They would silently take no time on a link with a bandwidth, and no memory of a stage that recomputes.
+    """
     at, given = location / ("message" if profile.path is None else "path"), profile.message_bytes is not None
     sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
     for path in problem.paths:
@@ -54,6 +57,12 @@ def check_messages(problem: Problem, profile: ProfileSection, location: Location
                 raise at.refuse(
                     f"a message of 0 B from stage {stage}" if given else f"no message size of stage {stage}",
                     f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
+                )
+            keeps_it = problem.stages[following].recompute and problem.memory_limit_bytes[destination] is not None
+            if keeps_it and not problem.stages[stage].message_bytes:
+                raise at.refuse(
+                    f"no message size of stage {stage}",
+                    f"one, as stage {following} recomputes and keeps the message in limited memory",
                 )
 
 
@@ -75,7 +84,7 @@ def check_size(problem: Problem, location: Location) -> None:
 
 
 def _work_ns(stage: Stage) -> int:
-    return stage.forward_ns[0] + max(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0])
+    return max(stage.forward_ns) + max(*stage.backward_ns, max(stage.backward_input_ns) + max(stage.backward_weight_ns))
 
 
 def _transfers_ns(links: Sequence[Link], stages: Sequence[Stage]) -> int:

@@ -19,26 +19,23 @@ from schedc.files.tables import parse_toml
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.memory import check_capacity, read_memory
+from schedc.frontend.memory import check_room, read_memory, read_speeds
+from schedc.frontend.pipeline import read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Workload
-from schedc.lower.placement import place
-from schedc.lower.problem import problem_of, static_bytes
+from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from schedc.frontend.job_file import PipelineSection, SolverSection
-    from schedc.ir.layout import Placement
+    from schedc.frontend.job_file import SolverSection
     from schedc.ir.problem import Problem
 
 __all__ = ["Job", "load_job"]
-
-_MOST_STAGES = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +74,11 @@ def load_job(path: str | PathLike[str]) -> Job:
     content = read_bytes(path)
     file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
     workload, layout = _workload_and_layout(file, path)
+    problem = problem_of(workload, layout)
+    if file.memory is not None:
+        check_room(problem, workload.devices, file.memory, Location(str(path)) / "memory")
     for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
         raise Defect(f"{path}: what the front end made of it breaks a rule: {violation}")
-    problem = problem_of(workload, layout)
     check_messages(problem, file.profile, Location(str(path)) / "profile")
     check_size(problem, Location(str(path)) / "profile")
     return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, workload=workload, layout=layout, problem=problem)
@@ -87,7 +86,7 @@ def load_job(path: str | PathLike[str]) -> Job:
 
 def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
     root, pipeline = Location(str(path)), job.pipeline
-    placed = _place(pipeline, root / "pipeline")
+    placed = read_placement(pipeline, root / "pipeline")
     check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
     layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
@@ -95,15 +94,16 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
     network = read_network(topology, pipeline.ranks, at)
     crossed = placed.crossed()
     check_connected(network, crossed, at)
-    devices, static = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
+    memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
         name=_name(job, path, root),
         microbatches=pipeline.microbatches,
         layers=layers,
-        devices=devices,
+        devices=read_speeds(job.devices, memory.devices, root / "devices"),
         network=network,
-        static_bytes=static,
+        static_bytes=memory.static_bytes,
+        static_bytes_per_parameter=memory.bytes_per_parameter,
         data_parallel=read_data_parallel(job.data_parallel, placed, trunks, root / "data_parallel"),
         split_backward=pipeline.split_backward,
         semantics=pipeline.semantics,
@@ -113,31 +113,10 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,
         paths=placed.paths,
+        recomputed=read_recomputed(pipeline, placed, root / "pipeline"),
         placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
     )
-    if job.memory is not None:
-        check_capacity(devices, static_bytes(workload, layout), job.memory.capacity_bytes, root / "memory" / "capacity")
     return workload, layout
-
-
-def _place(pipeline: PipelineSection, location: Location) -> Placement:
-    """The placement, with `chunks` checked against it, as an explicit one already says how many stages each rank has."""
-    placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
-    count = ranks * (chunks or 1) if isinstance(placement, str) else len(placement)
-    if count > _MOST_STAGES:
-        raise location.refuse(f"{count} stages", f"at most {_MOST_STAGES}")
-    try:
-        placed = place(placement, ranks, chunks or 1)
-    except ValueError as error:
-        key, found = ("chunks", chunks or 1) if isinstance(placement, str) else ("placement", placement)
-        raise (location / key).error(f"found {show(found)}; {error}") from error
-    if not isinstance(placement, str) and chunks is not None:
-        for rank in range(ranks):
-            if placement.count(rank) != chunks:
-                raise (location / "chunks").refuse(
-                    show(chunks), f"the {placement.count(rank)} stages that pipeline.placement puts on rank {rank}, or no such key"
-                )
-    return placed
 
 
 def _name(job: JobFile, path: Path, root: Location) -> str:

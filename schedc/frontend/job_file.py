@@ -9,12 +9,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.files.quantities import Bandwidth, Count, Counts, Duration, Durations, Pair, Section, Sizes
+from schedc.files.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Sizes
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
 
 __all__ = [
+    "AUTO",
     "DataParallelSection",
+    "DevicesSection",
     "JobFile",
     "LinkCost",
     "LinkOverride",
@@ -28,6 +30,9 @@ __all__ = [
     "TopologySection",
 ]
 
+AUTO = "auto"
+"""In [pipeline]: schedc chooses."""
+
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 
@@ -38,7 +43,7 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     ranks: Annotated[Count, Meta(description="Pipeline ranks, one process each.")]
     microbatches: Annotated[Count, Meta(description="Microbatches of one training step.")]
     placement: Annotated[
-        Literal["unidirectional", "loop", "wave", "bidirectional"] | tuple[Index, ...],
+        Literal["unidirectional", "loop", "wave", "bidirectional", "auto"] | tuple[Index, ...],
         Meta(description="Which rank each stage is on: a name, or the rank of each stage in the order of the forward."),
     ] = "unidirectional"
     chunks: Annotated[Count | None, Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave.")] = None
@@ -52,19 +57,29 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     ] = Semantics.SCHEDC
     partition: Annotated[
         tuple[Count, ...] | None,
-        Meta(description="Layers of each piece of the model. Default: the profile's layers spread evenly, first pieces one more."),
+        Meta(description="Layers of each piece of the model. Default: auto, the balanced partition of the profile's layers."),
     ] = None
+    recompute: Annotated[
+        Literal["none", "full", "auto"] | tuple[bool, ...],
+        Meta(description="Which stages keep only their input from F, and run it again before their backward."),
+    ] = "none"
+    microbatch_order: Annotated[
+        Literal["given", "auto"], Meta(description="In which order microbatches that differ enter the pipeline.")
+    ] = "given"
 
 
 class ProfileSection(Section, frozen=True, kw_only=True):
-    """What a stage's blocks cost: one value for all stages or one per stage, in the order of the forward."""
+    """What a stage's blocks cost: one value for all stages or one per stage, in the order of the forward.
+
+    Instead of a stage's duration there may be a list of them, one for each microbatch.
+    """
 
     path: Annotated[Text | None, Meta(description="A profile.json with measured layers, instead of the other keys.")] = None
-    forward_ns: Annotated[Durations | None, Meta(description="F of one microbatch.")] = None
-    backward_input_ns: Annotated[Durations | None, Meta(description="B, the backward of the input.")] = None
-    backward_weight_ns: Annotated[Durations | None, Meta(description="W, the backward of the weights.")] = None
+    forward_ns: Annotated[BlockDurations | None, Meta(description="F of one microbatch.")] = None
+    backward_input_ns: Annotated[BlockDurations | None, Meta(description="B, the backward of the input.")] = None
+    backward_weight_ns: Annotated[BlockDurations | None, Meta(description="W, the backward of the weights.")] = None
     backward_ns: Annotated[
-        Durations | None,
+        BlockDurations | None,
         Meta(description="BW, both fused, where measured. Default: B + W. With split_backward = false it replaces the two."),
     ] = None
     activation_bytes: Annotated[Sizes | None, Meta(description="Held from F's start. Default: nothing.")] = None
@@ -78,14 +93,27 @@ class ProfileSection(Section, frozen=True, kw_only=True):
 
 
 class MemorySection(Section, frozen=True, kw_only=True):
-    """How much of the activations a rank can hold: by one of limit, in_flight, or capacity with static."""
+    """How much of the activations a rank can hold: by one of limit, in_flight, or capacity with what is static."""
 
     limit_bytes: Annotated[Sizes | None, Meta(description="Activations per rank; one value, or one per rank.")] = None
     in_flight: Annotated[Counts | None, Meta(description="The same in whole microbatches of that rank's activations.")] = None
     capacity_bytes: Annotated[Sizes | None, Meta(description="The device's memory; one value, or one per rank.")] = None
     static_bytes: Annotated[
         Sizes | None,
-        Meta(description="What a stage holds all the time: weights, gradients, optimizer state. Needed with capacity."),
+        Meta(description="What a stage holds all the time: weights, gradients, optimizer state. With capacity."),
+    ] = None
+    bytes_per_parameter: Annotated[
+        Annotated[float, Meta(ge=0, le=2**20)] | None,
+        Meta(description="Instead of static: a stage holds this for each parameter of its layers, all the time."),
+    ] = None
+
+
+class DevicesSection(Section, frozen=True, kw_only=True):
+    """What differs between the ranks' devices."""
+
+    speed: Annotated[
+        tuple[Annotated[float, Meta(ge=0.001, le=1000)], ...] | None,
+        Meta(description="Per rank: the durations of its blocks are divided by it. Default: 1."),
     ] = None
 
 
@@ -170,6 +198,7 @@ class JobFile(Section, frozen=True, kw_only=True):
     pipeline: PipelineSection
     profile: ProfileSection
     memory: MemorySection | None = None
+    devices: DevicesSection = DevicesSection()
     topology: TopologySection = TopologySection()
     data_parallel: DataParallelSection | None = None
     objective: ObjectiveSection = ObjectiveSection()

@@ -1,10 +1,12 @@
-"""[memory] read: what each rank's device can hold, and what stages hold all the time.
+"""[memory] and [devices] read: what each rank's device can hold and how fast it is, and what stages hold all the time.
 
 Whether a limit can be met at all is not judged here: that a stage's activation does not fit is the solvers' to prove.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.frontend.profile import per_stage
@@ -15,67 +17,116 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.files.location import Location
-    from schedc.frontend.job_file import MemorySection
+    from schedc.frontend.job_file import DevicesSection, MemorySection
     from schedc.ir.layout import Placement
+    from schedc.ir.problem import Problem
     from schedc.ir.workload import Layer
 
-__all__ = ["check_capacity", "read_memory"]
+__all__ = ["Memory", "check_room", "read_memory", "read_speeds"]
 
 
-def read_memory(
-    memory: MemorySection | None, layers: Sequence[Layer], placed: Placement, ranks: int, location: Location
-) -> tuple[tuple[Device, ...], tuple[int, ...]]:
-    """The device of each rank, and the static bytes of each stage, or of every one; `location` is the place of [memory].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What [memory] says."""
+
+    devices: tuple[Device, ...]
+    """One for each rank."""
+    static_bytes: tuple[int, ...] = (0,)
+    """Of each stage, or of every one."""
+    bytes_per_parameter: Fraction = Fraction(0)
+
+
+def read_memory(memory: MemorySection | None, layers: Sequence[Layer], placed: Placement, ranks: int, location: Location) -> Memory:
+    """What each rank can hold, and what stages hold all the time; `location` is the place of [memory].
 
     Raises:
         InvalidInput: none or several ways to say it, or a list of a wrong length.
     """
     if memory is None:
-        return (Device(),) * ranks, (0,)
+        return Memory(devices=(Device(),) * ranks)
     ways = {"limit": memory.limit_bytes, "in_flight": memory.in_flight, "capacity": memory.capacity_bytes}
     given = [way for way, value in ways.items() if value is not None]
     if len(given) != 1:
-        raise location.refuse(" and ".join(given) or "none of the keys", "one of limit, in_flight or capacity with static")
-    if memory.static_bytes is not None and memory.capacity_bytes is None:
-        raise (location / "static").refuse("a value without memory.capacity", "both, or neither of them")
+        raise location.refuse(
+            " and ".join(given) or "none of the keys", "one of limit, in_flight or capacity with static or bytes_per_parameter"
+        )
+    static = {"static": memory.static_bytes, "bytes_per_parameter": memory.bytes_per_parameter}
+    said = [key for key, value in static.items() if value is not None]
+    if said and memory.capacity_bytes is None:
+        raise (location / said[0]).refuse("a value without memory.capacity", "both, or neither of them")
     if not any(layer.activation_bytes for layer in layers):
         raise (location / given[0]).refuse("a limit on activations of no size", "profile.activation to say what a microbatch holds")
     if memory.limit_bytes is not None:
         limits = _per_rank(memory.limit_bytes, ranks, location / "limit")
-        return tuple(Device(limit_bytes=limit) for limit in limits), (0,)
+        return Memory(devices=tuple(Device(limit_bytes=limit) for limit in limits))
     if memory.in_flight is not None:
         counts = _per_rank(memory.in_flight, ranks, location / "in_flight")
-        return tuple(Device(in_flight=count) for count in counts), (0,)
-    if memory.capacity_bytes is None or memory.static_bytes is None:
-        raise (location / "static").refuse("nothing", 'a size such as "512 MiB" or a list of them, as memory.capacity is given')
+        return Memory(devices=tuple(Device(in_flight=count) for count in counts))
+    if memory.capacity_bytes is None or not said:
+        expected = 'a size such as "512 MiB" or a list of them, or bytes_per_parameter instead, as memory.capacity is given'
+        raise (location / "static").refuse("nothing", expected)
     capacities = _per_rank(memory.capacity_bytes, ranks, location / "capacity")
-    return tuple(Device(capacity_bytes=capacity) for capacity in capacities), per_stage(
-        memory.static_bytes, placed, location / "static"
-    )
+    devices = tuple(Device(capacity_bytes=capacity) for capacity in capacities)
+    if len(said) > 1:
+        raise (location / "bytes_per_parameter").refuse("a value beside memory.static", "one of the two")
+    if memory.static_bytes is not None:
+        return Memory(devices=devices, static_bytes=per_stage(memory.static_bytes, placed, location / "static"))
+    if not any(layer.parameters for layer in layers):
+        raise (location / "bytes_per_parameter").refuse(
+            "a value for layers without parameters", "parameters in the profile.json, or memory.static instead"
+        )
+    return Memory(devices=devices, bytes_per_parameter=_exactly(memory.bytes_per_parameter or 0.0))
 
 
-def check_capacity(devices: Sequence[Device], static_bytes: Sequence[int], capacity: object, location: Location) -> None:
-    """Refuse devices that cannot hold what is static on their ranks.
-
-    Args:
-        devices: one for each rank.
-        static_bytes: likewise.
-        capacity: the value of the key; one for all ranks, or a list.
-        location: the place of the key.
+def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Location) -> tuple[Device, ...]:
+    """The devices with their speeds.
 
     Raises:
-        InvalidInput: a rank holds more than its device.
+        InvalidInput: a list that has not one for each rank.
     """
-    for rank, (device, static) in enumerate(zip(devices, static_bytes, strict=True)):
-        if device.capacity_bytes is not None and static > device.capacity_bytes:
-            raise (location if isinstance(capacity, int) else location / rank).refuse(
-                format_bytes(device.capacity_bytes), f"at least the {format_bytes(static)} that is static on rank {rank}"
+    speeds = section.speed
+    if speeds is None:
+        return tuple(devices)
+    if len(speeds) != len(devices):
+        raise (location / "speed").refuse(_values(len(speeds)), f"{len(devices)}, one per rank")
+    return tuple(replace(device, speed=_exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
+
+
+def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:
+    """Refuse devices without room for what their ranks' stages hold all the time and what a recomputation needs.
+
+    Args:
+        problem: for what is left of each rank's memory.
+        devices: one for each rank.
+        memory: the section.
+        location: its place.
+
+    Raises:
+        InvalidInput: a rank needs more than its device has.
+    """
+    key, values = ("limit", memory.limit_bytes) if memory.capacity_bytes is None else ("capacity", memory.capacity_bytes)
+    for rank, (device, left) in enumerate(zip(devices, problem.memory_limit_bytes, strict=True)):
+        if left is not None and left < 0:
+            given = device.limit_bytes if device.capacity_bytes is None else device.capacity_bytes
+            recompute = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))
+            what = ("is static or" if key == "capacity" else "is") + " needed to recompute" if recompute else "is static"
+            raise (location / key / rank if isinstance(values, tuple) else location / key).refuse(
+                format_bytes(given or 0), f"at least the {format_bytes((given or 0) - left)} that {what} on rank {rank}"
             )
+
+
+def _exactly(number: float) -> Fraction:
+    """The decimal number that the file has, of which the float is the nearest."""
+    return Fraction(repr(number))
 
 
 def _per_rank(values: int | tuple[int, ...], ranks: int, location: Location) -> tuple[int, ...]:
     if isinstance(values, int):
         return (values,) * ranks
     if len(values) != ranks:
-        raise location.refuse(f"{len(values)} value{'s' * (len(values) != 1)}", f"{ranks}, one per rank")
+        raise location.refuse(_values(len(values)), f"{ranks}, one per rank")
     return values
+
+
+def _values(count: int) -> str:
+    return "1 value" if count == 1 else f"{count} values"

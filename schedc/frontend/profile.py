@@ -7,7 +7,7 @@ the model's layers are not known, the two replicas of a bidirectional placement 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
 from schedc.files.conform import conform
@@ -15,17 +15,22 @@ from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
 from schedc.ir.workload import Layer
+from schedc.lower.problem import together_ns
 from schedc.text.profile_file import ProfileFile
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from schedc.files.quantities import BlockDurations
     from schedc.frontend.job_file import PipelineSection, ProfileSection
     from schedc.ir.layout import Placement
     from schedc.text.profile_file import LayerEntry
 
 __all__ = ["Partition", "per_stage", "read_layers"]
+
+T = TypeVar("T")
 
 Partition = tuple[tuple[int, int], ...]
 """Per stage, its layers [first, last) of the workload."""
@@ -62,15 +67,19 @@ def read_layers(
     return _from_layers(pipeline, file, placed, Location(str(path)), root)
 
 
-def per_stage(values: int | tuple[int, ...], placed: Placement, location: Location) -> tuple[int, ...]:
+def per_stage(values: T | tuple[T, ...], placed: Placement, location: Location) -> tuple[T, ...]:
     """The value of each stage, from one for all, one per stage, or one per piece of a model that the ranks hold twice.
 
     Raises:
         InvalidInput: a list of another length.
     """
+    if not isinstance(values, tuple):
+        return (values,) * len(placed.rank_of_stage)
+    return _of_stages(values, placed, location)
+
+
+def _of_stages(values: tuple[T, ...], placed: Placement, location: Location) -> tuple[T, ...]:
     stages = len(placed.rank_of_stage)
-    if isinstance(values, int):
-        return (values,) * stages
     if len(values) == stages:
         return values
     if len(values) == placed.pieces:
@@ -89,31 +98,47 @@ def _from_values(
         if given[key] is None:
             raise (at / key).refuse("nothing", 'a duration such as "38 ms" or a list of them, or profile.path instead')
 
-    def values(key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        value = given[key]
+    def sizes(value: int | tuple[int, ...] | None, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         return default if value is None else per_stage(value, placed, at / key)
 
-    nothing = (0,) * len(placed.rank_of_stage)
-    weight = values("backward_weight", nothing)
+    def durations(value: BlockDurations | None, key: str, default: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+        if value is None:
+            return default
+        if isinstance(value, int):
+            return [(value,)] * len(placed.rank_of_stage)
+        of_each = tuple((each,) if isinstance(each, int) else each for each in value)
+        for index, each in enumerate(value):
+            if isinstance(each, tuple) and len(each) != pipeline.microbatches:
+                raise (at / key / index).refuse(_values(len(each)), f"{pipeline.microbatches}, one per microbatch")
+        return _of_stages(of_each, placed, at / key)
+
+    nothing, no_time = (0,) * len(placed.rank_of_stage), [(0,)] * len(placed.rank_of_stage)
+    weight = durations(profile.backward_weight_ns, "backward_weight", no_time)
     # Without W apart, a job may know the fused time alone; its input part is then what the weight part leaves of it.
-    backward_input = values(
-        "backward_input", tuple(max(0, b - w) for b, w in zip(values("backward", nothing), weight, strict=True))
-    )
-    backward = values("backward", tuple(b + w for b, w in zip(backward_input, weight, strict=True)))
-    activation, after = values("activation", nothing), values("activation_after_input", nothing)
+    fused = durations(profile.backward_ns, "backward", no_time)
+    without_weight = [
+        tuple(max(0, each) for each in together_ns([whole, [-each for each in part]]))
+        for whole, part in zip(fused, weight, strict=True)
+    ]
+    backward_input = durations(profile.backward_input_ns, "backward_input", without_weight)
+    parts = [together_ns(each) for each in zip(backward_input, weight, strict=True)]
+    backward = durations(profile.backward_ns, "backward", parts)
+    activation = sizes(profile.activation_bytes, "activation", nothing)
+    after = sizes(profile.activation_after_input_bytes, "activation_after_input", nothing)
     for stage, (whole, rest) in enumerate(zip(activation, after, strict=True)):
         place = at / "activation_after_input"
         _check_held(whole, rest, place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place)
-    message = values("message", nothing)
-    forward, gradient = values("forward", nothing), values("gradient_message", message)
+    message = sizes(profile.message_bytes, "message", nothing)
+    gradient = sizes(profile.gradient_message_bytes, "gradient_message", message)
+    forward = durations(profile.forward_ns, "forward", no_time)
     positions = _layers_of_pieces(pipeline, placed, None, root)
     pieces = placed.piece_of_stage
     layers = tuple(
         Layer(
-            forward_ns=(forward[stage],),
-            backward_input_ns=(backward_input[stage],),
-            backward_weight_ns=(weight[stage],),
-            backward_ns=(backward[stage],),
+            forward_ns=forward[stage],
+            backward_input_ns=backward_input[stage],
+            backward_weight_ns=weight[stage],
+            backward_ns=backward[stage],
             activation_bytes=activation[stage],
             activation_after_input_bytes=after[stage],
             message_bytes=message[stage],
@@ -128,7 +153,7 @@ def _from_values(
     return layers, tuple((stage, stage + 1) for stage in range(len(layers)))
 
 
-def _by_key(profile: ProfileSection) -> dict[str, int | tuple[int, ...] | None]:
+def _by_key(profile: ProfileSection) -> dict[str, object]:
     """What the section gives directly, by the keys of the file."""
     return {
         "forward": profile.forward_ns,
@@ -171,6 +196,8 @@ def _layer(entry: LayerEntry, position: int) -> Layer:
         activation_after_input_bytes=entry.activation_after_input_bytes or 0,
         message_bytes=message,
         gradient_message_bytes=message if gradient is None else gradient,
+        forward_again_ns=None if entry.forward_again_ns is None else (entry.forward_again_ns,),
+        parameters=entry.parameters or 0,
         position=(position, position + 1),
     )
 

@@ -43,9 +43,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(Placement):
-    """Placement and partition."""
+    """Placement, partition, and which stages recompute."""
 
     layers_of_stage: tuple[tuple[int, int], ...]
     """The partition: per stage, its layers [first, last) of the Workload."""
+    recomputed: frozenset[int] = frozenset()
+    """The stages that keep only their input from F, and run F again before their backward."""
     placement: str = "explicit"
     """What the job calls the placement; for people."""

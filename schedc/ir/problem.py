@@ -36,6 +36,8 @@ class Stage(BlockCosts):
     rank: int
     layers: tuple[int, int] | None = None
     """The model's layers [first, last) of this stage, where known. Stages of two paths with the same layers are replicas."""
+    recompute: bool = False
+    """B and BW run the forward again first; their durations contain it, and the sizes are those of a stage that does."""
 
     def __post_init__(self) -> None:
         """Refuse a negative rank, and costs that cannot be."""

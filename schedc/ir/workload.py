@@ -39,6 +39,8 @@ class Layer(BlockCosts):
     Its messages are what it sends and gets back if a stage ends with it.
     """
 
+    forward_again_ns: tuple[int, ...] | None = None
+    """The forward that runs again where its stage recomputes; None: takes what the forward takes."""
     parameters: int = 0
     """How many weights it has."""
     position: tuple[int, int] | None = None
@@ -48,8 +50,10 @@ class Layer(BlockCosts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a rank computes on: how much it can hold, in at most one of three ways; in none: without limit."""
+    """What a rank computes on: how fast it is, and how much it can hold, in at most one of three ways; in none: without limit."""
 
+    speed: Fraction = Fraction(1)
+    """Blocks take here their layers' durations divided by it."""
     limit_bytes: int | None = None
     """Of activations."""
     in_flight: int | None = None

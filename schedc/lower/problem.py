@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.problem import Problem, Stage
 from schedc.ir.workload import Semantics
+from schedc.lower.recompute import as_recomputed
 from schedc.lower.semantics import as_torch_executes
 from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from schedc.ir.layout import Layout
     from schedc.ir.problem import DataParallel
     from schedc.ir.workload import Layer, Workload
 
-__all__ = ["problem_of", "static_bytes"]
+__all__ = ["problem_of", "static_bytes", "together_ns"]
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:
@@ -30,10 +32,16 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     Raises:
         ValueError: the placement crosses from one rank to another that nothing connects.
     """
-    parts = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
-    stages = tuple(_stage(rank, workload.layers[first:last]) for rank, (first, last) in parts)
+    parts = enumerate(zip(layout.rank_of_stage, layout.layers_of_stage, strict=True))
+    stages = tuple(
+        _stage(rank, workload.layers[first:last], workload.devices[rank].speed, stage in layout.recomputed)
+        for stage, (rank, (first, last)) in parts
+    )
     if workload.semantics is Semantics.TORCH:
         stages = as_torch_executes(stages, layout.paths[0][0])
+    kept_free = (0,) * workload.ranks
+    if layout.recomputed:
+        stages, kept_free = as_recomputed(stages, layout.paths, workload.ranks, split_backward=workload.split_backward)
     links = []
     for source, destination in layout.crossed():
         link = workload.network.link(source, destination)
@@ -48,7 +56,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         paths=layout.paths,
         path_of=layout.path_of(workload.microbatches),
         links=tuple(links),
-        memory_limit_bytes=_memory_limits(workload, layout, stages),
+        memory_limit_bytes=_memory_limits(workload, layout, stages, kept_free),
         split_backward=workload.split_backward,
         cut_blocks=workload.semantics is Semantics.SCHEDC,
         placement=layout.placement,
@@ -68,14 +76,26 @@ def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _stage(rank: int, layers: Sequence[Layer]) -> Stage:
+def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool) -> Stage:
     first, last = layers[0].position, layers[-1].position
+    forward_ns = together_ns([layer.forward_ns for layer in layers])
+    backward_input_ns = together_ns([layer.backward_input_ns for layer in layers])
+    backward_weight_ns = together_ns([layer.backward_weight_ns for layer in layers])
+    backward_ns = together_ns([layer.backward_ns for layer in layers])
+    if recompute:
+        again_ns = together_ns([layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns for layer in layers])
+        backward_input_ns = together_ns([again_ns, backward_input_ns])
+        backward_ns = together_ns([again_ns, backward_ns])
+    if speed != 1:
+        forward_ns, backward_input_ns = _at(speed, forward_ns), _at(speed, backward_input_ns)
+        backward_weight_ns, backward_ns = _at(speed, backward_weight_ns), _at(speed, backward_ns)
     return Stage(
         rank=rank,
-        forward_ns=_sum([layer.forward_ns for layer in layers]),
-        backward_input_ns=_sum([layer.backward_input_ns for layer in layers]),
-        backward_weight_ns=_sum([layer.backward_weight_ns for layer in layers]),
-        backward_ns=_sum([layer.backward_ns for layer in layers]),
+        recompute=recompute,
+        forward_ns=forward_ns,
+        backward_input_ns=backward_input_ns,
+        backward_weight_ns=backward_weight_ns,
+        backward_ns=backward_ns,
         activation_bytes=sum([layer.activation_bytes for layer in layers]),
         activation_after_input_bytes=sum([layer.activation_after_input_bytes for layer in layers]),
         message_bytes=layers[-1].message_bytes,
@@ -84,29 +104,34 @@ def _stage(rank: int, layers: Sequence[Layer]) -> Stage:
     )
 
 
-def _sum(durations_ns: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The durations of layers together: one for all microbatches if that holds for each of them, else one per microbatch."""
+def together_ns(durations_ns: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The sum of durations: one for all microbatches if that holds for each of them, else one per microbatch."""
     if len(durations_ns) == 1:
-        return durations_ns[0]
+        return tuple(durations_ns[0])
     microbatches = max(map(len, durations_ns))
     if microbatches == 1:
         return (sum([duration_ns for (duration_ns,) in durations_ns]),)
     return tuple(map(sum, zip(*(_spread(each, microbatches) for each in durations_ns), strict=True)))
 
 
-def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage]) -> tuple[int | None, ...]:
-    """How much of activations each rank can hold, in bytes; None: no limit."""
+def _at(speed: Fraction, durations_ns: Sequence[int]) -> tuple[int, ...]:
+    """The durations on a device of this speed, each to the nearest nanosecond, ties to even."""
+    return tuple(round(duration_ns / speed) for duration_ns in durations_ns)
+
+
+def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage], kept_free: Sequence[int]) -> tuple[int | None, ...]:
+    """How much of activations each rank can hold, in bytes; None: no limit. `kept_free` is what its recomputations need besides."""
     devices = workload.devices
     static = static_bytes(workload, layout) if any(device.capacity_bytes is not None for device in devices) else ()
     held = _held_by_a_microbatch(layout, stages, len(devices)) if any(device.in_flight is not None for device in devices) else []
     limits: list[int | None] = []
     for rank, device in enumerate(devices):
         if device.capacity_bytes is not None:
-            limits.append(device.capacity_bytes - static[rank])
+            limits.append(device.capacity_bytes - static[rank] - kept_free[rank])
         elif device.in_flight is not None:
             limits.append(min(device.in_flight * held[rank], MAX_QUANTITY))  # no rank of a job holds more than that in all
         else:
-            limits.append(device.limit_bytes)
+            limits.append(None if device.limit_bytes is None else device.limit_bytes - kept_free[rank])
     return tuple(limits)
 
 
@@ -127,6 +152,6 @@ def _collectives(given: DataParallel, stages: int) -> DataParallel:
     return replace(given, reduce_scatter_ns=_spread(given.reduce_scatter_ns, stages), all_gather_ns=gather_ns)
 
 
-def _spread(values: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _spread(values: Sequence[int], count: int) -> tuple[int, ...]:
     """One value for all becomes one for each."""
-    return values * count if len(values) == 1 else values
+    return (values[0],) * count if len(values) == 1 else tuple(values)

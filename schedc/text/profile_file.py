@@ -20,7 +20,7 @@ from msgspec.structs import asdict, fields
 
 from schedc.files.pretty_json import JsonValue, pretty_json
 from schedc.files.quantities import Count, Duration, Section, Size
-from schedc.units import format_bytes, format_duration_ns, parse_bytes
+from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
 
 __all__ = ["LayerEntry", "ProfileFile", "Spread", "profile_json"]
 
@@ -44,11 +44,18 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     """One layer, or several equal ones in a row."""
 
     name: Annotated[str, Meta(description="For people.")] = ""
+    kind: Annotated[str, Meta(description="What it is, for people.")] = ""
     repeat: Annotated[Count, Meta(description="This many equal layers in a row.")] = 1
+    parameters: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_QUANTITY)] | None, Meta(description="How many weights each of the layers has. Default: 0.")
+    ] = None
     forward_ns: Duration
     backward_input_ns: Duration
     backward_weight_ns: Duration
     backward_ns: Annotated[Duration | None, Meta(description="Fused, where measured. Default: the two together.")] = None
+    forward_again_ns: Annotated[
+        Duration | None, Meta(description="The forward that runs again where the stage recomputes. Default: the forward.")
+    ] = None
     activation_bytes: Annotated[Size | None, Meta(description="Held from the layer's forward. Default: nothing.")] = None
     activation_after_input_bytes: Annotated[
         Size | None, Meta(description="The part of it that W still needs. Default: nothing.")

@@ -145,19 +145,51 @@ def check_one_path(workload: Workload, layout: Layout) -> Iterator[Violation]:
         yield Violation("one-path", "paths", f"expected one, which is all that torch executes, found {len(layout.paths)}")
 
 
+def check_recomputed(workload: Workload, layout: Layout) -> Iterator[Violation]:
+    """The stages that recompute exist. Torch's runtime has none."""
+    for stage in sorted(layout.recomputed):
+        if not 0 <= stage < len(layout.rank_of_stage):
+            yield Violation("recomputed", "recomputed", f"stage {stage} does not exist")
+    if layout.recomputed and workload.semantics is Semantics.TORCH:
+        yield Violation(
+            "recomputed", "recomputed", f"expected none, as torch recomputes no stages; found {sorted(layout.recomputed)}"
+        )
+
+
 def check_capacity(workload: Workload, layout: Layout) -> Iterator[Violation]:
-    """A device has room for what its stages hold all the time."""
+    """A device has room for what its stages hold all the time, and for what a recomputation needs."""
+    held = _needed_to_recompute(workload, layout)
+    for rank, device in enumerate(workload.devices):
+        if device.limit_bytes is not None and held[rank] > device.limit_bytes:
+            message = f"a recomputation needs {held[rank]} bytes, expected at most its {device.limit_bytes}"
+            yield Violation("capacity", f"devices[{rank}]", message)
     if all(device.capacity_bytes is None for device in workload.devices):
         return
-    held: defaultdict[int, int] = defaultdict(int)
     for stage, rank in enumerate(layout.rank_of_stage):
         own = workload.static_bytes[stage if len(workload.static_bytes) > 1 else 0]
         parameters = sum(workload.layers[layer].parameters for layer in range(*layout.layers_of_stage[stage]))
         held[rank] += own + ceil(workload.static_bytes_per_parameter * parameters)
     for rank, device in enumerate(workload.devices):
         if device.capacity_bytes is not None and held[rank] > device.capacity_bytes:
-            message = f"its stages hold {held[rank]} bytes all the time, expected at most its {device.capacity_bytes}"
+            message = f"its stages need {held[rank]} bytes besides activations, expected at most its {device.capacity_bytes}"
             yield Violation("capacity", f"devices[{rank}]", message)
+
+
+def _needed_to_recompute(workload: Workload, layout: Layout) -> defaultdict[int, int]:
+    """Per rank, what one recomputation holds above what the stage holds anyway, where that is most."""
+    needed: defaultdict[int, int] = defaultdict(int)
+    for path in layout.paths:
+        for position, stage in enumerate(path):
+            if stage not in layout.recomputed:
+                continue
+            own = [workload.layers[layer] for layer in range(*layout.layers_of_stage[stage])]
+            before = workload.layers[layout.layers_of_stage[path[position - 1]][1] - 1].message_bytes if position else 0
+            kept = before
+            if workload.split_backward:
+                kept = max(kept, sum(layer.activation_after_input_bytes for layer in own))
+            above = before + sum(layer.activation_bytes for layer in own) - kept
+            needed[layout.rank_of_stage[stage]] = max(needed[layout.rank_of_stage[stage]], above)
+    return needed
 
 
 _SHAPE = (
@@ -168,6 +200,7 @@ _SHAPE = (
     check_stage_on_path,
     check_layer_range,
     check_stage_values,
+    check_recomputed,
 )
 _MEANING = (
     check_contiguous,

@@ -43,6 +43,10 @@ def check_microbatch_costs(workload: Workload) -> Iterator[Violation]:
             if count not in (1, workload.microbatches):
                 message = f"expected 1 duration of {kind.name}, or {workload.microbatches}, one per microbatch; found {count}"
                 yield Violation("microbatch-costs", f"layers[{index}]", message)
+        again = layer.forward_again_ns
+        if again is not None and (len(again) not in (1, workload.microbatches) or min(again) < 0):
+            message = f"expected 1 duration of at least 0, or {workload.microbatches}, one per microbatch; found {again}"
+            yield Violation("microbatch-costs", f"layers[{index}].forward_again_ns", message)
 
 
 def check_layer_values(workload: Workload) -> Iterator[Violation]:
@@ -65,8 +69,10 @@ def check_positions(workload: Workload) -> Iterator[Violation]:
 
 
 def check_devices(workload: Workload) -> Iterator[Violation]:
-    """A device says in at most one way what it can hold, and no less than nothing."""
+    """A device has a speed above 0. It says in at most one way what it can hold, and no less than nothing."""
     for rank, device in enumerate(workload.devices):
+        if device.speed <= 0:
+            yield Violation("devices", f"devices[{rank}].speed", f"expected more than 0, found {device.speed}")
         given = {
             name: value for name in ("limit_bytes", "in_flight", "capacity_bytes") if (value := getattr(device, name)) is not None
         }

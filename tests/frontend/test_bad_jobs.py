@@ -158,12 +158,54 @@ BAD = {
         "batches = 16\npartition = [1, 0]",
         "pipeline.partition[1]: found 0, expected a whole number from 1 to 1048576",
     ),
+    "placement to be chosen": bad(
+        "batches = 16",
+        'batches = 16\nplacement = "auto"',
+        'pipeline.placement: found "auto", which is not available yet, expected a',
+    ),
+    "recomputation to be chosen": bad(
+        "batches = 16", 'batches = 16\nrecompute = "auto"', 'pipeline.recompute: found "auto", which is not available yet'
+    ),
+    "order to be chosen": bad(
+        "batches = 16", 'batches = 16\nmicrobatch_order = "auto"', 'pipeline.microbatch_order: found "auto", which is', '"given"'
+    ),
+    "recomputation of some stages": bad(
+        "batches = 16", "batches = 16\nrecompute = [true]", "pipeline.recompute: found 1 value, expected 8, one per stage"
+    ),
+    "recomputation in torch": bad(
+        "batches = 16",
+        'batches = 16\nrecompute = "full"\nsemantics = "torch"',
+        'pipeline.recompute: found "full" where pipeline.semantics is "torch", expected "none"',
+    ),
+    "recomputation of what kind": bad(
+        "batches = 16", 'batches = 16\nrecompute = "all"', 'found "all", expected "auto", "full" or "none" or a list'
+    ),
+    "microbatches that differ": bad(
+        'forward = "38 ms"',
+        'forward = ["1 ms", ["1 ms", "2 ms"], "1 ms", "1 ms", "1 ms", "1 ms", "1 ms", "1 ms"]',
+        "profile.forward[1]: found 2 values, expected 16, one per microbatch",
+    ),
+    "a microbatch without unit": bad(
+        'forward = "38 ms"', 'forward = [["1 ms", "2"]]', 'profile.forward[0][1]: found "2", expected a duration such as "38 ms"'
+    ),
+    # devices
+    "speeds of some ranks": bad("[memory]", "[devices]\nspeed = [1, 0.5]\n[memory]", "devices.speed: found 2 values, expected 8"),
+    "no speed": bad("[memory]", "[devices]\nspeed = [0]\n[memory]", "devices.speed[0]: found 0, expected a number from 0.001 to"),
     # memory
     "two limits": bad(MEMORY, f"{MEMORY}\nin_flight = 8", "memory: found limit and in_flight, expected one of limit"),
     "no limit": bad(MEMORY, "", "memory: found none of the keys, expected one of limit, in_flight or capacity"),
     "limits of some ranks": bad(MEMORY, 'limit = ["8 GiB"]', "memory.limit: found 1 value, expected 8, one per rank"),
     "nothing in flight": bad(MEMORY, "in_flight = 0", "memory.in_flight: found 0, expected a whole number from 1 to 1048576"),
     "static alone": bad(MEMORY, f'{MEMORY}\nstatic = "1 GiB"', "memory.static: ", "without memory.capacity"),
+    "bytes without capacity": bad(MEMORY, f"{MEMORY}\nbytes_per_parameter = 16", "memory.bytes_per_parameter: ", "without memory."),
+    "bytes of no parameters": bad(
+        MEMORY, 'capacity = "1 GiB"\nbytes_per_parameter = 16', "memory.bytes_per_parameter: ", "layers without parameters"
+    ),
+    "static in two ways": bad(
+        MEMORY,
+        'capacity = "9 GiB"\nstatic = "1 GiB"\nbytes_per_parameter = 16',
+        "memory.bytes_per_parameter: found a value beside memory.static, expected one of the two",
+    ),
     "capacity alone": bad(MEMORY, 'capacity = "80 GiB"', "memory.static: found nothing, expected a size"),
     "static over capacity": bad(
         MEMORY,

@@ -43,10 +43,20 @@ def own_layers(workload: Workload, layout: Layout, stage: int) -> list[Layer]:
 
 
 def durations_ns(workload: Workload, layout: Layout, stage: int, microbatch: int) -> dict[Kind, int]:
-    """What a stage's blocks take: all that its layers take, and in torch on the first stage B nothing and W the whole backward."""
-    found = {
-        kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own_layers(workload, layout, stage)) for kind in Kind
-    }
+    """What a stage's blocks take: all that its layers take, and in torch on the first stage B nothing and W the whole backward.
+
+    Where it recomputes, a B or BW takes the layers' forwards, too. All is divided by the device's speed, to the nearest nanosecond.
+    """
+    own = own_layers(workload, layout, stage)
+    found = {kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own) for kind in Kind}
+    for layer in own if stage in layout.recomputed else ():
+        for kind in (Kind.B, Kind.BW):
+            found[kind] += value(layer.forward_again_ns or layer.forward_ns, microbatch)
+    for kind in Kind:
+        exact = found[kind] / workload.devices[layout.rank_of_stage[stage]].speed
+        below = exact.numerator // exact.denominator
+        above = exact - below
+        found[kind] = below + (above > Fraction(1, 2) or (above == Fraction(1, 2) and below % 2 == 1))
     if workload.semantics is Semantics.TORCH and stage == layout.paths[0][0]:
         found |= {Kind.B: 0, Kind.W: found[Kind.BW]}
     return found
@@ -60,12 +70,25 @@ def stages_cost_what_their_layers_cost(workload: Workload, layout: Layout, probl
             assert found == durations_ns(workload, layout, stage, microbatch)
 
 
+def held(workload: Workload, layout: Layout, stage: int) -> tuple[int, int, int]:
+    """The bytes that a block of a stage holds from F, those after B, and those above the first during a recomputation."""
+    own = own_layers(workload, layout, stage)
+    whole = sum(layer.activation_bytes for layer in own)
+    after = whole if workload.semantics is Semantics.TORCH else sum(layer.activation_after_input_bytes for layer in own)
+    if stage not in layout.recomputed:
+        return whole, after, 0
+    (path,) = (path for path in layout.paths if stage in path)
+    of_input = own_layers(workload, layout, path[path.index(stage) - 1])[-1].message_bytes if stage != path[0] else 0
+    after = after if workload.split_backward else 0  # with fused backwards alone there is no time after B
+    kept = max(of_input, after)
+    return kept, after, of_input + whole - kept
+
+
 def sizes(workload: Workload, layout: Layout, problem: Problem) -> None:
     for index, stage in enumerate(problem.stages):
         own = own_layers(workload, layout, index)
-        assert stage.activation_bytes == sum(layer.activation_bytes for layer in own)
-        after = "activation_bytes" if workload.semantics is Semantics.TORCH else "activation_after_input_bytes"
-        assert stage.activation_after_input_bytes == sum(getattr(layer, after) for layer in own)
+        assert (stage.activation_bytes, stage.activation_after_input_bytes) == held(workload, layout, index)[:2]
+        assert stage.recompute == (index in layout.recomputed)
         assert stage.message_bytes == own[-1].message_bytes
         assert stage.gradient_message_bytes == own[-1].gradient_message_bytes
         known = own[0].position, own[-1].position
@@ -109,21 +132,16 @@ def memory_limits(workload: Workload, layout: Layout, problem: Problem) -> None:
     assert static_bytes(workload, layout) == tuple(static)
     for rank, limit in enumerate(problem.memory_limit_bytes):
         device = workload.devices[rank]
-        if device == Device():
+        again = max(held(workload, layout, stage)[2] for stage, own_rank in stages if own_rank == rank)
+        if device == Device(speed=device.speed):
             assert limit is None
         elif device.capacity_bytes is not None:
-            assert limit == device.capacity_bytes - static[rank]
+            assert limit == device.capacity_bytes - static[rank] - again
         elif device.limit_bytes is not None:
-            assert limit == device.limit_bytes
+            assert limit == device.limit_bytes - again
         else:
             of_paths = [
-                sum(
-                    layer.activation_bytes
-                    for stage in path
-                    if stages[stage][1] == rank
-                    for layer in own_layers(workload, layout, stage)
-                )
-                for path in layout.paths
+                sum(held(workload, layout, stage)[0] for stage in path if stages[stage][1] == rank) for path in layout.paths
             ]
             assert limit == (device.in_flight or 0) * max(of_paths)
 

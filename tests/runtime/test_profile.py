@@ -438,6 +438,7 @@ def test_the_layers_of_a_stage_give_its_costs() -> None:
     """The front end adds up what the profiler writes: nothing of it is lost on the way but digits."""
     layer = profile_layer(measured(repeat=3, held=4 << 20))
     assert (layer.repeat, layer.forward_ns, layer.backward_ns, layer.activation_bytes) == (3, 100, 100, 4 << 20)
+    assert layer.parameters == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

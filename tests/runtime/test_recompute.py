@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import feature_runs
@@ -13,8 +15,10 @@ from problems import make_problem
 from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
+from schedc.runtime.common.program import program_of
 from schedc.runtime.stage.block import Block
 from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -52,6 +56,22 @@ def test_the_same_bit_by_bit_under_autocast(two: Ranks) -> None:
 def test_an_unknown_stage(two: Ranks) -> None:
     for said in two.run(feature_runs.recomputed, plan("1f1b"), {0, 7}):
         assert said == "schedc.errors.InvalidInput: recompute: plan 'test' has no stage 7; its stages are 0 to 1"
+
+
+@pytest.mark.parametrize(("of_plan", "asked", "runs"), [(False, False, 1), (True, False, 2), (False, True, 2), (True, {0}, 2)])
+def test_a_stage_that_the_plan_recomputes(of_plan: bool, asked: Any, runs: int) -> None:
+    problem = make_problem(1, 3, costs_ns=(10, 12, 9))
+    problem = replace(problem, stages=tuple(replace(stage, recompute=of_plan) for stage in problem.stages))
+    plan = plan_of(problem, constructive("zb-h1")(problem))
+    program, stage, calls = program_of(plan, 0), nn.Linear(WIDTH, WIDTH), []
+    stage.register_forward_hook(lambda *_: calls.append(1))
+    training = Training(plan, program, {0: stage}, lambda output, target: (output * target).sum(), recompute=asked)
+    losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
+    training.begin(torch.randn(3, WIDTH), torch.randn(3, WIDTH), losses)
+    for instruction in program.instructions:
+        training.run(instruction, ())
+    training.finish()
+    assert len(calls) == 3 * runs
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -5,6 +5,7 @@ Drawn by `Random`, not by a strategy: that is some thirty times faster, and the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from schedc.ir.layout import Placement
 
-DEVICES: tuple[dict[str, int], ...] = ({}, {"limit_bytes": 9}, {"in_flight": 2}, {"capacity_bytes": 10**4})
+DEVICES = (Device(), Device(limit_bytes=200), Device(in_flight=2), Device(capacity_bytes=10**4))
+SPEEDS = (Fraction(1), Fraction(1), Fraction(7, 10), Fraction(3, 2))
 
 
 def random_workload(random: Random) -> tuple[Workload, Layout]:
@@ -31,6 +33,8 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
     known = len(placed.paths) > 1 or random.random() < 0.5
     positions = [(index * width, (index + 1) * width) if known else None for index in range(count)]
     copies = random.randint(1, len(placed.paths))  # two: the stages of the second path have costs of their own
+    semantics = random.choice(list(Semantics)) if len(placed.paths) == 1 else Semantics.SCHEDC
+    recomputes = semantics is Semantics.SCHEDC and random.random() < 0.5
     zero = random.choice([None, 0, 1])
 
     def for_stages(most: int) -> tuple[int, ...]:
@@ -40,7 +44,7 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
         name="random",
         microbatches=microbatches,
         layers=tuple(_layer(random, microbatches, position) for position in positions * copies),
-        devices=tuple(Device(**random.choice(DEVICES)) for _ in range(ranks)),
+        devices=tuple(replace(random.choice(DEVICES), speed=random.choice(SPEEDS)) for _ in range(ranks)),
         network=_network(random, ranks),
         static_bytes=for_stages(5),
         static_bytes_per_parameter=random.choice([Fraction(0), Fraction(16), Fraction(7, 3)]),
@@ -48,14 +52,19 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
         if zero is None
         else DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=for_stages(9), all_gather_ns=for_stages(9) if zero else ()),
         split_backward=random.random() < 0.5,
-        semantics=random.choice(list(Semantics)) if len(placed.paths) == 1 else Semantics.SCHEDC,
+        semantics=semantics,
         objective=random.choice(list(Objective)),
     )
     cuts = [0, *sorted(random.sample(range(1, count), placed.pieces - 1)), count]
     first = {stage: count * (copies - 1) * index for index, path in enumerate(placed.paths) for stage in path}
     pieces = enumerate(placed.piece_of_stage)
     layers_of_stage = tuple((first[stage] + cuts[piece], first[stage] + cuts[piece + 1]) for stage, piece in pieces)
-    return workload, Layout(layers_of_stage=layers_of_stage, rank_of_stage=placed.rank_of_stage, paths=placed.paths)
+    return workload, Layout(
+        layers_of_stage=layers_of_stage,
+        rank_of_stage=placed.rank_of_stage,
+        paths=placed.paths,
+        recomputed=frozenset(stage for stage in range(stages) if recomputes and random.random() < 0.5),
+    )
 
 
 def _placement(random: Random, ranks: int) -> Placement:
@@ -83,6 +92,7 @@ def _layer(random: Random, microbatches: int, position: tuple[int, int] | None) 
         activation_after_input_bytes=random.randint(0, activation),
         message_bytes=random.randint(0, 9),
         gradient_message_bytes=random.randint(0, 9),
+        forward_again_ns=random.choice([None, durations_ns()]),
         parameters=random.randint(0, 9),
         position=position,
     )

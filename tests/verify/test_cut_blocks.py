@@ -40,3 +40,10 @@ def test_methods_make_none() -> None:
 def test_formulations_make_none() -> None:
     grid = TimeGrid(tick_ns=1, exact=True)
     assert blocks_of(CUT, grid, 3).parts and not blocks_of(WHOLE, grid, 3).parts
+
+
+def test_a_backward_that_runs_the_forward_again_is_not_cut() -> None:
+    again = replace(CUT, stages=(replace(CUT.stages[0], recompute=True), *CUT.stages[1:]))
+    for kind, rules in ((Kind.F, []), (Kind.B, ["parts"]), (Kind.W, []), (Kind.BW, ["parts"])):
+        schedule = replace(constructive("1f1b")(again), parts=(Parts(kind=kind, stage=0, shares=(1, 1)),))
+        assert [violation.rule for violation in verify_schedule(again, schedule)] == rules

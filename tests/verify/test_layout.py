@@ -38,6 +38,13 @@ TWO_WAYS = Layout(layers_of_stage=((0, 1), (1, 3), (0, 1), (1, 3)), rank_of_stag
 OWN_WAYS = replace(TWO_WAYS, layers_of_stage=((0, 1), (1, 3), (3, 4), (4, 6)))
 
 
+AGAIN = replace(
+    WORKLOAD,  # stage 1 gets 5 bytes; it computes 20 more from them, of which it holds 4 after B
+    layers=(replace(LAYER, message_bytes=5), *(replace(LAYER, activation_bytes=10, activation_after_input_bytes=2),) * 2),
+    devices=(Device(), Device(limit_bytes=19)),
+)
+
+
 def _layout(**changes: Any) -> Layout:
     return replace(LAYOUT, **changes)
 
@@ -70,7 +77,22 @@ BROKEN = [
         TWO_WAYS,
         "expected one, which is all that torch executes, found 2",
     ),
-    ("capacity", "devices[0]", _workload(devices=(Device(capacity_bytes=14), Device())), LAYOUT, "hold 15 bytes all the time"),
+    (
+        "capacity",
+        "devices[0]",
+        _workload(devices=(Device(capacity_bytes=14), Device())),
+        LAYOUT,
+        "need 15 bytes besides activations",
+    ),
+    (
+        "capacity",
+        "devices[1]",
+        AGAIN,
+        _layout(recomputed=frozenset({1})),
+        "a recomputation needs 20 bytes, expected at most its 19",
+    ),
+    ("recomputed", "recomputed", WORKLOAD, _layout(recomputed=frozenset({2})), "stage 2 does not exist"),
+    ("recomputed", "recomputed", replace(WORKLOAD, semantics=Semantics.TORCH), _layout(recomputed=frozenset({0})), "torch"),
 ]
 
 

@@ -126,6 +126,7 @@ def _stages(entries: Sequence[StageEntry], costs: Costs, location: Location) -> 
         Stage(
             rank=entry.rank,
             layers=entry.layers,
+            recompute=entry.recompute,
             forward_ns=durations_of(Kind.F, index),
             backward_input_ns=durations_of(Kind.B, index),
             backward_weight_ns=durations_of(Kind.W, index),

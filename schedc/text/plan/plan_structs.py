@@ -74,10 +74,11 @@ class CertificateEntry(_Entry, frozen=True):
 
 
 class StageEntry(_Entry, frozen=True, omit_defaults=True):
-    """A stage: its rank, and its layers [first, last) where known."""
+    """A stage: its rank, its layers [first, last) where known, and whether it runs its forward again before its backward."""
 
     rank: Count
     layers: tuple[Count, Count] | None = None
+    recompute: bool = False
 
 
 class Pipeline(_Entry, frozen=True, omit_defaults=True):

@@ -58,7 +58,7 @@ def _certificate(plan: Plan) -> dict[str, Any]:
 def _pipeline(problem: Problem) -> Pipeline:
     one_path = len(set(problem.path_of)) == 1
     own: dict[str, Any] = {
-        "stages": tuple(StageEntry(rank=stage.rank, layers=stage.layers) for stage in problem.stages),
+        "stages": tuple(StageEntry(rank=stage.rank, layers=stage.layers, recompute=stage.recompute) for stage in problem.stages),
         "path_of": problem.path_of[:1] if one_path else problem.path_of,
     }
     return Pipeline(**own, **{name: getattr(problem, name) for name in Pipeline.__struct_fields__ if name not in own})

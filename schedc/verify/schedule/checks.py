@@ -89,6 +89,10 @@ def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
             yield Violation("parts", place, f"stage {parts.stage} does not exist; the stages are 0 to {len(problem.stages) - 1}")
         elif not problem.cut_blocks:
             yield Violation("parts", place, f"{block} is cut; the problem does not allow parts")
+        elif problem.stages[parts.stage].recompute and parts.kind in (Kind.B, Kind.BW):
+            yield Violation(
+                "parts", place, f"{block} is cut; it runs the forward again, whose activations one block at a time holds"
+            )
         elif (parts.kind, parts.stage) in declared:
             yield Violation("parts", place, f"{block} is cut by an entry before this one")
         declared.setdefault((parts.kind, parts.stage), len(parts.shares))

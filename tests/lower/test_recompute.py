@@ -1,0 +1,79 @@
+"""Stages that recompute: what they truly hold, op by op, is never more than their problem says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_problems import random_parts, random_schedule
+from workloads import random_workload
+
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.workload import Device
+from schedc.lower.problem import problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+PLENTY = 10**6
+
+
+def held(plain: Problem, problem: Problem, schedule: Schedule, rank: int) -> Iterator[int]:
+    """What the rank truly holds during and after each of its ops; `plain` is the problem without recomputation."""
+    input_bytes = {after: plain.stages[before].message_bytes for path in plain.paths for before, after in pairwise(path)}
+    counts = {(parts.kind, parts.stage): len(parts.shares) for parts in schedule.parts}
+    now = 0
+    for op in schedule.orders[rank]:
+        stage, again = plain.stages[op.stage], problem.stages[op.stage].recompute
+        first, last = op.part in (WHOLE, 0), op.part in (WHOLE, counts.get((op.kind, op.stage), 0) - 1)
+        kept = input_bytes.get(op.stage, 0) if again else stage.activation_bytes
+        after_input = stage.activation_after_input_bytes
+        if op.kind is Kind.F and first:
+            now += kept
+        if again and op.kind in (Kind.B, Kind.BW):
+            yield now + stage.activation_bytes
+        else:
+            yield now
+        if last:
+            now -= {Kind.F: 0, Kind.B: kept - after_input, Kind.W: after_input, Kind.BW: kept}[op.kind]
+        yield now
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_rank_ever_holds_more(seed: int) -> None:
+    random = Random(seed)
+    workload, layout = random_workload(random)
+    workload = replace(workload, devices=(Device(limit_bytes=PLENTY),) * workload.ranks)
+    plain, problem = problem_of(workload, replace(layout, recomputed=frozenset())), problem_of(workload, layout)
+    parts = tuple(each for each in random_parts(random, problem) if each.kind in (Kind.F, Kind.W))
+    schedule = random_schedule(random, problem, parts)
+    assert schedule is not None
+    for rank, (peak, limit) in enumerate(zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)):
+        assert limit is not None
+        assert max(held(plain, problem, schedule, rank), default=0) <= peak + PLENTY - limit
+
+
+def test_fused_backwards_of_one_stage_are_exact() -> None:
+    """The peak is in the first backward, and as high as the problem says."""
+    random, checked = Random(0), 0
+    while checked < 50:
+        workload, layout = random_workload(random)
+        alone = [rank for rank in layout.rank_of_stage if layout.rank_of_stage.count(rank) == 1]
+        if workload.split_backward or not layout.recomputed or not alone:
+            continue
+        workload = replace(workload, devices=(Device(limit_bytes=PLENTY),) * workload.ranks)
+        plain, problem = problem_of(workload, replace(layout, recomputed=frozenset())), problem_of(workload, layout)
+        schedule = random_schedule(random, problem)
+        assert schedule is not None
+        peaks = peak_bytes(problem, schedule)
+        for rank in alone:
+            assert max(held(plain, problem, schedule, rank)) == peaks[rank] + PLENTY - (problem.memory_limit_bytes[rank] or 0)
+            checked += 1
