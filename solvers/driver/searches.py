@@ -10,6 +10,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
+from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.options import LocalOptions
 
 if TYPE_CHECKING:
@@ -38,11 +39,14 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
 
 
 def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
-    """Local search over the orders of the best schedule of whole blocks: single ops are moved as long as nothing gets worse."""
+    """Local search over the orders of the best schedule of whole blocks: single ops are changed as long as nothing gets worse.
+
+    Where nothing is gained by fusing, every backward is split.
+    """
     from schedc.solvers.search.polish import polish_schedule
 
     start = _start(incumbent)
-    if incumbent.problem.split_backward:
+    if incumbent.problem.split_backward and not can_pay(incumbent.problem):
         start = _split(start)
     found = polish_schedule(
         incumbent.problem,

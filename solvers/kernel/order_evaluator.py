@@ -1,7 +1,8 @@
-"""Local search over the orders themselves: time an order, move an op, keep what is no worse; kernels, compiled.
+"""Local search over the orders themselves: time an order, change it, keep what is no worse; kernels, compiled.
 
-It works on the arrays of `rule_kernel.Facts` and on codes (kind × stages + stage) × most + n, n the microbatch's
-number on its stage and most the largest count of any stage. A trunk that several ranks share is served in the order of this pass.
+It works on the arrays of `rule_kernel.Facts`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
+value of `Kind`, n the microbatch's number on its stage, most the largest count of any stage. Orders may mix fused and split
+backwards. A trunk that several ranks share is served in the order of this pass.
 """
 
 from __future__ import annotations
@@ -12,16 +13,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.compiled import compiled, kernel
+from schedc.ir.ops import Kind
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
-from schedc.solvers.kernel.rule_kernel import STRANDED, B, F, Facts, W, example_facts
+from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, example_facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OrderClimber", "polish"]
+__all__ = ["OrderClimber", "Orders", "polish"]
 
+F, B, W, BW = (int(kind) for kind in Kind)
 DRAWS = 16
 """Random numbers that a move takes, at most but for rare cases."""
+
+
+class Orders(NamedTuple):
+    """The ops of all ranks in order; a search changes them in place."""
+
+    codes: NDArray[np.int64]
+    """[rank, position]: wide enough for every backward split, if backwards may be."""
+    lengths: NDArray[np.int64]
+    """Per rank, how many of its positions count."""
+
+    def copy(self) -> Orders:
+        """The same orders in arrays of their own."""
+        return Orders(self.codes.copy(), self.lengths.copy())
 
 
 class Room(NamedTuple):
@@ -50,17 +66,19 @@ def room_of(facts: Facts) -> Room:
 
 
 @kernel()
-def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
+def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> Any:
     """The end of the orders; `STRANDED` if they deadlock, run an op before its needs, or exceed a memory limit.
 
     Args:
-        facts: the problem.
-        orders: [rank, position], codes.
-        lengths: per rank, how many.
+        facts: the problem, except for its durations.
+        duration: [kind, stage, n], or [kind, stage, 0] where microbatches are alike.
+        orders: what each rank runs.
         scratch: room for it.
     """
     ready, done_backward, left, placed, free_ns, begun_ns, left_bytes, link_free_ns = scratch
-    stages, ranks, most, split = len(facts.stage_rank), len(facts.limit), ready.shape[2], facts.split
+    codes, lengths = orders
+    stages, ranks, most = len(facts.stage_rank), len(facts.limit), ready.shape[2]
+    differ = 1 if duration.shape[2] > 1 else 0
     for stage in range(stages):
         left[stage] = facts.count[stage]
         for n in range(facts.count[stage]):
@@ -77,11 +95,12 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
         moving = False
         for rank in range(ranks):
             while placed[rank] < lengths[rank]:
-                code = orders[rank, placed[rank]]
+                code = codes[rank, placed[rank]]
                 n = code % most
                 stage = (code // most) % stages
                 kind = code // (most * stages)
-                ready_ns = done_backward[stage, n] if kind == W else ready[kind, stage, n]
+                way = 0 if kind == F else 1
+                ready_ns = done_backward[stage, n] if kind == W else ready[way, stage, n]
                 if ready_ns < 0:
                     break
                 if kind == F:
@@ -90,7 +109,7 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
                         return STRANDED
                 if facts.span and placed[rank] == 0:
                     begun_ns[rank] = ready_ns
-                end_ns = max(ready_ns, free_ns[rank]) + facts.duration[kind * stages + stage]
+                end_ns = max(ready_ns, free_ns[rank]) + duration[kind, stage, differ * n]
                 free_ns[rank] = end_ns
                 placed[rank] += 1
                 moving = True
@@ -99,23 +118,23 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
                     neighbour = facts.feeds[stage]
                     if neighbour < 0:
                         ready[1, stage, n] = end_ns
-                elif kind == B:
-                    left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if split else 0)
+                elif kind == W:
+                    left_bytes[rank] += facts.kept[stage]
+                else:
+                    left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if kind == B else 0)
                     done_backward[stage, n] = end_ns
                     neighbour = facts.fed_by[stage]
-                else:
-                    left_bytes[rank] += facts.kept[stage]
-                if kind == (W if split else B):
+                if kind in (W, BW):
                     left[stage] -= 1
                     if left[stage] == 0:
                         latest_ns = max(latest_ns, end_ns + facts.tail[stage] - begun_ns[rank])
                 if neighbour >= 0:
-                    link = facts.resource[kind * stages + stage]
+                    link = facts.resource[way * stages + stage]
                     arrival_ns = end_ns
                     if link >= 0:
-                        link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[kind * stages + stage]
-                        arrival_ns = link_free_ns[link] + facts.latency[kind * stages + stage]
-                    ready[kind, neighbour, n] = max(arrival_ns, facts.gate[neighbour]) if kind == F else arrival_ns
+                        link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[way * stages + stage]
+                        arrival_ns = link_free_ns[link] + facts.latency[way * stages + stage]
+                    ready[way, neighbour, n] = max(arrival_ns, facts.gate[neighbour]) if kind == F else arrival_ns
     for rank in range(ranks):
         if placed[rank] < lengths[rank]:
             return STRANDED
@@ -123,36 +142,39 @@ def time_orders(facts: Facts, orders: Any, lengths: Any, scratch: Room) -> Any:
 
 
 def _example() -> tuple[Any, ...]:
-    facts, row, table = example_facts(), np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
-    return facts, table, table, table, row, room_of(facts), (0,) * 2, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+    facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
+    orders = Orders(np.zeros((1, 1), np.int64), row)
+    return facts, duration, orders, orders, orders, room_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
 
 
 @kernel(_example)
 def polish(
     facts: Facts,
-    orders: Any,
-    current: Any,
-    best_orders: Any,
-    lengths: Any,
+    duration: Any,
+    orders: Orders,
+    current: Orders,
+    best: Orders,
     scratch: Room,
+    before: Any,
     ranges: Any,
     evaluations: int,
     draws: Draws,
     heat: float,
     stop: Any,
 ) -> Any:
-    """Move single ops within their rank's order this many times; `orders` becomes the best found, whose end is returned.
+    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose end is returned.
 
-    `current` and `best_orders` are room for orders. `ranges` has 2 and how far an op may be moved; from outside, as numba would
-    compile `below` anew for each number written here. `stop[0]` set to true, by another thread, ends it after the move
-    at hand.
+    `current` and `best` are room for orders, `before` for one rank's. `ranges` has 2, how far an op may be moved, and one in how
+    many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
+    here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
-    two, reach = ranges
-    ranks = len(lengths)
-    current_ns = time_orders(facts, orders, lengths, scratch)
+    two, reach, exchanges = ranges
+    stages, most, ranks = len(facts.stage_rank), scratch.ready.shape[2], len(orders.lengths)
+    current_ns = time_orders(facts, duration, orders, scratch)
     best_ns = current_ns
-    _copy(orders, lengths, current)
-    _copy(orders, lengths, best_orders)
+    _copy(orders, current)
+    _copy(orders, best)
+    codes, lengths = current
     for number in range(evaluations):
         if stop[0]:
             break
@@ -160,14 +182,20 @@ def polish(
         if lengths[rank] < 2:
             continue
         source = below(lengths[rank], draws)
-        distance = 1 + below(reach, draws)
-        if below(two, draws) == 0:
-            distance = -distance
-        target = min(lengths[rank] - 1, max(0, source + distance))
-        if source == target:
-            continue
-        _move(current, rank, source, target)
-        moved_ns = time_orders(facts, current, lengths, scratch)
+        exchanged, length, target = False, lengths[rank], source
+        if exchanges > 0 and below(exchanges, draws) == 0:
+            for position in range(length):
+                before[position] = codes[rank, position]
+            exchanged = exchange(current, rank, source, stages * most, below(two, draws), below(reach, draws))
+        if not exchanged:
+            distance = 1 + below(reach, draws)
+            if below(two, draws) == 0:
+                distance = -distance
+            target = min(length - 1, max(0, source + distance))
+            if source == target:
+                continue
+            _move(codes, rank, source, target)
+        moved_ns = time_orders(facts, duration, current, scratch)
         warm = heat * (1.0 - number / evaluations)
         if moved_ns <= current_ns or (
             moved_ns < STRANDED and warm > 0 and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
@@ -175,39 +203,95 @@ def polish(
             current_ns = moved_ns
             if moved_ns < best_ns:
                 best_ns = moved_ns
-                _copy(current, lengths, best_orders)
+                _copy(current, best)
+        elif exchanged:
+            for position in range(length):
+                codes[rank, position] = before[position]
+            lengths[rank] = length
         else:
-            _move(current, rank, target, source)
-    _copy(best_orders, lengths, orders)
+            _move(codes, rank, target, source)
+    _copy(best, orders)
     return best_ns
 
 
 @kernel()
-def _copy(orders: Any, lengths: Any, target: Any) -> None:
-    for rank in range(len(lengths)):
-        for position in range(lengths[rank]):
-            target[rank, position] = orders[rank, position]
+def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: int) -> bool:
+    """Fuse the backward that the rank has at this position, or split it; returns whether there is one.
+
+    Args:
+        orders: changed.
+        rank: whose order.
+        at: a position in it.
+        blocks: how many codes a kind has.
+        side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
+        apart: this many ops come between B and W where BW is split, or as many as there are.
+    """
+    codes, lengths = orders
+    code, length = codes[rank, at], lengths[rank]
+    kind = code // blocks
+    if kind == F:
+        return False
+    if kind == BW:
+        codes[rank, length] = code - blocks
+        lengths[rank] = length + 1
+        if side == 0:
+            codes[rank, at] = code - 2 * blocks
+            _move(codes, rank, length, min(length, at + 1 + apart))
+        else:
+            codes[rank, at] = code - 2 * blocks
+            _move(codes, rank, length, at + 1)
+            _move(codes, rank, at, max(0, at - apart))
+        return True
+    step = 1 if kind == B else -1
+    half = code + step * blocks
+    other = at + step
+    while 0 <= other < length and codes[rank, other] != half:
+        other += step
+    if not 0 <= other < length:
+        return False
+    keep, leave = (min(at, other), max(at, other)) if side == 0 else (max(at, other), min(at, other))
+    codes[rank, keep] = code + (BW - kind) * blocks
+    _move(codes, rank, leave, length - 1)
+    lengths[rank] = length - 1
+    return True
 
 
 @kernel()
-def _move(orders: Any, rank: int, source: int, target: int) -> None:
-    code = orders[rank, source]
+def _copy(orders: Orders, target: Orders) -> None:
+    for rank in range(len(orders.lengths)):
+        target.lengths[rank] = orders.lengths[rank]
+        for position in range(orders.lengths[rank]):
+            target.codes[rank, position] = orders.codes[rank, position]
+
+
+@kernel()
+def _move(codes: Any, rank: int, source: int, target: int) -> None:
+    code = codes[rank, source]
     step = 1 if target > source else -1
     while source != target:
-        orders[rank, source] = orders[rank, source + step]
+        codes[rank, source] = codes[rank, source + step]
         source += step
-    orders[rank, target] = code
+    codes[rank, target] = code
 
 
 class OrderClimber:
     """The compiled kernel at work on one problem, for one thread."""
 
-    def __init__(self, facts: Facts, lengths: NDArray[np.int64], reach: int) -> None:
-        """Waits until the kernel is compiled. `lengths`: ops per rank; `reach`: how far an op may be moved."""
-        self.facts, self.lengths, self.ranges = facts, lengths, (2, reach)
+    def __init__(self, facts: Facts, duration_ns: NDArray[np.int64], reach: int, exchanges: int = 0) -> None:
+        """Waits until the kernel is compiled.
+
+        Args:
+            facts: the problem.
+            duration_ns: as `time_orders` takes them.
+            reach: how far an op may be moved.
+            exchanges: one in this many changes fuses or splits a backward; 0: none.
+        """
+        self._given, self._ranges = (facts, duration_ns), (2, reach, exchanges)
         self._room, self._polish = room_of(facts), compiled(polish)
 
-    def climb(self, orders: NDArray[np.int64], evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
-        """The best end of that many moves from `orders` [rank, position], which become the best."""
-        rooms, draws = (np.empty_like(orders), np.empty_like(orders)), draw(seed, DRAWS * evaluations)
-        return int(self._polish(self.facts, orders, *rooms, self.lengths, self._room, self.ranges, evaluations, draws, heat, stop))
+    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
+        """The best end of that many changes of the orders, which become the best."""
+        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
+        before = np.empty_like(orders.codes[0])
+        given = *self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop
+        return int(self._polish(*given))

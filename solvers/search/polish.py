@@ -1,7 +1,8 @@
 """Local search over orders: from a schedule, single ops are moved within their ranks as long as nothing gets worse.
 
-A Problem and a Schedule of whole blocks go in, a better Schedule or the same comes out. Each move is timed by a compiled pass
-over all ops, so tens of thousands of them are tried in a second. It finishes what a rule or a template leaves undone.
+A Problem and a Schedule of whole blocks go in, a better Schedule or the same comes out. Where a fused backward takes less time than
+its halves, single backwards are fused and split, too. Each change is timed by a compiled pass over all ops, so tens of thousands of
+them are tried in a second. It finishes what a rule or a template leaves undone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
+from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.facts import facts_of, microbatches_by_stage
-from schedc.solvers.kernel.order_evaluator import OrderClimber
+from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders
 from schedc.solvers.kernel.rule_kernel import stop_flag
 from schedc.solvers.search.local import Found
 
@@ -32,6 +35,8 @@ CLIMBS = 2
 """Searches beside each other in one round; each next round starts from the best of them."""
 REACH = 10
 """How far an op may be moved."""
+EXCHANGES = 4
+"""Where it can pay, one in this many changes fuses or splits a backward."""
 
 
 def polish_schedule(
@@ -48,30 +53,31 @@ def polish_schedule(
 
     Args:
         problem: any placement, any memory limits.
-        schedule: of whole blocks, split or fused throughout as the problem says.
-        evaluations: moves per search and round; 0: as many as time about ten million ops.
+        schedule: of whole blocks; fused and split backwards may be mixed, but only where fusing can pay does it change which.
+        evaluations: changes per search and round; 0: as many as time about ten million ops.
         rounds: at most this many; the heat falls with them.
-        seed: of the random moves.
+        seed: of the random changes.
         time_s: end after the round in which this many seconds have passed.
         good_enough_ns: end when this objective is reached.
 
     Raises:
-        ValueError: the schedule has blocks that are cut, or fused where the problem splits.
+        ValueError: the schedule has blocks that are cut.
     """
     facts = facts_of(problem)
     stages, most = len(problem.stages), int(facts.count.max())
     visits = microbatches_by_stage(problem)
     number = [{microbatch: at for at, microbatch in enumerate(each)} for each in visits]
-    rows = {Kind.F: 0, Kind.B: 1, Kind.W: 2} if problem.split_backward else {Kind.F: 0, Kind.BW: 1}
+    exchanges = EXCHANGES if can_pay(problem) else 0
     lengths = np.array([len(order) for order in schedule.orders], np.int64)
-    orders = np.zeros((problem.ranks, int(lengths.max())), np.int64)
+    width = lengths if not exchanges else 3 * np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(np.int64)
+    orders = Orders(np.zeros((problem.ranks, int(width.max())), np.int64), lengths)
     for rank, order in enumerate(schedule.orders):
         for at, op in enumerate(order):
-            if op.part >= 0 or op.kind not in rows:
-                raise ValueError(f"{op} cannot be moved as a whole block of this problem")
-            orders[rank, at] = (rows[op.kind] * stages + op.stage) * most + number[op.stage][op.microbatch]
+            if op.part >= 0:
+                raise ValueError(f"{op} cannot be moved as a whole block")
+            orders.codes[rank, at] = (op.kind * stages + op.stage) * most + number[op.stage][op.microbatch]
     evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(lengths.sum())))
-    climbers = [OrderClimber(facts, lengths, REACH) for _ in range(CLIMBS)]
+    climbers = [OrderClimber(facts, _durations_ns(problem, visits), REACH, exchanges) for _ in range(CLIMBS)]
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
         best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
@@ -91,19 +97,27 @@ def polish_schedule(
             if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
-    kinds = {row: kind for kind, row in rows.items()}
-    return Found(_schedule(orders, lengths, kinds, visits, most), best_ns, cut_short, ended_by)
+    return Found(_schedule(orders, visits, most), best_ns, cut_short, ended_by)
 
 
-def _schedule(
-    orders: NDArray[np.int64], lengths: NDArray[np.int64], kinds: dict[int, Kind], visits: list[list[int]], most: int
-) -> Schedule:
-    stages = len(visits)
+def _durations_ns(problem: Problem, visits: list[list[int]]) -> NDArray[np.int64]:
+    """[kind, stage, number of the microbatch on its stage]; only the first of the last where microbatches are alike."""
+    by_microbatch = tables_of(problem).duration_ns
+    if (by_microbatch == by_microbatch[:, :, :1]).all():
+        return by_microbatch[:, :, :1].copy()
+    duration_ns = np.zeros((len(Kind), len(visits), max(map(len, visits))), np.int64)
+    for stage, each in enumerate(visits):
+        duration_ns[:, stage, : len(each)] = by_microbatch[:, stage, each]
+    return duration_ns
+
+
+def _schedule(orders: Orders, visits: list[list[int]], most: int) -> Schedule:
+    kinds, stages = tuple(Kind), len(visits)
 
     def op(code: int) -> Op:
         block, n = divmod(code, most)
-        row, stage = divmod(block, stages)
-        return Op(kinds[row], stage, visits[stage][n])
+        kind, stage = divmod(block, stages)
+        return Op(kinds[kind], stage, visits[stage][n])
 
-    rows = zip(orders.tolist(), lengths.tolist(), strict=True)
+    rows = zip(orders.codes.tolist(), orders.lengths.tolist(), strict=True)
     return Schedule(orders=tuple(tuple(op(code) for code in order[:length]) for order, length in rows))

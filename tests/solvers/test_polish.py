@@ -1,18 +1,24 @@
-"""Local search over orders: never worse, valid on any placement, its clock right, moves never break a need or a limit."""
+"""Local search over orders: never worse, valid on any placement, its clock right, changes never break a need or a limit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
+from problems import make_problem, problems, with_fused_backward
+from random_schedules import random_schedules
 
+from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.kernel.rule_kernel import STRANDED
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -61,7 +67,63 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert polish_schedule(problem, start, rounds=2, seed=4) == polish_schedule(problem, start, rounds=2, seed=4)
 
 
-def test_fused_blocks_of_a_split_problem_are_refused() -> None:
-    problem = make_problem(2, 2)
+@examples(60)
+@given(st.data())
+def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> None:
+    problem = data.draw(problems(max_ranks=3, max_microbatches=4, shared_trunks=False))
+    problem = with_fused_backward(problem, *data.draw(st.sampled_from([(1, 2), (9, 10), (1, 1), (11, 10)])))
+    start = data.draw(random_schedules(problem, whole=True))
+    timed = polish_schedule(problem, start, evaluations=1, rounds=1, seed=0)
+    limits = problem.memory_limit_bytes
+    fits = all(limit is None or peak <= limit for peak, limit in zip(peak_bytes(problem, start), limits, strict=True))
+    if not fits:
+        assert timed.end_ns >= STRANDED
+        return
+    assert timed.end_ns == simulate(problem, timed.schedule).objective_ns(problem.objective)
+    found = polish_schedule(problem, start, evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5)))
+    assert not verify_schedule(problem, found.schedule)
+    assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
+    assert found.end_ns <= timed.end_ns
+
+
+@pytest.mark.parametrize("start", ["1f1b", "zb-h1"])
+def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
+    """From a schedule that fuses all, and from one that splits all."""
+    problem = with_fused_backward(make_problem(3, 6, costs_ns=(30, 40, 30), in_flight=3), 9, 10)
+    found = polish_schedule(problem, constructive(start)(problem), rounds=4)
+    kinds = {op.kind for order in found.schedule.orders for op in order}
+    assert kinds == set(Kind)
+    assert found.end_ns < min(
+        simulate(problem, constructive(method)(problem)).makespan_ns for method in ("1f1b", "zb-h1", "greedy")
+    )
+
+
+def test_where_fusing_cannot_pay_no_backward_is_fused_or_split() -> None:
+    problem = make_problem(3, 5, costs_ns=[(3, 4, 5), (5, 3, 4), (4, 5, 3)])
+    start = constructive("1f1b")(problem)
+    found = polish_schedule(problem, start, rounds=3)
+    assert sorted(op for order in found.schedule.orders for op in order) == sorted(op for order in start.orders for op in order)
+
+
+def test_durations_that_differ_by_microbatch_count() -> None:
+    problem = make_problem(2, 3, costs_ns=(5, 6, 4))
+    stages = tuple(replace(stage, forward_ns=(5, 9, 2), backward_ns=(9, 7, 12)) for stage in problem.stages)
+    problem = replace(problem, stages=stages)
+    found = polish_schedule(problem, constructive("1f1b")(problem), rounds=2)
+    assert not verify_schedule(problem, found.schedule)
+    assert found.end_ns == simulate(problem, found.schedule).makespan_ns
+
+
+def test_blocks_that_are_cut_are_refused() -> None:
+    problem = make_problem(2, 3, costs_ns=(10, 10, 31), links={(0, 1): (40, 0), (1, 0): (40, 0)})
+    cut = Parts(kind=Kind.W, stage=0, shares=(1, 1))
+    orders = tuple(
+        tuple(
+            part
+            for op in order
+            for part in ([op._replace(part=0), op._replace(part=1)] if op.kind is Kind.W and op.stage == 0 else [op])
+        )
+        for order in constructive("zb-h1")(problem).orders
+    )
     with pytest.raises(ValueError, match="whole block"):
-        polish_schedule(problem, constructive("1f1b")(problem))
+        polish_schedule(problem, Schedule(orders=orders, parts=(cut,)))

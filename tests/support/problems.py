@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
@@ -83,6 +84,17 @@ def make_problem(
         split_backward=split_backward,
         placement=placement if isinstance(placement, str) else "explicit",
     )
+
+
+def with_fused_backward(problem: Problem, numerator: int, denominator: int = 10) -> Problem:
+    """The problem with BW = (B + W) × numerator ÷ denominator, rounded down, for each stage and microbatch."""
+    stages = []
+    for stage in problem.stages:
+        count = max(len(stage.backward_input_ns), len(stage.backward_weight_ns))
+        halves = (values * (count // len(values)) for values in (stage.backward_input_ns, stage.backward_weight_ns))
+        fused_ns = tuple((b + w) * numerator // denominator for b, w in zip(*halves, strict=True))
+        stages.append(replace(stage, backward_ns=fused_ns))
+    return replace(problem, stages=tuple(stages))
 
 
 def m70(latency: float, occupancy: float, *, microbatches: int = 16, in_flight: int = 8) -> Problem:

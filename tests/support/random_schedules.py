@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 
 
 @st.composite
-def random_schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
-    """A schedule of the problem, each block's backward fused or split, each kind of block of each stage whole or cut."""
+def random_schedules(draw: st.DrawFn, problem: Problem, *, whole: bool = False) -> Schedule:
+    """A schedule of the problem, each block's backward fused or split, each kind of block of each stage whole or cut.
+
+    Args:
+        draw: Hypothesis's.
+        problem: any.
+        whole: cut none.
+    """
     shares = st.lists(st.integers(1, 3), min_size=2, max_size=3).map(tuple)
     parts = [
         Parts(kind=kind, stage=stage, shares=draw(shares))
         for kind in Kind
         for stage in range(len(problem.stages))
-        if draw(st.integers(0, 5)) == 0
+        if not whole and draw(st.integers(0, 5)) == 0
     ]
     cuts = {(entry.kind, entry.stage): len(entry.shares) for entry in parts}
     fused = {block: not problem.split_backward or draw(st.booleans()) for block in problem.blocks()}
