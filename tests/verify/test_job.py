@@ -41,6 +41,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "message_bytes": 99,
         "gradient_message_bytes": 99,
         "layers": (3, 9),
+        "recompute": True,
     },
     Link: {"source": 8, "destination": 9, "latency_ns": 99, "transfer_ns": 99, "bytes_per_second": 99, "trunk": "another"},
     DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},
