@@ -145,7 +145,9 @@ def _expected(kind: Any) -> str:
     if isinstance(kind, inspect.UnionType):
         members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         return " or ".join(
-            "a list of them" if isinstance(member, inspect.VarTupleType) and member.item_type in members else _expected(member)
+            "a list of them"
+            if isinstance(member, inspect.VarTupleType) and _either_of(member.item_type)[0] in members
+            else _expected(member)
             for member in members
         )
     if choices := _choices(kind):
@@ -169,6 +171,11 @@ def _expected(kind: Any) -> str:
             return "printable text on one line" if kind.pattern == PRINTABLE else f"text that matches {kind.pattern}"
         return "text of at least one character" if kind.min_length else "text"
     return "true or false" if isinstance(kind, inspect.BoolType) else "a table"
+
+
+def _either_of(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _choices(kind: Any) -> list[object]:
