@@ -58,6 +58,11 @@ class Costs:
     """B and W, if they may be apart."""
     fused_ns: int
 
+    @property
+    def total_split_ns(self) -> int:
+        """B and W together; BW, where they may not be apart."""
+        return self.fused_ns if self.split_ns is None else sum(self.split_ns)
+
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the times of a trip are computed once, when they are first asked for
 class MicrobatchClass:
@@ -106,6 +111,8 @@ class HeadsAndTails:
     forward_tail_ns: list[int]
     gradient_head_ns: list[int]
     gradient_tail_ns: list[int]
+    sent_tail_ns: list[int]
+    """After the block that sends the gradient, B or BW."""
 
     def positions(self) -> range:
         """The positions inside the frame."""
@@ -171,7 +178,7 @@ def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None
     after_weight_ns = tuple(parallel.reduce_scatter_ns[stage] if parallel else 0 for stage in path)
     counted = tuple(observer is None or rank == observer for rank in ranks)
 
-    forward_head, forward_tail, gradient_head, gradient_tail = ([0] * size for _ in range(4))
+    forward_head, forward_tail, gradient_head, gradient_tail, sent_tail = ([0] * size for _ in range(5))
     for at in range(begin, size):
         arrival = forward_head[at - 1] + costs[at - 1].forward_ns + microbatches.forward[at - 1].total_ns if at > begin else 0
         forward_head[at] = max(gather_ns[at], arrival)
@@ -181,6 +188,7 @@ def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None
     for at in range(begin, size):
         sent = microbatches.backward[at - 1].total_ns + costs[at - 1].gradient_ns + gradient_tail[at - 1] if at > begin else 0
         gradient_tail[at] = _tail_of_gradient(costs[at], sent, after_weight_ns[at] if counted[at] else None)
+        sent_tail[at] = max(sent, after_weight_ns[at]) if counted[at] else sent
     for at in reversed(range(begin, size)):
         if at == size - 1:
             forward_tail[at] = costs[at].gradient_ns + gradient_tail[at]
@@ -197,6 +205,7 @@ def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None
         forward_tail_ns=forward_tail,
         gradient_head_ns=gradient_head,
         gradient_tail_ns=gradient_tail,
+        sent_tail_ns=sent_tail,
     )
 
 

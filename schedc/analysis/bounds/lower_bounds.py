@@ -16,7 +16,8 @@ from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, mic
 from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
-from schedc.analysis.bounds.one_machine import Task, one_machine_bound
+from schedc.analysis.bounds.mixtures import Backward, mixture_bound
+from schedc.analysis.bounds.one_machine import Task
 from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
@@ -72,7 +73,7 @@ def _work(problem: Problem, frames: Frames) -> Bound:
 
     Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two tasks, its gradient part, which the
     path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
-    is done by those times.
+    is done by those times. What splitting costs, and that a fused one has no rest that could wait, is in `mixture_bound`.
     """
     return _largest(
         BoundName.WORK, (candidate for frame in frames.values() for candidate in _by_resource(_rank_tasks(problem, frame)))
@@ -177,12 +178,12 @@ def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: 
     return Bound(name=name, value_ns=value_ns, detail=detail)
 
 
-def _by_resource(tasks: Iterable[tuple[Resource, Task]]) -> Iterator[tuple[int, str]]:
-    grouped: dict[Resource, list[Task]] = {}
+def _by_resource(tasks: Iterable[tuple[Resource, Task | Backward]]) -> Iterator[tuple[int, str]]:
+    grouped: dict[Resource, list[Task | Backward]] = {}
     for resource, task in tasks:
         grouped.setdefault(resource, []).append(task)
     for resource, together in grouped.items():
-        yield one_machine_bound(together), resource.text
+        yield mixture_bound(together), resource.text
 
 
 def _longest_path(frame: HeadsAndTails) -> int:
@@ -191,17 +192,24 @@ def _longest_path(frame: HeadsAndTails) -> int:
     )
 
 
-def _rank_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
+def _rank_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
     for frame in frames:
         count = frame.microbatches.count
         for at in frame.positions():
             rank, costs = Resource.of_rank(problem.stages[frame.microbatches.path[at]].rank), frame.microbatches.costs[at]
             yield rank, Task(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
-            yield rank, Task(frame.gradient_head_ns[at], count * costs.gradient_ns, frame.gradient_tail_ns[at])
-            rest_ns = costs.backward_ns - costs.gradient_ns
-            if frame.counted[at] and rest_ns:
-                head_ns = frame.gradient_head_ns[at] + costs.gradient_ns
-                yield rank, Task(head_ns, count * rest_ns, frame.after_weight_ns[at])
+            backward = Backward(
+                microbatches=count,
+                gradient_ns=costs.gradient_ns,
+                fused_ns=costs.fused_ns,
+                split_ns=costs.total_split_ns,
+                head_ns=frame.gradient_head_ns[at],
+                later_head_ns=frame.gradient_head_ns[at] + costs.gradient_ns,
+                gradient_tail_ns=frame.gradient_tail_ns[at],
+                sent_tail_ns=frame.sent_tail_ns[at],
+                after_ns=frame.after_weight_ns[at] if frame.counted[at] else None,
+            )
+            yield rank, backward
 
 
 def _link_tasks(frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
@@ -240,7 +248,7 @@ def _collective_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iter
         yield resource, Task(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
 
 
-def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
+def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
     by_path: Mapping[tuple[int, ...], list[HeadsAndTails]] = {frame.microbatches.path: [] for frame in frames}
     for frame in frames:
         by_path[frame.microbatches.path].append(frame)

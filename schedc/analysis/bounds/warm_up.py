@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.mixtures import Backward
 from schedc.analysis.bounds.one_machine import Task
 from schedc.ir.resource import Resource
 
@@ -34,6 +35,9 @@ class _Line:
     microbatches: int
     forward_ns: list[int]
     gradient_ns: list[int]
+    fused_ns: list[int]
+    split_ns: list[int]
+    """B and W together; BW where they may not be apart."""
     rest_ns: list[int]
     """What is left of the backward after its gradient part, if it is counted."""
     forward_hops: list[tuple[int, int]]
@@ -62,7 +66,7 @@ class _Waves:
     """Heads: least end of the gradient part. Tails: least time after the start of F."""
 
 
-def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
+def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
     """The tasks of every rank, link and trunk, for all microbatches of one path.
 
     Tasks of one kind and stage pair the j-th head with the tail of the j-th place, though the j-th to start need not be the
@@ -75,15 +79,25 @@ def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tu
     # Backwards in time the line is another one: gradient parts come first, and transfers arrive before they leave.
     mirrored_after = [rest + after for rest, after in zip(line.rest_ns, line.after_ns, strict=True)]
     tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.gradient_hops, line.forward_hops)
+    sent_tails_ns = _sent_tails(line, tails)
     count = line.microbatches
     for at, position in enumerate(first.positions()):
         rank = Resource.of_rank(problem.stages[first.microbatches.path[position]].rank)
         for j in range(count):
             from_last = count - 1 - j
             yield rank, Task(heads.forward_start_ns[at][j], line.forward_ns[at], tails.gradient_start_ns[at][from_last])
-            yield rank, Task(heads.gradient_start_ns[at][j], line.gradient_ns[at], tails.forward_start_ns[at][from_last])
-            if line.rest_ns[at]:
-                yield rank, Task(heads.gradient_end_ns[at][j], line.rest_ns[at], line.after_ns[at])
+            backward = Backward(
+                microbatches=1,
+                gradient_ns=line.gradient_ns[at],
+                fused_ns=line.fused_ns[at],
+                split_ns=line.split_ns[at],
+                head_ns=heads.gradient_start_ns[at][j],
+                later_head_ns=heads.gradient_end_ns[at][j],
+                gradient_tail_ns=tails.forward_start_ns[at][from_last],
+                sent_tail_ns=sent_tails_ns[at][from_last],
+                after_ns=line.after_ns[at] if first.counted[position] else None,
+            )
+            yield rank, backward
             if at == len(line.forward_hops):
                 continue
             forward_hop, gradient_hop = first.microbatches.forward[position], first.microbatches.backward[position]
@@ -112,6 +126,8 @@ def _line(problem: Problem, frames: Sequence[HeadsAndTails]) -> _Line:
         microbatches=microbatches,
         forward_ns=[min(alike.costs[at].forward_ns for alike in classes) for at in positions],
         gradient_ns=gradient_ns,
+        fused_ns=[min(alike.costs[at].fused_ns for alike in classes) for at in positions],
+        split_ns=[min(alike.costs[at].total_split_ns for alike in classes) for at in positions],
         rest_ns=[
             whole - part if first.counted[at] else 0 for at, whole, part in zip(positions, backward_ns, gradient_ns, strict=True)
         ],
@@ -178,3 +194,25 @@ def _waves(
         gradient_start_ns=gradient_start_ns,
         gradient_end_ns=gradient_end_ns,
     )
+
+
+def _sent_tails(line: _Line, tails: _Waves) -> list[list[int]]:
+    """Per stage and place from last, the least time after a gradient has been sent: after the end of B or BW, whichever it is.
+
+    What must follow: the gradient's transfer and what its receiver does then; the forward that could start only when a fused
+    backward, or the gradient part of a split one, had released memory; and what follows the weights.
+    """
+    found: list[list[int]] = []
+    for at, after_ns in enumerate(line.after_ns):
+        times_ns: list[int] = []
+        least_ns, arrived_ns = after_ns, 0
+        occupancy_ns, latency_ns = line.gradient_hops[at - 1] if at else (0, 0)
+        for j in range(line.microbatches):
+            if at:
+                arrived_ns = max(arrived_ns, tails.forward_end_ns[at - 1][j]) + occupancy_ns
+                least_ns = max(least_ns, arrived_ns + latency_ns)
+            if j >= line.slots[at]:
+                least_ns = max(least_ns, tails.gradient_end_ns[at][j - line.slots[at]])
+            times_ns.append(least_ns)
+        found.append(times_ns)
+    return found
