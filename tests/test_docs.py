@@ -1,4 +1,4 @@
-"""README and docs show what the tool prints; every command, link and file in them exists."""
+"""README and docs show what the tool prints; every command, link and file in them exists; what can be named is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from doc_outputs import FILES, ROOT, commands_of, written
+
+from schedc.frontend.schema import job_schema
+from schedc.ir.plan import BoundName
+from schedc.solvers.driver.registry import METHODS, SEARCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +59,18 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
         "[a](other.md#a-title-of-code) [b](none.py) [c](other.md#b) [d](https://example.org) `tests/none.py`\n", encoding="utf-8"
     )
     assert list(dead_links(page)) == ["none.py", "other.md#b", "tests/none.py"]
+
+
+def test_what_can_be_named_is_on_the_pages() -> None:
+    """Every method, bound and key of the job, so that a new one is not forgotten."""
+    keys = {key for section in job_schema()["$defs"].values() for key in section.get("properties", ())}
+    bounds = {str(name) for name in BoundName}
+    names = {"formats.md": keys | bounds | {*METHODS, *SEARCHES}, "cost-model.md": bounds}
+    missing = {}
+    for page, expected in names.items():
+        code = " ".join(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+        missing[page] = expected.difference(re.findall(r"[\w-]+", code))
+    assert missing == {"formats.md": set(), "cost-model.md": set()}
 
 
 def dead_links(page: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forked_emulation import fork_emulations
 from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 COSTS_NS = (2 * MS, 3 * MS, 2 * MS)
 SLOW = {(0, 1): (12 * MS, 2 * MS), (1, 0): (12 * MS, 2 * MS)}
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulations of this process begin with torch imported; those of `schedc emulate`, here and in `tests/cli`, import it."""
+    fork_emulations(monkeypatch)
 
 
 def slow_plan(microbatches: int = 4) -> Plan:
@@ -165,6 +172,12 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
+def parent(process: int) -> int:
+    """Which process has started this one."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    return int(after_name.split()[1])
+
+
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     """Whether the condition comes true in time."""
     end_s = time.monotonic() + limit_s
@@ -193,7 +206,7 @@ def test_nothing_is_left_behind(tmp_path: Path, way: signal.Signals | None) -> N
     try:
         assert until(lambda: len(processes_of(mark)) == 5), "the caller, the server and three ranks"
         if way is None:
-            os.kill(max(processes_of(mark)), signal.SIGKILL)
+            os.kill(next(process for process in processes_of(mark) if parent(parent(process)) == caller.pid), signal.SIGKILL)
         else:
             caller.send_signal(way)
         assert until(lambda: not processes_of(mark) or processes_of(mark) == [caller.pid])

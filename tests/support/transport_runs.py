@@ -38,9 +38,8 @@ WAIT_S = 20.0
 
 def connect(way: str, groups: Groups, queues: int = 2) -> Ends:
     """The ends of the wire."""
-    if way == "gloo":
-        return connect_gloo(WIRE, groups)
-    return connect_delegate(WIRE, groups, queues=queues)
+    ways = {"gloo": connect_gloo, "delegate": partial(connect_delegate, queues=queues)}
+    return ways[way](WIRE, groups)
 
 
 @contextmanager
