@@ -2,23 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint outputs clean
+.PHONY: demo test lint style types suite outputs clean
 
 demo: .venv/installed
 	mkdir -p build
 	$(BIN)/schedc compile examples/m70-2dc/job.toml -o build/m70-2dc.plan.json
 	$(BIN)/schedc show build/m70-2dc.plan.json
 
-test: .venv/installed-test lint
+test: .venv/installed-test style
+	# The type check beside the tests: where nothing is cached it takes half a minute of one core, and tests wait much.
+	@$(MAKE) --no-print-directory --jobs=2 suite types
+
+suite: .venv/installed-test
 	# With compiled modules kept, whatever the environment says: every process that a test starts would compile them again.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
 	$(BIN)/python tests/support/doc_outputs.py
 
-lint: .venv/installed-test
+lint: style types
+
+style: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/installed-test
 	$(BIN)/mypy
 
 .venv/bin/python:
