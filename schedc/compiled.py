@@ -128,7 +128,7 @@ def fill(directory: str, scratch: str, *names: str) -> None:
 
     Args:
         directory: of the cache.
-        scratch: a directory for files in between, which the parent removes; if the parent is no more, the child does.
+        scratch: a directory for files in between, removed at the end; if the child cannot, its parent removes it.
         names: of the kernels, `module:function`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too, which decides
@@ -141,6 +141,7 @@ def fill(directory: str, scratch: str, *names: str) -> None:
         if not target.exists():
             _compile(function, str(own))
             write_atomically(target, _packed(own))
+    shutil.rmtree(scratch, ignore_errors=True)  # now, as the parent may be killed
 
 
 def _end_with_parent(scratch: str) -> None:
@@ -188,16 +189,25 @@ def _load(function: Callable[..., Any]) -> Any:
     """The function compiled from what the cache has, else here."""
     scratch = _scratch()
     path = _found(function) if scratch else None
+    packed = b""
     try:
         if path is not None:
-            with zipfile.ZipFile(io.BytesIO(_checked(path.read_bytes()))) as packed:
-                packed.extractall(scratch)
+            packed = _checked(path.read_bytes())
     except (OSError, zipfile.BadZipFile) as error:
         LOG.warning("schedc: note: compiled code in %s cannot be read (%s); compiling again", path, error)
-    form = _compile(function, scratch)
+    try:
+        if packed:
+            with zipfile.ZipFile(io.BytesIO(packed)) as files:
+                files.extractall(scratch)
+        form = _compile(function, scratch)
+    except OSError as error:  # as where the disk is full
+        LOG.warning("schedc: note: nothing can be written in %s (%s); compiling for this run alone", scratch, error)
+        scratch, form = None, _compile(function, None)
     directory = _directory() if scratch and form.stats.cache_misses else None
     if scratch and directory:
         _keep(directory / _file_name(function), Path(scratch))
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)  # now, as this process may be killed
     return form
 
 

@@ -56,6 +56,8 @@ def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
     assert compiled(sum_of_squares)(values) == 30
     assert at_hand(sum_of_squares)
     assert [path.name.split("-")[0] for path in fresh.iterdir()] == ["toy_kernels.sum_of_squares"]
+    assert len(module._scratches) == 2
+    assert not any(Path(scratch.name).exists() for scratch in module._scratches), "as this process may be killed"
 
 
 def test_other_types_are_refused_rather_than_compiled(fresh: Path) -> None:
@@ -214,6 +216,21 @@ def test_nothing_at_all_can_be_written(tmp_path: Path) -> None:
     done = run(nowhere + SCRIPT, NUMBA_CACHE_DIR=str(tmp_path / "file"))
     assert done.stdout == "False 14 0 True\n", done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_full_disk_costs_a_line(tmp_path: Path, kept: bool) -> None:
+    """The directory takes files, but not their contents: neither what is compiled nor what the cache has can be unpacked."""
+    if kept:
+        run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    done = run(full + SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == f"{kept} 14 0 True\n", done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "nothing can be written in" in done.stderr
+    assert len(list((tmp_path / "schedc").iterdir())) == kept
 
 
 def test_a_cache_that_is_only_readable_is_used(

@@ -43,7 +43,7 @@ class _ForkedServer:
     ) -> None:
         assert command[:3] == [sys.executable, "-m", SERVER]
         assert command[3:] == [str(fd) for fd in pass_fds]
-        assert (stdin, stdout, process_group) == (_Subprocess.PIPE, sys.__stderr__.fileno(), 0)
+        assert (stdin, stdout, process_group) == (_Subprocess.PIPE, 2, 0)
         request, asked = os.pipe()
         begun, begins = os.pipe()
         given = [Connection(fd) for fd in (request, begins, *(os.dup(fd) for fd in pass_fds))]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.transports.base import Connect
 
 WIRE = Wire(source=0, destination=1, name="send_next", receiver_name="recv_prev", transfers=(), messages=())
 WAIT_S = 20.0
@@ -38,7 +39,7 @@ WAIT_S = 20.0
 
 def connect(way: str, groups: Groups, queues: int = 2) -> Ends:
     """The ends of the wire."""
-    ways = {"gloo": connect_gloo, "delegate": partial(connect_delegate, queues=queues)}
+    ways: dict[str, Connect] = {"gloo": connect_gloo, "delegate": partial(connect_delegate, queues=queues)}
     return ways[way](WIRE, groups)
 
 
