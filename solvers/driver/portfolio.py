@@ -2,8 +2,8 @@
 
 A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
 search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
-rule and over the orders, then CP-SAT, whole or relaxed, and ends at the gap, the limit, or a proof; an interruption ends it with
-what is known then.
+rule and over the orders, then CP-SAT, whole or relaxed. While a clock leaves time, the local searches go on from other seeds. It
+ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 from typing import TYPE_CHECKING
 
 from schedc.compiled import at_hand, compile_ahead
@@ -49,6 +50,9 @@ CONSTRUCTIVE_S = 3.0
 
 MEANWHILE_S = 4.0
 """Where the local searches still wait for compiled code, and a clock ends the work, CP-SAT goes first for this many seconds."""
+
+NOTHING_BETTER = "found nothing better"
+"""Of a search that worked."""
 
 NEARLY = 0.95
 """A search that ended by itself so close to the limit was ended by it."""
@@ -160,6 +164,8 @@ def solve(
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
             _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
+            if auto and limit_s is not None:
+                _search_on(incumbent, limits, candidates, on_method)
     except OutOfTime:
         incumbent.cut_short = True
     except KeyboardInterrupt:
@@ -181,15 +187,16 @@ def _search(
     on_method: Callable[[str], None],
     *,
     by_name: bool,
-) -> None:
-    """Run the searches (name, search, share of what is left) one after another."""
+) -> bool:
+    """Run the searches (name, search, share of what is left) one after another; whether others may still find something."""
+    some_worked = False
     for search, run, share in runs:
         if incumbent.schedule is None or incumbent.gap <= limits.gap:
-            return
+            return False
         left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
         if left_s is not None and left_s <= 0 and limits.deterministic is None:
             incumbent.cut_short = True
-            return
+            return False
         slice_s = None if left_s is None else share * left_s
         work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
         on_method(search)
@@ -199,6 +206,7 @@ def _search(
         try:
             with incumbent.interruption.raising():
                 why_not, failure = _run(search, run, incumbent, given, by_name=by_name)
+            some_worked |= why_not == NOTHING_BETTER
         finally:
             seconds, is_better = time.perf_counter() - begun, incumbent.objective_ns != before_ns
             candidates.append(
@@ -211,6 +219,19 @@ def _search(
                     failure=failure,
                 )
             )
+    return some_worked
+
+
+def _search_on(
+    incumbent: Incumbent, limits: Limits, candidates: list[Candidate], on_method: Callable[[str], None], first: int = 16
+) -> None:
+    """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
+    for number in count():
+        rounds = first << min(number, 10)
+        searches = ((f"local{{rounds={rounds}}}", 0.3), (f"polish{{rounds={rounds}}}", 0.5))
+        runs = [(search, search_of(search), share) for search, share in searches]
+        if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), candidates, on_method, by_name=False):
+            return
 
 
 def _ended(incumbent: Incumbent, limits: Limits, limit_s: float | None, *, interrupted: bool, searched: bool) -> Ended:
@@ -239,7 +260,7 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_n
         if by_name:
             raise
         return str(reason), None
-    return "failed" if failure else "found nothing better", failure
+    return "failed" if failure else NOTHING_BETTER, failure
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:

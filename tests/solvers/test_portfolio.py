@@ -16,11 +16,14 @@ from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import portfolio, searches
-from schedc.solvers.driver.portfolio import solve, try_methods
+from schedc.solvers.driver.portfolio import Ended, solve, try_methods
 from schedc.text.plan.plan_file import plan_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.solvers.common.incumbent import Improvement, Incumbent
+    from schedc.solvers.common.options import LocalOptions
 
 MS = 1_000_000
 
@@ -172,6 +175,39 @@ def without_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("local", "polish"):
         monkeypatch.setattr(searches, name, nothing)
+
+
+def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[str, int, int]] = []
+
+    def search(name: str) -> Callable[..., None]:
+        def run(_incumbent: Incumbent, limits: Limits, *, options: LocalOptions) -> None:
+            begun.append((name, options.rounds, limits.seed))
+            if limits.seed == 9 and name == "polish":
+                raise KeyboardInterrupt
+
+        return run
+
+    for name in ("local", "polish"):
+        monkeypatch.setattr(searches, name, search(name))
+    for name in ("cpsat", "refute"):
+        monkeypatch.setattr(searches, name, lambda *_: None)
+    assert compile_problem(SEVERAL_CHUNKS, limits=Limits(time_s=600, seed=7)).ended == Ended.INTERRUPTED
+    assert begun[-4:] == [("local", 16, 8), ("polish", 16, 8), ("local", 32, 9), ("polish", 32, 9)]
+    assert {seed for _, _, seed in begun[:-4]} == {7}
+    begun.clear()
+    for other in (Limits(seed=7), Limits(deterministic=5.0, seed=7)):
+        compile_problem(SEVERAL_CHUNKS, limits=other)
+    assert {seed for _, _, seed in begun} == {7}
+
+
+def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object, **__: object) -> None:
+        raise Unsupported("no")
+
+    for name in ("local", "polish", "cpsat", "refute"):
+        monkeypatch.setattr(searches, name, unsupported)
+    assert compile_problem(SEVERAL_CHUNKS, limits=Limits(time_s=60)).ended == Ended.EXHAUSTED
 
 
 def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.MonkeyPatch) -> None:
