@@ -1,4 +1,10 @@
-"""Which of their channels any two ranks use, and which have failed: imported where one channel can take over from another."""
+"""Wires of which one channel takes over from another that fails: imported where there is such a channel.
+
+The step then runs again (PipeMorph 5.3 repeats the transfer): no weight has changed yet. The rank that finds the failure gives up
+both wires to this peer, so that the peer knows, and runs its other ops with zeros in place of what does not come. By its word at
+the end of the step (`schedc.runtime.execution.agreement`) all ranks know that the step does not count. Then `change` connects the
+two ranks anew; the caller puts back what the step has changed and runs it again.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,19 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
+from schedc.runtime.execution.wiring import Wiring, bare
 
 if TYPE_CHECKING:
+    import torch
+
+    from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
+    from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Channel, ChannelsOf
 
-__all__ = ["Takeover", "ranks_of"]
+__all__ = ["Takeover"]
 
 
 class _Failure(NamedTuple):
@@ -26,40 +37,84 @@ class _Failure(NamedTuple):
     reason: str
 
 
-class Takeover:
-    """The channels of all ranks, as one of them knows them."""
+class Takeover(Wiring):
+    """As `Wiring`, with the channels that any two ranks use now, and which have failed, as this rank knows them."""
 
-    def __init__(self, groups: Groups, channels: ChannelsOf) -> None:
-        """Take the ways to connect two ranks; all begin with the first."""
-        self._groups = groups
-        self._channels = channels
+    retries = True
+    patience = 2
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Groups,
+        timeout_s: float,
+        channels: ChannelsOf,
+        wrap: Wrap = bare,
+        device: torch.device | None = None,
+    ) -> None:
+        """As `Wiring`, each wire over the first of its channels that connects."""
         self._in_use: Counter[tuple[int, int]] = Counter()
         self._failures: list[_Failure] = []
+        super().__init__(plan, groups, timeout_s, channels, wrap, device)
+
+    def _partners(self) -> set[int]:
+        """All ranks: each must know whether the step counts."""
+        return set(range(self._groups.size)) - {self._groups.rank}
+
+    def _connect(self) -> None:
+        """Connect what is not connected; where a channel does not connect on both ends, another takes its place."""
+        self._agreement.begin()
+        super()._connect()
+        self._agreement.say(good=self._good)
+        if not self._agreement.hear(self._patience_s):
+            self.change()
+
+    def _connect_wire(self, number: int, wire: Wire) -> None:
+        try:
+            super()._connect_wire(number, wire)
+        except (ConnectionLost, NoAnswer) as error:
+            self._failing(wire, f"rank {self._groups.rank} connects the ranks {wire.source}, {wire.destination}", error)
+
+    def _channel(self, wire: Wire) -> Channel:
+        return self._channels(wire.source, wire.destination)[self._in_use[_ranks_of(wire)]]
+
+    def _settle(self, wire: Wire) -> None:
+        if not self._has_failed(wire):
+            super()._settle(wire)
+
+    def _failing(self, wire: Wire, doing: str, error: Exception) -> None:
+        """Take note that a wire has failed, and let its peer know."""
+        if not self._has_failed(wire):
+            message = str(waiting_failed(doing, error, self._timeout_s, self._peer(wire)))
+            self._failures.append(_Failure(_ranks_of(wire), message, str(error).partition("\n")[0]))
+            for (source, destination, _), ends in self._ends.items():
+                if {source, destination} == {wire.source, wire.destination}:
+                    ends.give_up()
+
+    def _has_failed(self, wire: Wire) -> bool:
+        """Whether this rank has found that a wire between the same two ranks has failed."""
+        return any(failure.ranks == _ranks_of(wire) for failure in self._failures)
 
     @property
-    def good(self) -> bool:
+    def _good(self) -> bool:
         """Whether this rank has found no failure since all ranks last exchanged them."""
         return not self._failures
 
-    @property
-    def found(self) -> list[str]:
-        """The failures that this rank has found since then, as messages."""
-        return [failure.message for failure in self._failures]
+    def add_notes(self, error: BaseException) -> None:
+        """As `Wiring.add_notes`."""
+        for failure in self._failures:
+            error.add_note(f"before that a channel has failed, and zeros came in place of tensors: {failure.message}")
 
-    def channel(self, wire: Wire) -> Channel:
-        """The channel that a wire uses."""
-        return self._channels(wire.source, wire.destination)[self._in_use[ranks_of(wire)]]
+    def change(self) -> None:
+        """As `Wiring.change`. Warns on the ranks that are concerned."""
+        for ranks in self._other_channels():
+            if self._groups.rank in ranks:
+                self._end(ranks)
+        self._flush()  # what is left has come: its ranks have taken all
+        self._connect()
 
-    def has_failed(self, wire: Wire) -> bool:
-        """Whether this rank has found that a wire between the same two ranks has failed."""
-        return any(failure.ranks == ranks_of(wire) for failure in self._failures)
-
-    def note(self, wire: Wire, message: str, error: Exception) -> None:
-        """Take note that a wire has failed: what to raise if no other channel is left, and what has been found."""
-        self._failures.append(_Failure(ranks_of(wire), message, str(error).partition("\n")[0]))
-
-    def change(self) -> list[tuple[int, int]]:
-        """Choose other channels for what has failed; all ranks do this together. Warns on the ranks that are concerned.
+    def _other_channels(self) -> list[tuple[int, int]]:
+        """Choose other channels for what has failed; all ranks do this together.
 
         Returns:
             The ranks, ascending, between which wires are to be connected anew.
@@ -90,7 +145,16 @@ class Takeover:
             warnings.warn(f"rank {self._groups.rank}: {'; '.join(filter(None, changed))}", RuntimeWarning, stacklevel=2)
         return list(found)
 
+    def _end(self, ranks: tuple[int, int]) -> None:
+        """Close the wires between two ranks."""
+        for number, wire in self._wires.items():
+            if _ranks_of(wire) == ranks:
+                self.senders.pop(number, None)
+                self.receivers.pop(number, None)
+        keys = [key for key in self._ends if {*key[:2]} == {*ranks}]
+        self._close([self._ends.pop(key) for key in keys])
 
-def ranks_of(wire: Wire) -> tuple[int, int]:
+
+def _ranks_of(wire: Wire) -> tuple[int, int]:
     """The ranks of a wire, ascending."""
     return min(wire.source, wire.destination), max(wire.source, wire.destination)

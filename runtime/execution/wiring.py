@@ -2,16 +2,12 @@
 
 Wires carry the plan's channels, one for each directed pair of ranks that exchange anything.
 
-When a channel fails and another can take its place, the step runs again (PipeMorph 5.3 repeats the transfer): no weight has changed
-yet. The rank that finds the failure gives up both wires to this peer, so that the peer knows, and runs its other ops with zeros in
-place of what does not come. By its word at the end of the step (`schedc.runtime.execution.agreement`) all ranks know that the step
-does not count. Then `change` connects the two ranks anew; the caller puts back what the step has changed and runs it again.
+A channel that fails ends the step, but in the wiring of `schedc.runtime.execution.takeover`, which is one of these.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import permutations
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,8 +26,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.execution.takeover import Takeover
-    from schedc.runtime.transports.base import ChannelsOf, Ends
+    from schedc.runtime.transports.base import Channel, ChannelsOf, Ends
 
 __all__ = ["Wiring", "Wrap", "bare"]
 
@@ -50,6 +45,11 @@ def bare(wire: Wire, ends: Ends) -> Ends:
 class Wiring:
     """The ends of a plan's wires on this rank, by the wire's number."""
 
+    retries = False
+    """Whether a step may have to run again, as a channel has failed that another can take over from; the same on all ranks."""
+    patience = 1
+    """How many limits to wait for a rank that may have to find out first that a channel has failed."""
+
     def __init__(
         self,
         plan: Plan,
@@ -65,7 +65,7 @@ class Wiring:
             plan: whose channels they are.
             groups: makes the process groups.
             timeout_s: how long an op waits for another rank.
-            channels: the ways to connect two ranks; None: gloo.
+            channels: the ways to connect two ranks, of which the first is taken; None: gloo.
             wrap: what is put around the ends of a wire, on both ranks.
             device: where the stages are; None: the CPU.
 
@@ -80,15 +80,7 @@ class Wiring:
         self._ends: dict[tuple[int, int, str], Ends] = {}
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
-        self.retries = any(len(self._channels(*pair)) > 1 for pair in permutations(range(groups.size), 2))
-        """Whether there is a channel that another can take over from; the same on all ranks."""
-        self._patience_s = timeout_s * (2 if self.retries else 1)
-        """How long to wait for a rank that may have to find out first that a channel has failed."""
-        self._takeover: Takeover | None = None
-        if self.retries:
-            from schedc.runtime.execution.takeover import Takeover
-
-            self._takeover = Takeover(groups, self._channels)
+        self._patience_s = timeout_s * self.patience
         try:
             self._lay(plan, Boundaries())
         except BaseException:
@@ -111,48 +103,39 @@ class Wiring:
 
     def _lay(self, plan: Plan, boundaries: Boundaries) -> None:
         self._boundaries = boundaries
-        self._wires = wires_of(plan)
-        rank = self._groups.rank
-        near = {self._peer(wire) for wire in self._wires if rank in (wire.source, wire.destination)}
-        peers = set(range(self._groups.size)) - {rank} if self.retries else near
-        self._agreement = Agreement(self._groups.all, rank, sorted(peers))
+        wires, rank = wires_of(plan), self._groups.rank
+        self._wires = {at: wires[at] for at in connecting_order(wires) if rank in (wires[at].source, wires[at].destination)}
+        """Those that begin or end here, by number, in the order in which they are connected."""
+        self._agreement = Agreement(self._groups.all, rank, sorted(self._partners()))
         self.senders.clear()
         self.receivers.clear()
         self._connect()
 
+    def _partners(self) -> set[int]:
+        """The ranks that exchange words with this one at the end of a step."""
+        return {self._peer(wire) for wire in self._wires.values()}
+
     def _connect(self) -> None:
-        """Connect what is not connected; where a channel does not connect on both ends, another takes its place."""
-        rank = self._groups.rank
-        order = connecting_order(self._wires)
-        if self.retries:
-            self._agreement.begin()
-        for number in order:
-            wire = self._wires[number]
-            if rank not in (wire.source, wire.destination) or number in self.senders or number in self.receivers:
-                continue
-            key = wire.source, wire.destination, wire.name
-            if key not in self._ends:
-                takeover = self._takeover
-                channel = self._channels(wire.source, wire.destination)[0] if takeover is None else takeover.channel(wire)
-                try:
-                    self._ends[key] = channel.connect(wire, self._groups)
-                except (ConnectionLost, NoAnswer) as error:
-                    if takeover is None:
-                        raise
-                    self._failing(wire, f"rank {rank} connects the ranks {wire.source}, {wire.destination}", error)
-                    continue
-            ends = self._wrap(wire, self._ends[key])
-            failing = partial(self._failing, wire)
-            if rank == wire.source:
-                self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)
-            else:
-                self.receivers[number] = Receiver(
-                    wire, ends, self._boundaries, self._timeout_s, failing, self._device, self._patience_s
-                )
-        if self.retries:
-            self._agreement.say(good=self._good())
-            if not self._agreement.hear(self._patience_s):
-                self.change()
+        """Connect what is not connected."""
+        for number, wire in self._wires.items():
+            if number not in self.senders and number not in self.receivers:
+                self._connect_wire(number, wire)
+
+    def _connect_wire(self, number: int, wire: Wire) -> None:
+        key = wire.source, wire.destination, wire.name
+        if key not in self._ends:
+            self._ends[key] = self._channel(wire).connect(wire, self._groups)
+        ends = self._wrap(wire, self._ends[key])
+        failing = partial(self._failing, wire)
+        if self._groups.rank == wire.source:
+            self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)
+        else:
+            self.receivers[number] = Receiver(
+                wire, ends, self._boundaries, self._timeout_s, failing, self._device, self._patience_s
+            )
+
+    def _channel(self, wire: Wire) -> Channel:
+        return self._channels(wire.source, wire.destination)[0]
 
     def begin(self) -> None:
         """Before a step's first op: be ready for what is not known yet, and for its end.
@@ -171,7 +154,7 @@ class Wiring:
             TransferFailed: another rank has ended.
         """
         if all(ends.settle is None for ends in self._ends.values()):
-            self._agreement.say(good=self._good())
+            self._agreement.say(good=self._good)
 
     def finish(self) -> bool:
         """After a step's last op: wait until all transfers are through.
@@ -182,71 +165,52 @@ class Wiring:
         Raises:
             TransferFailed: another rank has ended, or does not answer.
         """
-        rank = self._groups.rank
-        for number, wire in enumerate(self._wires):
-            if number in self.senders or number in self.receivers:
-                settle = self._ends[wire.source, wire.destination, wire.name].settle
-                if settle is not None and not (self._takeover is not None and self._takeover.has_failed(wire)):
-                    try:
-                        settle(self._timeout_s)
-                    except (ConnectionLost, NoAnswer) as error:
-                        doing = (
-                            f"rank {rank} waits for the device to end the transfers of rank {wire.source} to rank"
-                            f" {wire.destination} on {wire.name}"
-                        )
-                        self._failing(wire, doing, error)
-        self._agreement.say(good=self._good())
+        for wire in self._wires.values():
+            self._settle(wire)
+        self._agreement.say(good=self._good)
         good = self._agreement.hear(self._patience_s)
         if good:
             self._flush()
         return good
 
+    def _settle(self, wire: Wire) -> None:
+        """Wait until what the device does for a wire is done."""
+        ends = self._ends.get((wire.source, wire.destination, wire.name))
+        if ends is not None and ends.settle is not None:
+            try:
+                ends.settle(self._timeout_s)
+            except (ConnectionLost, NoAnswer) as error:
+                doing = (
+                    f"rank {self._groups.rank} waits for the device to end the transfers of rank {wire.source} to rank"
+                    f" {wire.destination} on {wire.name}"
+                )
+                self._failing(wire, doing, error)
+
     def change(self) -> None:
-        """Put other channels in the place of those that have failed; all ranks of the plan do this together.
+        """Put other channels in the place of those that have failed, where it `retries`; all ranks of the plan do this together.
 
         Raises:
             TransferFailed: there is no other, or a rank has ended.
         """
-        assert self._takeover is not None
-        for ranks in self._takeover.change():
-            if self._groups.rank in ranks:
-                self._end(ranks)
-        self._flush()  # what is left has come: its ranks have taken all
-        self._connect()
 
     def add_notes(self, error: BaseException) -> None:
         """Say with an error which channels had failed before: the ops since then may have worked on zeros."""
-        for found in () if self._takeover is None else self._takeover.found:
-            error.add_note(f"before that a channel has failed, and zeros came in place of tensors: {found}")
+
+    @property
+    def _good(self) -> bool:
+        """This rank's word."""
+        return True
 
     def _flush(self) -> None:
         for sender in self.senders.values():
             sender.flush()
 
     def _failing(self, wire: Wire, doing: str, error: Exception) -> None:
-        """Take note that a wire has failed, and let its peer know; as `Failing`."""
-        if self._takeover is None:
-            raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
-        if not self._takeover.has_failed(wire):
-            self._takeover.note(wire, str(waiting_failed(doing, error, self._timeout_s, self._peer(wire))), error)
-            for (source, destination, _), ends in self._ends.items():
-                if {source, destination} == {wire.source, wire.destination}:
-                    ends.give_up()
-
-    def _good(self) -> bool:
-        return self._takeover is None or self._takeover.good
+        """A wire has failed; as `Failing`."""
+        raise waiting_failed(doing, error, self._timeout_s, self._peer(wire)) from error
 
     def _peer(self, wire: Wire) -> int:
         return wire.source + wire.destination - self._groups.rank
-
-    def _end(self, ranks: tuple[int, int]) -> None:
-        """Close the wires between two ranks."""
-        for number, wire in enumerate(self._wires):
-            if {wire.source, wire.destination} == {*ranks}:
-                self.senders.pop(number, None)
-                self.receivers.pop(number, None)
-        keys = [key for key in self._ends if {*key[:2]} == {*ranks}]
-        self._close([self._ends.pop(key) for key in keys])
 
     def close(self) -> None:
         """Close all ends, together: some end only when others do."""

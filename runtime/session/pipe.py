@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from itertools import permutations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.wiring import Wiring, bare
+from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
@@ -56,10 +57,10 @@ class Pipe:
         fits: Callable[[Plan], None],
         check_loss: bool,
         hooks: ReplicaHooks,
-        recompute: bool | Collection[int] = False,
-        lockstep: Lockstep | None = None,
-        channels: ChannelsOf | None = None,
-        wrap: Wrap = bare,
+        recompute: bool | Collection[int],
+        lockstep: Lockstep | None,
+        channels: ChannelsOf,
+        wrap: Wrap,
     ) -> None:
         """Open the channels. All ranks do this together, with a plan and stages that `load` has checked.
 
@@ -81,8 +82,13 @@ class Pipe:
         self._recompute = recompute
         self._hooks = hooks
         self._check_loss = check_loss
-        self._wiring = Wiring(plan, groups, timeout_s, channels, wrap, device)
-        self.retries = self._wiring.retries
+        wiring: type[Wiring] = Wiring
+        if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
+            from schedc.runtime.execution.takeover import Takeover
+
+            wiring = Takeover
+        self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
+        self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         self._start: StepStart | None = None
         self._training: Training
