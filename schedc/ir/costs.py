@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from schedc.ir.ops import Kind
 
-__all__ = ["FREE", "BlockCosts", "MessageCost"]
+__all__ = ["DURATIONS", "FREE", "BlockCosts", "MessageCost"]
+
+DURATIONS = {Kind.F: "forward_ns", Kind.B: "backward_input_ns", Kind.W: "backward_weight_ns", Kind.BW: "backward_ns"}
+"""Where `BlockCosts` has the durations of each kind of block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class BlockCosts:
 
     def __post_init__(self) -> None:
         """Refuse negative numbers and a held remainder larger than the activation."""
-        for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"):
+        for name in DURATIONS.values():
             values: tuple[int, ...] = getattr(self, name)
             if not values or min(values) < 0:
                 raise ValueError(f"{name} must hold durations of at least 0, got {values}")

@@ -8,16 +8,14 @@ whether the plan holds what it promises is for `schedc.verify.plan.checks`.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.files.decode import decode
 from schedc.files.input_file import MOST_BYTES, read_bytes, without_mark
-from schedc.files.location import Location, show
+from schedc.files.location import Location
 from schedc.text.plan.plan_from_file import plan_of_file
-from schedc.text.plan.plan_structs import FORMAT, VERSION, PlanFile
+from schedc.text.plan.plan_structs import PlanFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,19 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["parse_plan", "plan_json", "plan_sha256", "read_plan", "write_plan"]
 
 
-class _Header(msgspec.Struct):
-    """What says whether the rest can be read at all."""
-
-    format: Any = None
-    version: Any = None
-
-
 def plan_json(plan: Plan) -> bytes:
     """The plan file's bytes, laid out for review; they end with a newline."""
     from schedc.files.pretty_json import pretty_json
-    from schedc.text.plan.plan_to_file import file_of_plan
+    from schedc.text.plan.plan_to_file import table_of_plan
 
-    return pretty_json(msgspec.to_builtins(file_of_plan(plan))).encode()
+    return pretty_json(table_of_plan(plan)).encode()
 
 
 def plan_sha256(plan: Plan) -> str:
@@ -75,27 +66,10 @@ def parse_plan(content: bytes, name: str) -> Plan:
     """
     location, content = Location(name), without_mark(content)
     try:
-        _check_header(decode(content, _Header, location), location)
-        return plan_of_file(decode(content, PlanFile, location), location)
-    except InvalidInput as error:
-        if _is_job(content):
-            raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error
+        file = decode(content, PlanFile, location)
+    except InvalidInput:
+        from schedc.text.plan.no_plan import check_header
+
+        check_header(content, location)
         raise
-
-
-def _is_job(content: bytes) -> bool:
-    """Whether what is no plan is a job file."""
-    import tomllib
-
-    try:
-        return "pipeline" in tomllib.loads(content.decode())
-    except (ValueError, RecursionError):
-        return False
-
-
-def _check_header(header: _Header, location: Location) -> None:
-    """Refuse other formats and versions."""
-    if header.format != FORMAT:
-        raise (location / "format").refuse(show(header.format), show(FORMAT))
-    if type(header.version) is not int or header.version != VERSION:
-        raise (location / "version").refuse(show(header.version), f"{VERSION}, the one version that this schedc reads")
+    return plan_of_file(file, location)

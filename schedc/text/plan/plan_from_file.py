@@ -7,11 +7,12 @@ keeps the file from being a Plan at all.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET, structs
 
 from schedc.files.location import show
+from schedc.ir.costs import DURATIONS
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
@@ -19,13 +20,14 @@ from schedc.ir.schedule import Parts
 from schedc.text.plan.tokens import TokenReader, parse_collective, parse_index, parse_plan_op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from schedc.files.location import Location
-    from schedc.ir.plan import Collective
-    from schedc.text.plan.plan_structs import ChannelEntry, Costs, LinkEntry, PlanFile, RankEntry, StageEntry
+    from schedc.text.plan.plan_structs import LinkEntry, PartsEntry, PlanFile, RankEntry
 
 __all__ = ["STAGE_SIZES", "plan_of_file"]
+
+T = TypeVar("T")
 
 STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
 """The fields of a stage that are sizes; the file has a list of each under the same name."""
@@ -37,45 +39,47 @@ def plan_of_file(file: PlanFile, location: Location) -> Plan:
     Raises:
         InvalidInput: names the place in the file, what was found and what was expected.
     """
-    reader = _RankReader()
-    ranks = tuple(reader.rank(entry, location / "ranks" / number) for number, entry in enumerate(file.ranks))
-    parts = []
-    for at, entry in enumerate(file.costs.parts):
-        if len(entry.shares) < 2:
-            raise (location / "costs" / "parts" / at / "shares").refuse(show(entry.shares), "the shares of two or more parts")
-        parts.append(Parts(kind=Kind[entry.kind], stage=entry.stage, shares=entry.shares))
+    ranks = _ranks(file.ranks, location / "ranks")
     return Plan(
         problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
         ranks=ranks,
-        parts=tuple(parts),
+        parts=tuple(_parts(entry, place) for place, entry in _placed(file.costs.parts, location / "costs" / "parts")),
         certificate=Certificate(**{name: value for name, value in structs.asdict(file.certificate).items() if value is not UNSET}),
         made_by=MadeBy(**structs.asdict(file.made_by)),
     )
 
 
-class _RankReader:
-    """Reads the queues of all ranks, each token once."""
+def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location, T]]:
+    """The values of a list, each after its place."""
+    return ((location / at, value) for at, value in enumerate(values))
 
-    def __init__(self) -> None:
-        self._ops = TokenReader(parse_plan_op)
-        self._indices = TokenReader(parse_index)
-        self._collectives: TokenReader[Collective] = TokenReader(parse_collective)
 
-    def rank(self, entry: RankEntry, location: Location) -> RankPlan:
-        return RankPlan(
+def _ranks(entries: Sequence[RankEntry], location: Location) -> tuple[RankPlan, ...]:
+    """The queues of all ranks; each token is parsed once."""
+    ops, indices, collectives = TokenReader(parse_plan_op), TokenReader(parse_index), TokenReader(parse_collective)
+    return tuple(
+        RankPlan(
             rank=entry.rank,
-            compute=self._ops.read(entry.compute, location / "compute"),
-            channels=tuple(self._channel(channel, location / "channels" / at) for at, channel in enumerate(entry.channels)),
-            collectives=self._collectives.read(entry.collectives, location / "collectives"),
+            compute=ops.read(entry.compute, rank / "compute"),
+            channels=tuple(
+                Channel(
+                    name=channel.name,
+                    peer=channel.peer,
+                    transfers=ops.read(channel.transfers, place / "transfers"),
+                    post_before=indices.read(channel.post_before or (), place / "post_before"),
+                )
+                for place, channel in _placed(entry.channels, rank / "channels")
+            ),
+            collectives=collectives.read(entry.collectives, rank / "collectives"),
         )
+        for rank, entry in _placed(entries, location)
+    )
 
-    def _channel(self, entry: ChannelEntry, location: Location) -> Channel:
-        return Channel(
-            name=entry.name,
-            peer=entry.peer,
-            transfers=self._ops.read(entry.transfers, location / "transfers"),
-            post_before=self._indices.read(entry.post_before or (), location / "post_before"),
-        )
+
+def _parts(entry: PartsEntry, location: Location) -> Parts:
+    if len(entry.shares) < 2:
+        raise (location / "shares").refuse(show(entry.shares), "the shares of two or more parts")
+    return Parts(kind=Kind[entry.kind], stage=entry.stage, shares=entry.shares)
 
 
 def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
@@ -91,9 +95,9 @@ def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
         path_of *= pipeline.microbatches
     own: dict[str, Any] = {
         "name": file.name,
-        "stages": _stages(pipeline.stages, costs, location / "costs"),
+        "stages": _stages(file, location / "costs"),
         "path_of": path_of,
-        "links": tuple(_link(entry, location / "costs" / "links" / at) for at, entry in enumerate(costs.links)),
+        "links": tuple(_link(entry, place) for place, entry in _placed(costs.links, location / "costs" / "links")),
         "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
     }
     same = structs.asdict(costs) | structs.asdict(pipeline)
@@ -106,33 +110,22 @@ def _link(entry: LinkEntry, location: Location) -> Link:
     return Link(**structs.asdict(entry))
 
 
-def _stages(entries: Sequence[StageEntry], costs: Costs, location: Location) -> tuple[Stage, ...]:
-    durations_ns = {kind: getattr(costs.durations_ns, kind.name) for kind in Kind}
-    sizes = {name: getattr(costs, name) for name in STAGE_SIZES}
-    columns = {location / "durations_ns" / kind.name: values for kind, values in durations_ns.items()}
-    columns |= {location / name: values for name, values in sizes.items()}
-    for place, values in columns.items():
+def _stages(file: PlanFile, location: Location) -> tuple[Stage, ...]:
+    entries, costs = file.pipeline.stages, file.costs
+    columns = {DURATIONS[kind]: (location / "durations_ns" / kind.name, getattr(costs.durations_ns, kind.name)) for kind in Kind}
+    columns |= {name: (location / name, getattr(costs, name)) for name in STAGE_SIZES}
+    for place, values in columns.values():
         if len(values) != len(entries):
             raise place.refuse(f"{len(values)} values", f"{len(entries)}, one for each of pipeline.stages")
     for index, (after_input, whole) in enumerate(zip(costs.activation_after_input_bytes, costs.activation_bytes, strict=True)):
         if after_input > whole:
             place = location / "activation_after_input_bytes" / index
             raise place.refuse(str(after_input), f"at most the stage's activation_bytes, {whole}")
-
-    def durations_of(kind: Kind, index: int) -> tuple[int, ...]:
-        return _all(durations_ns[kind][index], location / "durations_ns" / kind.name / index)
-
+    for name in DURATIONS.values():
+        place, values = columns[name]
+        columns[name] = place, [_all(value, here) for here, value in _placed(values, place)]
     return tuple(
-        Stage(
-            rank=entry.rank,
-            layers=entry.layers,
-            recompute=entry.recompute,
-            forward_ns=durations_of(Kind.F, index),
-            backward_input_ns=durations_of(Kind.B, index),
-            backward_weight_ns=durations_of(Kind.W, index),
-            backward_ns=durations_of(Kind.BW, index),
-            **{name: values[index] for name, values in sizes.items()},
-        )
+        Stage(**structs.asdict(entry), **{name: values[index] for name, (_, values) in columns.items()})
         for index, entry in enumerate(entries)
     )
 

@@ -13,23 +13,7 @@ from schedc.files.location import PRINTABLE
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 
-__all__ = [
-    "FORMAT",
-    "VERSION",
-    "CertificateEntry",
-    "ChannelEntry",
-    "Costs",
-    "DataParallelEntry",
-    "Durations",
-    "LinkEntry",
-    "MadeByEntry",
-    "PartsEntry",
-    "Pipeline",
-    "PlanFile",
-    "RankEntry",
-    "StageEntry",
-    "Text",
-]
+__all__ = ["FORMAT", "VERSION", "Costs", "LinkEntry", "PartsEntry", "Pipeline", "PlanFile", "RankEntry", "Text"]
 
 FORMAT: Final = "schedc.plan"
 VERSION: Final = 1
