@@ -11,7 +11,7 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HEADER", "MAX_TENSORS", "TensorKind", "decode", "encode", "kinds_of"]
+__all__ = ["HEADER", "MAX_TENSORS", "TensorKind", "decode", "encode"]
 
 MAX_TENSORS = 16
 MAX_DIMS = 14
@@ -47,11 +47,6 @@ class TensorKind(NamedTuple):
     def __str__(self) -> str:
         """`float32[4, 128]`."""
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
-
-
-def kinds_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorKind, ...]:
-    """The kinds of a boundary's tensors."""
-    return tuple(TensorKind.of(tensor) for tensor in tensors)
 
 
 HEADER = TensorKind(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))

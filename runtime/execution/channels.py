@@ -18,7 +18,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.ir.ops import token
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
-from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorKind, decode, encode, kinds_of
+from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorKind, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Boundaries(dict[int, tuple[TensorKind, ...]]):
         """
         known = self.get(message.boundary)
         if known is None:
-            known = self[message.boundary] = kinds_of([tensor for tensor in value if tensor is not None])
+            known = self[message.boundary] = tuple(TensorKind.of(tensor) for tensor in value if tensor is not None)
         elif not _alike(value, known, message.gradient):
             from schedc.runtime.execution.unlike import difference
 

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
-from schedc.runtime.execution.wiring import Wiring, bare
+from schedc.runtime.execution.wiring import Wiring
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Takeover(Wiring):
         groups: Groups,
         timeout_s: float,
         channels: ChannelsOf,
-        wrap: Wrap = bare,
+        wrap: Wrap | None = None,
         device: torch.device | None = None,
     ) -> None:
         """As `Wiring`, each wire over the first of its channels that connects."""

@@ -15,8 +15,6 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_fail
 from schedc.runtime.common.program import connecting_order, wires_of
 from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
-from schedc.runtime.transports.base import only
-from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,18 +26,13 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Channel, ChannelsOf, Ends
 
-__all__ = ["Wiring", "Wrap", "bare"]
+__all__ = ["Wiring", "Wrap"]
 
 ENDING_S = 30.0
 """How long closing waits for all ends."""
 
 Wrap: TypeAlias = "Callable[[Wire, Ends], Ends]"
 """Puts something around them; asked anew for each plan that is laid over them."""
-
-
-def bare(wire: Wire, ends: Ends) -> Ends:
-    """The ends with nothing around them."""
-    return ends
 
 
 class Wiring:
@@ -55,8 +48,8 @@ class Wiring:
         plan: Plan,
         groups: Groups,
         timeout_s: float,
-        channels: ChannelsOf | None = None,
-        wrap: Wrap = bare,
+        channels: ChannelsOf,
+        wrap: Wrap | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Connect the wires. All ranks of the plan do this together.
@@ -65,8 +58,8 @@ class Wiring:
             plan: whose channels they are.
             groups: makes the process groups.
             timeout_s: how long an op waits for another rank.
-            channels: the ways to connect two ranks, of which the first is taken; None: gloo.
-            wrap: what is put around the ends of a wire, on both ranks.
+            channels: the ways to connect two ranks, of which the first is taken.
+            wrap: what is put around the ends of a wire, on both ranks; None: nothing.
             device: where the stages are; None: the CPU.
 
         Raises:
@@ -74,7 +67,7 @@ class Wiring:
         """
         self._groups = groups
         self._timeout_s = timeout_s
-        self._channels = only(connect_gloo) if channels is None else channels
+        self._channels = channels
         self._wrap = wrap
         self._device = device
         self._ends: dict[tuple[int, int, str], Ends] = {}
@@ -125,7 +118,7 @@ class Wiring:
         key = wire.source, wire.destination, wire.name
         if key not in self._ends:
             self._ends[key] = self._channel(wire).connect(wire, self._groups)
-        ends = self._wrap(wire, self._ends[key])
+        ends = self._ends[key] if self._wrap is None else self._wrap(wire, self._ends[key])
         failing = partial(self._failing, wire)
         if self._groups.rank == wire.source:
             self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)

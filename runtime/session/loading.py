@@ -12,11 +12,9 @@ from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
-from schedc.runtime.execution.wiring import bare
 from schedc.runtime.session.acceptance import check_fit, read
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.transports.base import first_only
 from schedc.runtime.transports.choice import check_wishes, connection
 from schedc.runtime.transports.wishes import QUEUES, Wish, hardware_of, stage_device
 
@@ -137,7 +135,7 @@ def load(
             hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
             lockstep=lockstep,
             channels=wired,
-            wrap=bare if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
+            wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
     except BaseException:
         for others in (pipelines, lockstep):
@@ -239,7 +237,7 @@ def _agree(
         from schedc.runtime.transports.gpus import warn_of_settings
 
         warn_of_settings(over_nccl, stacklevel=4)
-    return checked, connected if all(one.agrees for one in reports) else first_only(connected)
+    return checked, connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]
 
 
 def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from itertools import permutations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Pipe:
         recompute: bool | Collection[int],
         lockstep: Lockstep | None,
         channels: ChannelsOf,
-        wrap: Wrap,
+        wrap: Wrap | None,
     ) -> None:
         """Open the channels. All ranks do this together, with a plan and stages that `load` has checked.
 
@@ -237,31 +238,21 @@ class Pipe:
     def _step(self, inputs: Batch | None, targets: Batch | None) -> torch.Tensor:
         looks = self._groups.rank == self._looking
         word = int(looks and self._mover is not None and self._mover.all_have_offered())
-        start = self._start_of_step()
-        if start is not None:
-            start.keep((inputs, targets))
-        while True:
-            loss, here, counts = self._attempt(inputs, targets, word)
-            if start is None or counts:
-                break
-            start.put_back()
-            if not here:
-                self._wiring.change()
-        if start is not None:
-            start.let_go()
+        attempt = partial(self._attempt, inputs, targets, word)
+        loss = self._until_it_counts(attempt, (inputs, targets)) if self.retries else attempt()[0]
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
         return loss
 
-    def _start_of_step(self) -> StepStart | None:
-        """What keeps what a step changes, where the step may have to run again."""
-        if self.retries and self._start is None:
-            from schedc.runtime.session.retry import StepStart, module_of
+    def _until_it_counts(self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], batch: object) -> torch.Tensor:
+        """Run a step that may have to run again; the loss."""
+        from schedc.runtime.session.retry import StepStart, module_of
 
+        if self._start is None:
             modules = (*self._stages.values(), *module_of(self._loss_fn))
             self._start = StepStart(modules, self._hooks, stage_device(self._stages))
-        return self._start
+        return self._start.run(attempt, self._wiring.change, batch)
 
     def _attempt(self, inputs: Batch | None, targets: Batch | None, word: int) -> tuple[torch.Tensor, bool, bool]:
         """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""

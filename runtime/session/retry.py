@@ -18,7 +18,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.stage.buffers import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
@@ -63,6 +63,29 @@ class StepStart:
         self._changing: set[tuple[nn.Module, str]] | None = None
         """The buffers that have changed so far, or that a step has made; None: no step has run yet."""
         self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+    def run(
+        self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], change: Callable[[], None], batch: object
+    ) -> torch.Tensor:
+        """Run a step until it counts; the loss.
+
+        Args:
+            attempt: runs all its ops once; gives the loss, and whether the step counts for this pipeline, and for all.
+            change: puts other channels in the place of those that have failed in this pipeline.
+            batch: the inputs and targets.
+
+        Raises:
+            Unsupported: it cannot run again.
+        """
+        self.keep(batch)
+        loss, here, everywhere = attempt()
+        while not everywhere:
+            self.put_back()
+            if not here:
+                change()
+            loss, here, everywhere = attempt()
+        self.let_go()
+        return loss
 
     def keep(self, batch: Any = ()) -> None:
         """Before a step, whose inputs and targets are in `batch`."""

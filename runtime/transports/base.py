@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorKind
     from schedc.runtime.common.program import Wire
 
-__all__ = ["Channel", "ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "Transport", "first_only", "only"]
+__all__ = ["Channel", "ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "Transport", "only"]
 
 
 class Outgoing(Protocol):
@@ -106,8 +106,3 @@ def only(connect: Connect) -> ChannelsOf:
     """One way for all wires."""
     channels = (Channel("", connect),)
     return lambda source, destination: channels
-
-
-def first_only(channels: ChannelsOf) -> ChannelsOf:
-    """The first of these ways alone."""
-    return lambda source, destination: channels(source, destination)[:1]

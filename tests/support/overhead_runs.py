@@ -17,7 +17,8 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.stage.training import Training
-from schedc.runtime.transports.gloo import GlooTransport, _Incoming, _Outgoing
+from schedc.runtime.transports.base import only
+from schedc.runtime.transports.gloo import GlooTransport, _Incoming, _Outgoing, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ class Nothing:
 def executor_alone(rank: int, plan: Plan, shape: tuple[int, ...], steps: int, repeats: int, profile: bool) -> Cost | str:
     """The executor with `Nothing` for its Compute, over the plan's real wires."""
     groups = Groups(LIMIT_S)
-    wiring = Wiring(plan, groups, LIMIT_S)
+    wiring = Wiring(plan, groups, LIMIT_S, only(connect_gloo))
     executor = Executor(program_of(plan, rank), wiring, Nothing(shape), None)
 
     def step() -> None:
