@@ -19,7 +19,8 @@ from schedc.ir.plan import Certificate, MadeBy, Plan
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.schedule import Schedule
 from schedc.lower.plan import lower
-from schedc.text.plan.plan_file import read_plan, write_plan
+from schedc.text.plan.plan_file import read_plan
+from schedc.text.plan.plan_to_file import write_plan
 from schedc.verify.plan.checks import verify_plan
 
 MS = 1_000_000

@@ -26,7 +26,7 @@ def main() -> None:
     from rank_processes import rank_processes
 
     from schedc.solvers.driver.registry import constructive
-    from schedc.text.plan.plan_file import write_plan
+    from schedc.text.plan.plan_to_file import write_plan
 
     columns: list[dict[str, int]] = []
     for split in (False, True):

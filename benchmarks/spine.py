@@ -97,7 +97,8 @@ def plan_case(ranks: int, microbatches: int) -> dict[str, float]:
     from schedc.compile import certify
     from schedc.ir.plan import MadeBy
     from schedc.solvers.driver.registry import constructive
-    from schedc.text.plan.plan_file import read_plan, write_plan
+    from schedc.text.plan.plan_file import read_plan
+    from schedc.text.plan.plan_to_file import write_plan
 
     problem = uniform(ranks, microbatches)
     plan = certify(problem, constructive("zb-h1")(problem), MadeBy(schedc="0", method="zb-h1"))

@@ -40,7 +40,7 @@ FORMER_BOUND = ('"bound": "windows"', '"bound": "idle-gaps"')
 SETS = ("m70", "m70-wave", "m70-loop", "pipemorph", "zero-bubble", "random", "large")
 MODULES = {
     "constructive": ("schedc.solvers.driver.registry", "schedc.solvers.registry"),
-    "plan_json": ("schedc.text.plan.plan_file", "schedc.text.plan_file"),
+    "plan_json": ("schedc.text.plan.plan_to_file", "schedc.text.plan.plan_file", "schedc.text.plan_file"),
     "simulate": ("schedc.analysis.simulation.simulate", "schedc.analysis.simulate"),
 }
 """Where functions are, and where they were."""
@@ -107,7 +107,11 @@ def _is_new(tree: Path) -> bool:
 
 
 def _function(tree: Path, name: str) -> Any:
-    return getattr(import_module(MODULES[name][0 if _is_new(tree) else 1]), name)
+    for module in MODULES[name]:
+        file = tree.joinpath(*module.split(".")).with_suffix(".py")
+        if file.exists() and f"def {name}(" in file.read_text(encoding="utf-8"):
+            return getattr(import_module(module), name)
+    raise SystemExit(f"{tree} has no {name}")
 
 
 def _compiled(tree: Path, job: Path, method: str) -> dict[str, Any]:

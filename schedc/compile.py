@@ -24,7 +24,7 @@ from schedc.lower.plan import lower
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.incumbent import Improvement, Incumbent
 from schedc.solvers.driver.portfolio import Candidate, Ended, solve, try_methods
-from schedc.text.plan.plan_file import plan_json
+from schedc.text.plan.plan_to_file import plan_json
 from schedc.units import format_bytes
 from schedc.verify.job import check_pipeline
 from schedc.verify.plan.checks import verify_plan

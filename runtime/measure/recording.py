@@ -22,7 +22,7 @@ from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
 from schedc.runtime.common.observer import Observer
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
-from schedc.text.plan.plan_file import plan_sha256
+from schedc.text.plan.plan_to_file import plan_sha256
 from schedc.text.trace_file import write_trace_file
 
 if TYPE_CHECKING:

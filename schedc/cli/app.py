@@ -106,7 +106,7 @@ def compile_command(
         from schedc.frontend.job import load_job
         from schedc.solvers.common.base import Limits
         from schedc.solvers.driver.registry import check_method
-        from schedc.text.plan.plan_file import plan_json
+        from schedc.text.plan.plan_to_file import plan_json
 
         loaded = load_job(job)
         check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)

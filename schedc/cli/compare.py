@@ -77,7 +77,7 @@ def _step(text: str) -> int | None:
 
 
 def _check_same(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
-    from schedc.text.plan.plan_file import plan_sha256
+    from schedc.text.plan.plan_to_file import plan_sha256
 
     sha256 = plan_sha256(plan)
     if trace.plan_sha256 != sha256:

@@ -1,6 +1,6 @@
 """The Plan: what every rank executes, its compute queue and its communication queues, with costs and certificate.
 
-It carries its Problem, so that a plan can be simulated and verified without the job it came from. `schedc.text.plan.plan_file`
+It carries its Problem, so that a plan can be simulated and verified without the job it came from. `schedc.text.plan`
 writes and reads it as the plan file of the format document.
 """
 

@@ -20,7 +20,7 @@ from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 from schedc.text.stage_profile import stage_profile_json
 from schedc.text.trace_file import read_trace, write_trace_file
 from schedc.units import parse_bytes

@@ -12,7 +12,7 @@ from problems import MS, make_problem
 from typer.testing import CliRunner
 
 from schedc.cli.emulate import emulate_command
-from schedc.text.plan.plan_file import plan_sha256, write_plan
+from schedc.text.plan.plan_to_file import plan_sha256, write_plan
 from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from schedc.cli.show import chosen_ranks
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ from schedc.compile import compile_problem
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
-from schedc.text.plan.plan_file import parse_plan, plan_json
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json
 from schedc.units import parse_duration_ns
 from schedc.verify.job import check_costs, check_pipeline
 

@@ -22,7 +22,7 @@ from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

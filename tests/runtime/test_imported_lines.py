@@ -11,12 +11,12 @@ from problems import make_problem
 from rank_processes import rank_processes
 
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_LINES = {"fused": 4_850, "split": 5_260}
+MOST_LINES = {"fused": 4_600, "split": 5_000}
 """`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
 
 

@@ -19,7 +19,7 @@ from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 from schedc.text.topology_toml import MeasuredLink, links_toml
 
 if TYPE_CHECKING:

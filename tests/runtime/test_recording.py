@@ -18,7 +18,7 @@ from schedc.runtime.common.observer import OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, best_offset
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import plan_sha256
+from schedc.text.plan.plan_to_file import plan_sha256
 from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:

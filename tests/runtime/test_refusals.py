@@ -13,7 +13,7 @@ from problems import make_problem
 
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import plan_json, write_plan
+from schedc.text.plan.plan_to_file import plan_json, write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from problems import make_problem
 
 from schedc.ir.ops import token
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import plan_sha256, write_plan
+from schedc.text.plan.plan_to_file import plan_sha256, write_plan
 from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jobs import read_problem
 from plans import plan_of
 
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_file import write_plan
+from schedc.text.plan.plan_to_file import write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_gpt.py"

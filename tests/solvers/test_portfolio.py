@@ -17,7 +17,7 @@ from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import portfolio, searches
 from schedc.solvers.driver.portfolio import Ended, solve, try_methods
-from schedc.text.plan.plan_file import plan_json
+from schedc.text.plan.plan_to_file import plan_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

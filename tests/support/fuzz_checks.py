@@ -39,7 +39,8 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
-from schedc.text.plan.plan_file import parse_plan, plan_json, write_plan
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json, write_plan
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay

@@ -27,7 +27,8 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.text.plan.plan_file import parse_plan, plan_json
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.plan.checks import check_ranks
 from schedc.verify.problem import verify_problem

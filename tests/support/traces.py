@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace
-from schedc.text.plan.plan_file import plan_sha256
+from schedc.text.plan.plan_to_file import plan_sha256
 from schedc.verify.plan.needs import needs_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link, Objective
 from schedc.ir.schedule import Parts
-from schedc.text.plan.plan_file import parse_plan, plan_json, read_plan, write_plan
+from schedc.text.plan.plan_file import parse_plan, read_plan
 from schedc.text.plan.plan_schema import plan_schema
+from schedc.text.plan.plan_to_file import plan_json, write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

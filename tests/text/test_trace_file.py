@@ -19,7 +19,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.interop.perfetto.comparison import comparison_json
 from schedc.ir.ops import Kind, Op, token
-from schedc.text.plan.plan_file import plan_json
+from schedc.text.plan.plan_to_file import plan_json
 from schedc.text.trace_file import parse_trace, read_trace, trace_json, write_trace_file
 
 if TYPE_CHECKING:

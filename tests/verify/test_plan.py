@@ -13,7 +13,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, Collective
 from schedc.ir.problem import DataParallel, Objective
-from schedc.text.plan.plan_file import parse_plan, plan_json
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay

@@ -1,6 +1,6 @@
 """The plan file's shape (formats, "The plan"), as the types that decode it, encode it and give its JSON Schema.
 
-They hold what the file says, checked field by field; `plan_from_file` turns them into a Plan, `plan_to_file` makes them of one.
+They hold what the file says, checked field by field; `plan_file` turns them into a Plan, `plan_to_file` makes them of one.
 """
 
 from __future__ import annotations

@@ -1,26 +1,50 @@
-"""From the Plan to the table of its file: the inverse of `plan_from_file`."""
+"""Writing the plan file: the inverse of `plan_file`. The same plan gives the same bytes."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from schedc.files.atomic_write import write_atomically
+from schedc.files.pretty_json import pretty_json
 from schedc.ir.ops import Kind
-from schedc.text.plan.plan_from_file import STAGE_SIZES
+from schedc.text.plan.plan_file import STAGE_SIZES
 from schedc.text.plan.plan_structs import FORMAT, VERSION, Costs, Pipeline, PlanFile
 from schedc.text.plan.token_lines import OpWriter, lines_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schedc.ir.plan import Plan, RankPlan
     from schedc.ir.problem import Problem
 
-__all__ = ["table_of_plan"]
+__all__ = ["plan_json", "plan_sha256", "write_plan"]
 
 
-def table_of_plan(plan: Plan) -> dict[str, Any]:
-    """The plan as its file has it: what `PlanFile` describes, in its order and without what is as by default."""
+def plan_json(plan: Plan) -> bytes:
+    """The plan file's bytes, laid out for review; they end with a newline."""
+    return pretty_json(_table(plan)).encode()
+
+
+def plan_sha256(plan: Plan) -> str:
+    """The digest of the plan file's bytes, by which traces know the plan."""
+    return hashlib.sha256(plan_json(plan)).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path | str) -> None:
+    """Write the plan file, whole or not at all.
+
+    Raises:
+        InvalidInput: the directory does not exist, or the file cannot be written.
+    """
+    write_atomically(path, plan_json(plan))
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    """What `PlanFile` describes, in its order and without what is as by default."""
     writer = OpWriter()
     whole = {
         "format": FORMAT,
