@@ -1,8 +1,22 @@
 """What a formulation schedules: the blocks and transfers of a Problem, in ticks, and what must come before what.
 
 Every formulation reads this one table, so that CP-SAT and MILP are asked the same question. Blocks are whole, or W in equal
-parts where the problem allows its weights to be cut. Fused backwards appear only where the problem does not split: elsewhere B
-followed by W at once does everything that BW does, no later (cost model), provided that BW is not faster than its two halves.
+parts where the problem allows its weights to be cut. Where the problem does not split, backwards are fused. Where it splits, each
+backward is B and W, or fused where BW takes less than both (`Blocks.fused`); elsewhere B followed by W at once does everything
+that BW does, no later (cost model).
+
+On a stage, each kind of block runs in microbatch order, B and BW as one kind. Where microbatches are alike, this loses nothing.
+Proof: take any schedule, keep every start, and name the blocks of each stage anew: the k-th forward, the k-th backward (B or BW)
+belong to microbatch k, the k-th W to the k-th B among the backwards that are B. What a rank does at any time, and so what it
+holds, stays the same; only names change.
+
+- If x(m) + d <= y(m) for every microbatch m, then the k-th least x, plus d, is at most the k-th least y: of the k microbatches
+  with the least y, each has an x that is at most its y - d. So every need and every transfer between a sorted kind and a sorted
+  kind is kept: F to F (all take the same time), F to backward.
+- A gradient is ready at the end of its backward. Backwards of one stage do not overlap, so they end in the order in which they
+  start, whatever each one takes; the same argument holds for the ends.
+- W needs a B of its own. The k-th B ends before the k-th W starts, by the same argument among the split ones alone. With W in
+  parts, the B that the k-th group of parts belongs to has ended: before it, fewer than k B had let parts start.
 """
 
 from __future__ import annotations
@@ -46,7 +60,9 @@ class Blocks:
     """The blocks of a problem. Durations are in ticks."""
 
     duration: dict[Op, int]
-    """Every op, by stage, kind, microbatch, part."""
+    """Every op, by stage, kind, microbatch, part; what B and W take where they are not fused."""
+    fused: dict[Op, int]
+    """Per B that may run fused with its W, as that takes less time: what BW takes. It is in the place of B; its W takes no time."""
     needs: tuple[tuple[Op, Op], ...]
     """(before, after) without a transfer: on one rank."""
     transfers: tuple[Transfer, ...]
@@ -60,12 +76,25 @@ class Blocks:
     complete: bool
     """Whether every schedule of the problem is matched by one of these blocks; else a bound holds for these blocks only."""
 
+    def backward_of(self, weight: Op) -> Op:
+        """The B whose W this op is, or is a part of."""
+        return Op(Kind.B, weight.stage, weight.microbatch)
+
+    def may_vanish(self, op: Op) -> bool:
+        """Whether the op is a W, or a part of one, that may be fused into its backward."""
+        return op.kind is Kind.W and self.backward_of(op) in self.fused
+
+    def least(self, op: Op) -> int:
+        """The least time that the op takes, fused or not."""
+        return 0 if self.may_vanish(op) else min(self.duration[op], self.fused.get(op, self.duration[op]))
+
 
 def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks:
     """The blocks of the problem on a grid, every W cut into `weight_parts` equal parts."""
     backward = Kind.B if problem.split_backward else Kind.BW
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     duration: dict[Op, int] = {}
+    fused: dict[Op, int] = {}
     needs: list[tuple[Op, Op]] = []
     transfers: list[Transfer] = []
     chains: dict[tuple[int, Kind], list[Op]] = {}
@@ -75,6 +104,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     # Only microbatches that are alike, and on one path, may be taken in their order on a stage without losing anything.
     complete = alike and sum(map(len, problem.paths)) == len({stage for path in problem.paths for stage in path})
     for stage, microbatch in problem.blocks():
+        halves = 0
         for kind in kinds:
             block_ns = problem.duration_ns(kind, stage, microbatch)
             if kind is Kind.W and cut > 1:
@@ -84,12 +114,14 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
                 ops = [(Op(kind, stage, microbatch), block_ns)]
             for op, op_ns in ops:
                 duration[op] = grid.ticks(op_ns)
+                halves += duration[op] if kind is not Kind.F else 0
                 chains.setdefault((stage, kind), []).append(op)
-        halves_ns = sum(problem.duration_ns(kind, stage, microbatch) for kind in (Kind.B, Kind.W))
-        complete &= not problem.split_backward or problem.duration_ns(Kind.BW, stage, microbatch) >= halves_ns
         needs.append((Op(Kind.F, stage, microbatch), Op(backward, stage, microbatch)))
         if problem.split_backward:
             needs.append((Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch, 0 if cut > 1 else WHOLE)))
+            together = grid.ticks(problem.duration_ns(Kind.BW, stage, microbatch))
+            if together < halves:
+                fused[Op(Kind.B, stage, microbatch)] = together
     for microbatch in range(problem.microbatches):
         path = problem.path(microbatch)
         for before, after in pairwise(path):
@@ -110,6 +142,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     scatters = parallel.reduce_scatter_ns if parallel else ()
     return Blocks(
         duration,
+        fused,
         tuple(needs),
         tuple(transfers),
         tuple(map(tuple, chains.values())),
@@ -123,7 +156,8 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
 def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
     """Per op, what follows it directly, and how many ticks after its end at the least; every op is behind all that it follows.
 
-    An op follows what it needs, what sends to it, and the one before it in its stage's and kind's microbatch order.
+    An op follows what it needs, what sends to it, and the one before it in its stage's and kind's microbatch order. A W that is
+    fused follows, at a moment at which nothing need happen: when its backward and all W before it have ended.
     """
     edges = [(before, op, 0) for before, op in blocks.needs]
     edges += [(move.producer, move.consumer, move.occupancy + move.latency) for move in blocks.transfers]

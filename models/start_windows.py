@@ -1,12 +1,14 @@
 """Time windows: how early each op can start, and how much must follow its end, by longest paths through the needs.
 
 Blocks go in, heads and tails in ticks come out. Formulations use them to narrow variables before solving; with an incumbent of
-value U, an op of duration d starts in [head, U − tail − d]. Where the objective is the stage span, each rank's clock starts
-with its first op, so a tail is measured from U plus that op's head, and may be negative.
+value U, an op of duration d starts in [head, U − tail − d]. What may be fused counts with the least that it takes. Where the
+objective is the stage span, each rank's clock starts with its first op, so a tail is measured from U plus that op's head, and may
+be negative.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,14 +63,22 @@ def windows_of(problem: Problem, blocks: Blocks) -> Windows:
     head = {op: blocks.gather.get(op.stage, 0) for op in blocks.duration}
     for op, followers in after.items():
         for later, gap in followers:
-            head[later] = max(head[later], head[op] + blocks.duration[op] + gap)
+            head[later] = max(head[later], head[op] + blocks.least(op) + gap)
     first_ops = tuple(certain_first_ops(problem)) if problem.objective is Objective.STAGE_SPAN else ()
     origin = dict.fromkeys(range(problem.ranks), 0) | {problem.rank_of(op): head[op] for op in first_ops}
     tail = {op: -origin[problem.rank_of(op)] for op in blocks.duration}
     if problem.objective is Objective.MAKESPAN:
         for chain in blocks.chains:
             tail[chain[-1]] = blocks.scatter.get(chain[-1].stage, 0)
+    weights: dict[Op, list[Op]] = defaultdict(list)
+    for op in blocks.duration:
+        if blocks.may_vanish(op):
+            weights[blocks.backward_of(op)].append(op)
     for op in reversed(after):
         for later, gap in after[op]:
-            tail[op] = max(tail[op], gap + blocks.duration[later] + tail[later])
-    return Windows(head, tail, origin, first_ops, max(head[op] + length + tail[op] for op, length in blocks.duration.items()))
+            tail[op] = max(tail[op], gap + blocks.least(later) + tail[later])
+        if op in blocks.fused:
+            weight = sum(blocks.duration[part] for part in weights[op])
+            split = blocks.duration[op] + max(tail[op], weight + tail[weights[op][-1]])
+            tail[op] = min(split, blocks.fused[op] + tail[op]) - blocks.least(op)
+    return Windows(head, tail, origin, first_ops, max(head[op] + blocks.least(op) + tail[op] for op in blocks.duration))

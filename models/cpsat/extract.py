@@ -14,24 +14,39 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
-    from schedc.models.cpsat.model import Variables
+    from schedc.models.cpsat.variables import Variables
     from schedc.models.grid import TimeGrid
 
 __all__ = ["add_hint", "schedule_of_cpsat"]
 
 
 def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:
-    """Hint every variable with the schedule's times; a fused backward hints its two halves."""
-    model, start = variables.model, variables.start
+    """Hint every variable with the schedule's times; a fused backward that the model does not have hints its two halves."""
+    model, start, fused = variables.model, variables.start, variables.fused
     hinted: dict[Op, int] = {}
+    is_fused: dict[Op, bool] = {}
     for rank, order in enumerate(schedule.orders):
         for op, start_ns in zip(order, timeline.start_ns(rank), strict=True):
             at = grid.ticks(start_ns)
+            backward = op._replace(kind=Kind.B, part=WHOLE)
+            if op.kind is not Kind.F and backward in fused:
+                is_fused[backward] = op.kind is Kind.BW
             for target in _targets(op, start):
                 hinted.setdefault(target, at)
                 at += variables.blocks.duration[target]
+    for chain in variables.blocks.chains:
+        end = 0
+        for op in chain:
+            backward = variables.blocks.backward_of(op)
+            if op.kind is Kind.W and is_fused.get(backward, False):
+                hinted[op] = max(end, hinted[backward] + variables.blocks.fused[backward])
+                end = hinted[op]
+            elif op in hinted:
+                end = hinted[op] + variables.blocks.duration[op]
     for op, at in hinted.items():
         model.add_hint(start[op], at)
+    for backward, value in is_fused.items():
+        model.add_hint(fused[backward], value)
     for move in timeline.transfers:
         producer = move.op._replace(kind=Kind.B) if move.op.kind is Kind.BW and move.op not in start else move.op
         if producer in variables.send:
@@ -55,11 +70,17 @@ def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
 
 def schedule_of_cpsat(variables: Variables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
     """The orders of a solution; ops that start together are ordered by their end, then as their needs ask."""
+    blocks = variables.blocks
     depth = {op: number for number, op in enumerate(_by_needs(variables))}
     orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
     times = {op: value(start) for op, start in variables.start.items()}
-    for op in sorted(times, key=lambda op: (times[op], times[op] + variables.blocks.duration[op], depth[op])):
-        orders[problem.rank_of(op)].append(op)
+    fused = {op for op, literal in variables.fused.items() if value(literal)}
+    length = blocks.duration | {op: blocks.fused[op] for op in fused}
+    for op in sorted(times, key=lambda op: (times[op], times[op] + length[op], depth[op])):
+        if op in fused:
+            orders[problem.rank_of(op)].append(op._replace(kind=Kind.BW))
+        elif op.kind is not Kind.W or blocks.backward_of(op) not in fused:
+            orders[problem.rank_of(op)].append(op)
     return Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
 
 

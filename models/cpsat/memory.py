@@ -10,14 +10,12 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks
+    from schedc.models.cpsat.variables import Variables
 
 __all__ = ["add_memory_limit", "release_pairs"]
 
 
-def add_memory_limit(
-    model: cp_model.CpModel, start: dict[Op, cp_model.IntVar], problem: Problem, blocks: Blocks, horizon: int
-) -> None:
+def add_memory_limit(variables: Variables, problem: Problem, horizon: int) -> None:
     """On each rank, what is held never exceeds its limit; everything ends by the horizon."""
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         stages = problem.stages_on(rank)
@@ -25,9 +23,9 @@ def add_memory_limit(
         if limit_bytes is None or limit_bytes >= len(microbatches) * sum(problem.stages[s].activation_bytes for s in stages):
             continue
         if len(stages) == 1:
-            _add_precedences(model, start, problem, blocks, stages[0], microbatches, limit_bytes)
+            _add_precedences(variables, problem, stages[0], microbatches, limit_bytes)
         else:
-            _add_cumulative(model, start, problem, blocks, stages, limit_bytes, horizon)
+            _add_cumulative(variables, problem, stages, limit_bytes, horizon)
 
 
 def release_pairs(count: int, whole: int, kept: int, limit: int) -> list[tuple[int, int]]:
@@ -47,66 +45,85 @@ def release_pairs(count: int, whole: int, kept: int, limit: int) -> list[tuple[i
     return pairs
 
 
-def _ends(
-    start: dict[Op, cp_model.IntVar], problem: Problem, blocks: Blocks, stage: int, microbatch: int
-) -> tuple[cp_model.LinearExprT, cp_model.LinearExprT]:
-    """The end of the block's B and of its W; twice BW's, where the backward is fused."""
-    backward = Op(Kind.B if problem.split_backward else Kind.BW, stage, microbatch)
-    weight = backward
-    if problem.split_backward:
-        weight = Op(Kind.W, stage, microbatch, len(blocks.parts[stage].shares) - 1 if blocks.parts else WHOLE)
-    return start[backward] + blocks.duration[backward], start[weight] + blocks.duration[weight]
+def _backward(problem: Problem, stage: int, microbatch: int) -> Op:
+    return Op(Kind.B if problem.split_backward else Kind.BW, stage, microbatch)
 
 
-def _add_precedences(
-    model: cp_model.CpModel,
-    start: dict[Op, cp_model.IntVar],
-    problem: Problem,
-    blocks: Blocks,
-    stage: int,
-    microbatches: list[int],
-    limit_bytes: int,
-) -> None:
-    """Where the rank has one stage: each F starts after one of the pairs of releases that make room for it."""
-    costs = problem.stages[stage]
+def _last_release(variables: Variables, backward: Op) -> Op:
+    """The op whose end releases the rest: the last part of W, or the fused backward itself where the problem does not split."""
+    if backward.kind is Kind.BW:
+        return backward
+    parts = variables.blocks.parts
+    return backward._replace(kind=Kind.W, part=len(parts[backward.stage].shares) - 1 if parts else WHOLE)
+
+
+def _add_precedences(variables: Variables, problem: Problem, stage: int, microbatches: list[int], limit_bytes: int) -> None:
+    """Where the rank has one stage: each F starts after one of the pairs of releases that make room for it.
+
+    W run in microbatch order, so the w-th of them ends after those before it. A fused backward releases all at once, while W of
+    earlier microbatches may still wait: where backwards may be fused, the microbatches that have released all are counted.
+    """
+    model, costs = variables.model, problem.stages[stage]
     kept = costs.activation_after_input_bytes if problem.split_backward else 0
+    backwards = [_backward(problem, stage, microbatch) for microbatch in microbatches]
+    weights = [_last_release(variables, backward) for backward in backwards]
+    may_fuse = any(backward in variables.fused for backward in backwards)
     for count, microbatch in enumerate(microbatches):
-        forward = start[Op(Kind.F, stage, microbatch)]
+        forward = variables.start[Op(Kind.F, stage, microbatch)]
         pairs = release_pairs(count, costs.activation_bytes, kept, limit_bytes)
         chosen = [model.new_bool_var("") for _ in pairs] if len(pairs) > 1 else []
-        for index, (inputs, weights) in enumerate(pairs):
-            for released, needed in enumerate((inputs, weights)):
-                if needed:
-                    end = _ends(start, problem, blocks, stage, microbatches[needed - 1])[released]
-                    constraint = model.add(forward >= end)
-                    if chosen:
-                        constraint.only_enforce_if(chosen[index])
+        counted: list[cp_model.IntVar] = []
+        if may_fuse and any(done for _, done in pairs):
+            counted = [_released(variables, forward, *both) for both in zip(backwards[:count], weights[:count], strict=True)]
+        for index, (inputs, done) in enumerate(pairs):
+            literals = [chosen[index]] if chosen else []
+            if inputs:
+                variables.add_after(forward, backwards[inputs - 1], only_if=literals)
+            if done and counted:
+                model.add(sum(counted) >= done).only_enforce_if(literals)
+            elif done:
+                variables.add_after(forward, weights[done - 1], only_if=literals)
         if chosen:
             model.add_bool_or(chosen)
         elif not pairs:
             model.add_bool_or([])  # no release makes room: infeasible
 
 
-def _add_cumulative(
-    model: cp_model.CpModel,
-    start: dict[Op, cp_model.IntVar],
-    problem: Problem,
-    blocks: Blocks,
-    stages: tuple[int, ...],
-    limit_bytes: int,
-    horizon: int,
-) -> None:
+def _released(variables: Variables, forward: cp_model.IntVar, backward: Op, weight: Op) -> cp_model.IntVar:
+    """A literal that is true only where the microbatch has released all that it held when the forward starts."""
+    released = variables.model.new_bool_var("")
+    variables.add_after(forward, backward, only_if=[released])
+    split = [~variables.fused[backward]] if backward in variables.fused else []
+    variables.add_after(forward, weight, only_if=[released, *split])
+    return released
+
+
+def _add_cumulative(variables: Variables, problem: Problem, stages: tuple[int, ...], limit_bytes: int, horizon: int) -> None:
     """Where it has several: what B releases is held from F's start to B's end, the rest to W's end."""
+    model = variables.model
     intervals, demands = [], []
     for stage, microbatch in problem.blocks():
         if stage not in stages:
             continue
         costs = problem.stages[stage]
         kept = costs.activation_after_input_bytes if problem.split_backward else 0
-        begin = start[Op(Kind.F, stage, microbatch)]
-        for end, held in zip(_ends(start, problem, blocks, stage, microbatch), (costs.activation_bytes - kept, kept), strict=True):
+        begin = variables.start[Op(Kind.F, stage, microbatch)]
+        backward = _backward(problem, stage, microbatch)
+        weight = _last_release(variables, backward)
+        for released_by, held in ((backward, costs.activation_bytes - kept), (weight, kept)):
             if held:
                 length = model.new_int_var(0, horizon, "")
-                intervals.append(model.new_interval_var(begin, length, end, ""))
+                fused = variables.fused.get(backward)
+                if fused is None:
+                    end = variables.start[released_by] + variables.blocks.duration[released_by]
+                    intervals.append(model.new_interval_var(begin, length, end, ""))
+                else:
+                    end = model.new_int_var(0, horizon, "")
+                    if released_by is backward:
+                        variables.add_after(end, backward)
+                    else:
+                        variables.add_after(end, backward)
+                        variables.add_after(end, weight, only_if=[~fused])
+                    intervals.append(model.new_interval_var(begin, length, end, ""))
                 demands.append(held)
     model.add_cumulative(intervals, demands, limit_bytes)

@@ -1,8 +1,9 @@
 """The CP-SAT model of a Problem: which constraints it has and what it minimizes.
 
 Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, in ticks of the grid, in its
-window. Constraints, each in a function of its name: precedence; one op at a time per rank, one transfer at a time per link or
-trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
+window; for each backward that may be fused, whether it is. Constraints, each in a function of its name: precedence; one op at a
+time per rank, one transfer at a time per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the
+stage span, at most the incumbent's.
 
 A link serves its transfers in any order here, where the simulator serves them in order of ready time: the model is a relaxation
 in this, so its bounds hold, and a schedule that it finds is timed again.
@@ -11,40 +12,24 @@ in this, so its bounds hold, and a schedule that it finds is timed again.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
+from schedc.models.cpsat.variables import Variables
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks
     from schedc.models.start_windows import Windows
 
-__all__ = ["Variables", "build", "variables_of"]
-
-
-@dataclass(slots=True)
-class Variables:
-    """The model and the variables that are read back."""
-
-    model: cp_model.CpModel
-    blocks: Blocks
-    start: dict[Op, cp_model.IntVar]
-    send: dict[Op, cp_model.IntVar]
-    """Per producer whose transfer occupies its link: when it starts to."""
-    objective: cp_model.IntVar
-
-    def end(self, op: Op) -> cp_model.LinearExprT:
-        """The op's end."""
-        return self.start[op] + self.blocks.duration[op]
+__all__ = ["build", "variables_of"]
 
 
 def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> Variables:
@@ -60,7 +45,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     add_rank_no_overlap(variables, problem)
     add_transfers(variables, windows, upper, shared)
     add_microbatch_order(variables)
-    add_memory_limit(model, variables.start, problem, blocks, upper + max(windows.origin.values()))
+    add_memory_limit(variables, problem, upper + max(windows.origin.values()))
     add_collectives(variables, problem, upper, shared)
     for intervals in shared.values():
         model.add_no_overlap(intervals)
@@ -79,24 +64,34 @@ def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> Va
         raise NothingAtMost(upper, lower)
     model = cp_model.CpModel()
     start = {
-        op: model.new_int_var(windows.head[op], upper - windows.tail[op] - length, f"{Kind(op.kind).name}{op[1:]}")
-        for op, length in blocks.duration.items()
+        op: model.new_int_var(windows.head[op], upper - windows.tail[op] - blocks.least(op), f"{Kind(op.kind).name}{op[1:]}")
+        for op in blocks.duration
     }
-    return Variables(model, blocks, start, {}, model.new_int_var(lower, upper, "objective"))
+    fused = {op: model.new_bool_var("") for op in blocks.fused}
+    return Variables(model, blocks, start, {}, fused, model.new_int_var(lower, upper, "objective"))
 
 
 def add_precedences(variables: Variables) -> None:
     """An op starts after what it needs on its own rank has ended."""
     for before, after in variables.blocks.needs:
-        variables.model.add(variables.start[after] >= variables.end(before))
+        variables.add_after(variables.start[after], before)
 
 
 def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
     """A rank runs one op at a time."""
     intervals: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
-    for op, length in variables.blocks.duration.items():
-        interval = variables.model.new_fixed_size_interval_var(variables.start[op], length, "")
-        intervals[problem.rank_of(op)].append(interval)
+    model, blocks = variables.model, variables.blocks
+    for op, length in blocks.duration.items():
+        start, on_rank = variables.start[op], intervals[problem.rank_of(op)]
+        if op in blocks.fused:
+            fused = variables.fused[op]
+            on_rank.append(model.new_optional_fixed_size_interval_var(start, length, ~fused, ""))
+            on_rank.append(model.new_optional_fixed_size_interval_var(start, blocks.fused[op], fused, ""))
+        elif blocks.may_vanish(op):
+            split = ~variables.fused[blocks.backward_of(op)]
+            on_rank.append(model.new_optional_fixed_size_interval_var(start, length, split, ""))
+        else:
+            on_rank.append(model.new_fixed_size_interval_var(start, length, ""))
     for on_rank in intervals.values():
         variables.model.add_no_overlap(on_rank)
 
@@ -109,16 +104,16 @@ def add_transfers(variables: Variables, windows: Windows, upper: int, shared: di
     model, start = variables.model, variables.start
     lanes: dict[tuple[Kind, int], list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
     for move in variables.blocks.transfers:
-        ready, consumer = variables.end(move.producer), start[move.consumer]
+        consumer = start[move.consumer]
         if move.occupancy == 0:
-            model.add(consumer >= ready + move.latency)
+            variables.add_after(consumer, move.producer, move.latency)
             continue
-        earliest = windows.head[move.producer] + variables.blocks.duration[move.producer]
-        consumer_length = variables.blocks.duration[move.consumer]
+        earliest = windows.head[move.producer] + variables.blocks.least(move.producer)
+        consumer_length = variables.blocks.least(move.consumer)
         latest = upper - windows.tail[move.consumer] - consumer_length - move.latency - move.occupancy
         send = model.new_int_var(earliest, latest, "")
         variables.send[move.producer] = send
-        model.add(send >= ready)
+        variables.add_after(send, move.producer)
         model.add(consumer >= send + move.occupancy + move.latency)
         shared[move.resource].append(model.new_fixed_size_interval_var(send, move.occupancy, ""))
         lanes[move.producer.kind, move.producer.stage].append((send, move.occupancy))
@@ -131,7 +126,7 @@ def add_microbatch_order(variables: Variables) -> None:
     """Per stage and kind, the ops run in microbatch order; this removes the symmetry between alike microbatches."""
     for chain in variables.blocks.chains:
         for before, after in pairwise(chain):
-            variables.model.add(variables.start[after] >= variables.end(before))
+            variables.add_after(variables.start[after], before)
 
 
 def add_collectives(variables: Variables, problem: Problem, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
@@ -154,7 +149,7 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
         ):  # the stage span ends with compute, and what follows can always come last
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
-            model.add(begin >= variables.end(ends[stage, last_kind][-1]))
+            variables.add_after(begin, ends[stage, last_kind][-1])
             model.add(variables.objective >= begin + length)
 
 
@@ -168,5 +163,5 @@ def add_objective(variables: Variables, problem: Problem, windows: Windows) -> N
         variables.model.add(variables.start[op] == windows.head[op])
     for chain in variables.blocks.chains:
         origin = windows.origin[problem.rank_of(chain[-1])]
-        variables.model.add(variables.objective >= variables.end(chain[-1]) - origin)
+        variables.add_after(variables.objective + origin, chain[-1])
     variables.model.minimize(variables.objective)

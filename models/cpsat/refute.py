@@ -46,6 +46,6 @@ def build_relaxed(
     for intervals in shared.values():
         model.add_no_overlap(intervals)
     limits = tuple(limit if rank in ranks else None for rank, limit in enumerate(problem.memory_limit_bytes))
-    add_memory_limit(model, variables.start, replace(problem, memory_limit_bytes=limits), blocks, upper)
+    add_memory_limit(variables, replace(problem, memory_limit_bytes=limits), upper)
     add_objective(variables, problem, windows)
     return model

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.milp.variables import Variables
 
-__all__ = ["order_values", "schedule_of_milp"]
+__all__ = ["fused_values", "order_values", "schedule_of_milp"]
 
 
 def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
     """The values of the order variables in a schedule; a solver finds the times that go with them.
 
-    A fused backward is in place of its two halves; a block that the schedule cuts otherwise than the model does is where its last
-    part is. The ops of a chain are alike, and so are their transfers: they are named anew in microbatch order.
+    A fused backward is in the place of its two halves; a block that the schedule cuts otherwise than the model does is where its
+    last part is. The ops of a chain are alike, and so are their transfers: they are named anew in microbatch order.
     """
     blocks = variables.blocks
     when: dict[str, tuple[int, int, int]] = {}
@@ -35,7 +35,10 @@ def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -
             for half, kind in enumerate((Kind.B, Kind.W) if op.kind is Kind.BW and _is_split(variables) else (op.kind,)):
                 found[kind, op.stage][op.microbatch] = (start_ns, number, half)
     for chain in blocks.chains:
-        alike = sorted(found[chain[0].kind, chain[0].stage].values())
+        kind, stage = chain[0].kind, chain[0].stage
+        alike = sorted(found[kind, stage].values())
+        if kind is Kind.W and any(blocks.may_vanish(op) for op in chain):
+            alike = _weights(found[Kind.B, stage], found[Kind.W, stage])
         cut = len(chain) // len(alike)
         when |= {op_name(op): alike[index // cut] for index, op in enumerate(chain)}
     lanes: dict[tuple[Kind, int], list[tuple[int, int, int]]] = defaultdict(list)
@@ -50,6 +53,26 @@ def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -
     return {(a, b): int(when[a] < when[b]) for a, b in variables.order}
 
 
+def _weights(backwards: dict[int, tuple[int, int, int]], weights: dict[int, tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """When the W of a stage are, in the order of their backwards: those that are not fused in their own order, the others there."""
+    apart = iter(sorted(weights[m] for m, begin in backwards.items() if weights[m][:2] != begin[:2]))
+    return [
+        weights[m] if weights[m][:2] == begin[:2] else next(apart)
+        for m, begin in sorted(backwards.items(), key=lambda backward: backward[1])
+    ]
+
+
+def fused_values(variables: Variables, schedule: Schedule) -> dict[Op, int]:
+    """Per B that may be fused, whether it is in the schedule; those of a chain are alike, and are named in the order they have."""
+    values: dict[Op, int] = {}
+    orders = {op.stage: [each for each in order if each.stage == op.stage] for order in schedule.orders for op in order}
+    for chain in variables.blocks.chains:
+        if chain[0].kind is Kind.B:
+            backwards = [op for op in orders[chain[0].stage] if op.kind in (Kind.B, Kind.BW) and op.part <= 0]
+            values |= {b: int(op.kind is Kind.BW) for b, op in zip(chain, backwards, strict=True) if b in variables.fused}
+    return values
+
+
 def _is_split(variables: Variables) -> bool:
     return any(op.kind is Kind.B for op in variables.start)
 
@@ -60,16 +83,19 @@ def schedule_of_milp(variables: Variables, problem: Problem, value: Callable[[pu
     An op's place in its rank's order is the number of ops that come before it.
     """
     chosen = {pair: value(order) > 0.5 for pair, order in variables.order.items()}
+    fused = {op for op, variable in variables.fused.items() if value(variable) > 0.5}
     orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
     for op in variables.start:
-        orders[problem.rank_of(op)].append(op)
+        if op.kind is not Kind.W or variables.blocks.backward_of(op) not in fused:
+            orders[problem.rank_of(op)].append(op)
     for on_rank in orders:
         names = {op: op_name(op) for op in on_rank}
         place: dict[Op, int] = {}
         for op, name in names.items():
             place[op] = sum(_comes_first(variables, chosen, other, name) for other in names.values() if other != name)
         on_rank.sort(key=place.__getitem__)
-    return Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
+    named = tuple(tuple(op._replace(kind=Kind.BW) if op in fused else op for op in on_rank) for on_rank in orders)
+    return Schedule(orders=named, parts=variables.blocks.parts)
 
 
 def _comes_first(variables: Variables, chosen: dict[tuple[str, str], bool], a: str, b: str) -> bool:

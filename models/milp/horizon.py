@@ -1,9 +1,10 @@
 """The window of every op of the MILP: between which ticks it may start, and from when each rank's clock runs.
 
-Blocks and an upper bound of the objective go in. For the makespan the windows are those of `models.start_windows`. For the stage
-span a rank's clock runs from its first start. Where that is the same in every schedule (one path, and a first message that
-nothing can hold up) the rank ends by it plus the upper bound. Elsewhere the first start is a decision, and all that is known of
-the end is that there is no moment at which nothing happens, since ranks never wait without a reason.
+Blocks and an upper bound of the objective go in. What may be fused counts with the least that it takes. For the makespan the
+windows are those of `models.start_windows`. For the stage span a rank's clock runs from its first start. Where that is the same in
+every schedule (one path, and a first message that nothing can hold up) the rank ends by it plus the upper bound. Elsewhere the
+first start is a decision, and all that is known of the end is that there is no moment at which nothing happens, since ranks never
+wait without a reason.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ class Horizon:
 def horizon_of(problem: Problem, blocks: Blocks, graph: Graph, upper: int) -> Horizon:
     """The windows of all schedules whose objective is at most `upper` ticks."""
     windows = windows_of(replace(problem, objective=Objective.MAKESPAN), blocks)
-    earliest, length = windows.head, blocks.duration
+    earliest = windows.head
+    length = {op: blocks.least(op) for op in blocks.duration}
     ranks = sorted({problem.rank_of(op) for op in length})
     if problem.objective is Objective.MAKESPAN:
         latest = {op: upper - windows.tail[op] - length[op] for op in length}
         return Horizon(earliest, latest, windows.tail, upper, dict.fromkeys(ranks, 0), windows.path)
-    busy = sum(length.values()) + sum(move.occupancy + move.latency for move in blocks.transfers)
+    busy = sum(blocks.duration.values()) + sum(move.occupancy + move.latency for move in blocks.transfers)
     busy += sum(blocks.gather.values()) + sum(blocks.scatter.values())
     first = _certain_first_ops(problem, blocks)
     origin = {rank: earliest[first[rank]] if rank in first else None for rank in ranks}
@@ -60,8 +62,8 @@ def horizon_of(problem: Problem, blocks: Blocks, graph: Graph, upper: int) -> Ho
         for later, gap in graph.after[op]:
             latest[op] = min(latest[op], latest[later] - gap - length[op])
     work = dict.fromkeys(ranks, 0)
-    for op, ticks in length.items():
-        work[problem.rank_of(op)] += ticks
+    for op, ticks in blocks.duration.items():  # fused, B and W take the least together
+        work[problem.rank_of(op)] += 0 if blocks.may_vanish(op) else blocks.fused.get(op, ticks)
     return Horizon(earliest, latest, dict.fromkeys(length, 0), max(last.values()), origin, max(work.values()))
 
 

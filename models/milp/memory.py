@@ -30,11 +30,22 @@ def add_memory_limit(variables: Variables, problem: Problem) -> None:
         changes = [change for forward in forwards for change in _changes(problem, variables, forward)]
         unit = gcd(*(held for _, held in changes)) or 1
         for forward in forwards:
-            name = op_name(forward)
-            held = [
-                change // unit * (variables.before[op_name(op), name] if op != forward else 1) for op, change in changes if change
-            ]
+            held = [change // unit * _done(variables, op, forward) for op, change in changes if change]
             variables.model += pulp.LpAffineExpression(pulp.lpSum(held)) <= limit_bytes // unit
+
+
+def _done(variables: Variables, op: Op, forward: Op) -> pulp.LpAffineExpression | int:
+    """Whether the op comes before the forward, or is it; a W that is fused, where its backward does."""
+    if op == forward:
+        return 1
+    before = variables.before[op_name(op), op_name(forward)]
+    fused = variables.vanishes(op)
+    if fused is None:
+        return before
+    released = variables.model.add_variable(f"{op_name(op)}_released_{op_name(forward)}", 0, 1)
+    variables.model += released <= before + fused
+    variables.model += released <= variables.before[op_name(variables.blocks.backward_of(op)), op_name(forward)]
+    return released
 
 
 def _changes(problem: Problem, variables: Variables, forward: Op) -> list[tuple[Op, int]]:

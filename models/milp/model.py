@@ -1,7 +1,8 @@
 """The MILP of a Problem: which constraints it has and what it minimizes.
 
 Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, continuous, in ticks of the
-grid, in its window; for each pair of them on one rank, link or trunk whose order is open, a binary. Constraints, each in a
+grid, in its window; for each backward that may be fused, whether it is, a binary; for each pair of tasks on one rank, link or
+trunk whose order is open, a binary. Constraints, each in a
 function of its name: precedence; one op at a time per rank, one transfer at a time per link or trunk; microbatch order; memory;
 collectives. Objective: the makespan or the stage span, at most the incumbent's.
 
@@ -52,6 +53,7 @@ def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> Variables
     model = pulp.LpProblem("schedc")
     start = {op: model.add_variable(op_name(op), horizon.earliest[op], horizon.latest[op]) for op in blocks.duration}
     variables = Variables(model, blocks, start, model.add_variable("objective", lower, upper))
+    variables.fused |= {op: model.add_variable(f"fused:{op_name(op)}", cat=pulp.LpBinary) for op in blocks.fused}
     shared: dict[Resource, list[Task]] = defaultdict(list)
     add_objective(variables, problem, horizon)
     add_precedences(variables)
@@ -74,13 +76,25 @@ def add_precedences(variables: Variables) -> None:
 def add_rank_no_overlap(variables: Variables, problem: Problem, graph: Graph, horizon: Horizon) -> None:
     """A rank runs one op at a time."""
     tasks: dict[int, list[Task]] = defaultdict(list)
+    tails: dict[str, int] = {}
     for op, length in variables.blocks.duration.items():
-        task = Task(op_name(op), variables.start[op], length, horizon.earliest[op], horizon.latest[op], op, op)
-        tasks[problem.rank_of(op)].append(task)
-    tails = {op_name(op): tail for op, tail in horizon.tail.items()}
+        tasks[problem.rank_of(op)].append(_task(variables, horizon, op))
+        tails[op_name(op)] = horizon.tail[op] + variables.blocks.least(op) - max(length, variables.blocks.fused.get(op, 0))
     for rank, on_rank in tasks.items():
         add_no_overlap(variables, on_rank, graph)
         add_work_cuts(variables, on_rank, {task.name: tails[task.name] for task in on_rank}, horizon.origin[rank])
+
+
+def _task(variables: Variables, horizon: Horizon, op: Op) -> Task:
+    blocks, start, earliest, latest = variables.blocks, variables.start[op], horizon.earliest[op], horizon.latest[op]
+    length, fused = blocks.duration[op], variables.vanishes(op)
+    if fused is not None:  # its window is one of a moment
+        return Task(op_name(op), start, length, earliest, latest - length, op, op, vanishes=fused)
+    if op not in blocks.fused:
+        return Task(op_name(op), start, length, earliest, latest, op, op)
+    least, most_longer = blocks.least(op), abs(blocks.fused[op] - length)
+    longer = most_longer * (variables.fused[op] if blocks.fused[op] > length else 1 - variables.fused[op])
+    return Task(op_name(op), start, least, earliest, latest, op, op, longer=longer, most_longer=most_longer)
 
 
 def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
@@ -94,7 +108,7 @@ def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource,
         if move.occupancy == 0:
             variables.model += consumer >= ready + move.latency
             continue
-        earliest = horizon.earliest[move.producer] + variables.blocks.duration[move.producer]
+        earliest = horizon.earliest[move.producer] + variables.blocks.least(move.producer)
         latest = horizon.latest[move.consumer] - move.latency - move.occupancy
         name, lane = send_name(move.producer), (move.producer.kind, move.producer.stage)
         send = variables.model.add_variable(name, earliest, latest)
@@ -136,7 +150,7 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
             shared[resource].append(task)
         if (length := blocks.scatter.get(stage, 0)) and problem.objective is Objective.MAKESPAN:
             last = ends[stage, last_kind][-1]
-            earliest = horizon.earliest[last] + blocks.duration[last]
+            earliest = horizon.earliest[last] + blocks.least(last)
             task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=last)
             variables.model += task.start >= variables.end(last)
             variables.model += variables.objective >= task.start + length
@@ -163,4 +177,6 @@ def add_objective(variables: Variables, problem: Problem, horizon: Horizon) -> N
         rank = problem.rank_of(chain[0])
         if chain[0].kind is Kind.F and horizon.origin[rank] is None:
             variables.model += begin[rank] <= variables.start[chain[0]]
-        variables.model += variables.objective >= variables.end(chain[-1]) + horizon.tail[chain[-1]] - begin[rank]
+        last = chain[-1]  # the tail of one that may be fused is counted from its least end
+        end = variables.start[last] + variables.blocks.least(last) if last in variables.fused else variables.end(last)
+        variables.model += variables.objective >= end + horizon.tail[last] - begin[rank]

@@ -38,6 +38,21 @@ class Task:
     """This op starts when it has ended, or is it."""
     lane: tuple[Kind, int] | None = None
     """Transfers of one lane keep the order of their microbatches."""
+    longer: pulp.LpAffineExpression | int = 0
+    """By how much it is longer than `length`, a decision; at most `most_longer`."""
+    most_longer: int = 0
+    vanishes: pulp.LpVariable | None = None
+    """1 where it does not take place; its start is then any time up to `latest` and its length."""
+
+    @property
+    def end(self) -> pulp.LpAffineExpression:
+        """Where it takes place, its end."""
+        return self.start + self.length + self.longer if self.most_longer else self.start + self.length
+
+    @property
+    def latest_end(self) -> int:
+        """It ends by then."""
+        return self.latest + self.length + self.most_longer
 
 
 def add_no_overlap(variables: Variables, tasks: Sequence[Task], graph: Graph) -> None:
@@ -70,32 +85,42 @@ def _add_disjunction(variables: Variables, a: Task, b: Task) -> None:
     if not (a_first and b_first):
         if a_first or not b_first:
             _fix(variables, a, b)
-            variables.model += b.start >= a.start + a.length
+            variables.model += b.start >= _end(a, b)
         if not a_first:
             _fix(variables, b, a)
-            variables.model += a.start >= b.start + b.length
+            variables.model += a.start >= _end(b, a)
         return
     first = variables.model.add_variable(f"{a.name}_before_{b.name}", cat=pulp.LpBinary)
     variables.before[a.name, b.name] = first
     variables.before[b.name, a.name] = 1 - first
     variables.order[a.name, b.name] = first
     # At least 1, so that the variable is in a row where both tasks take no time and cannot move.
-    variables.model += b.start >= a.start + a.length - max(1, a.latest + a.length - b.earliest) * (1 - first)
-    variables.model += a.start >= b.start + b.length - max(1, b.latest + b.length - a.earliest) * first
+    variables.model += b.start >= _end(a, b) - max(1, a.latest_end - b.earliest) * (1 - first)
+    variables.model += a.start >= _end(b, a) - max(1, b.latest_end - a.earliest) * first
+
+
+def _end(before: Task, after: Task) -> pulp.LpAffineExpression:
+    """The end of `before`; where one of the two does not take place, a time before which `after` never starts."""
+    gone = [task.vanishes for task in (before, after) if task.vanishes is not None]
+    if not gone:
+        return before.end
+    latest = before.latest_end if before.vanishes is None else before.latest_end + before.length
+    return before.end - max(0, latest - after.earliest) * pulp.lpSum(gone)
 
 
 def add_work_cuts(variables: Variables, tasks: Sequence[Task], tails: dict[str, int], origin: int | None) -> None:
     """A task starts when all that comes before it on its resource has been done; all that comes after it is done by the objective.
 
     Integer solutions satisfy both; without them the relaxation does not see what a resource can do at most ("half cuts";
-    Applegate and Cook, "A computational study of the job-shop scheduling problem", 1991).
+    Applegate and Cook, "A computational study of the job-shop scheduling problem", 1991). What may not take place is left out.
     """
     least_tail = min(tails.values())
-    for task in tasks:
-        others = [other for other in tasks if other.name != task.name]
-        for release in {task.earliest, min(other.earliest for other in tasks)}:
+    certain = [task for task in tasks if task.vanishes is None]
+    for task in certain:
+        others = [other for other in certain if other.name != task.name]
+        for release in {task.earliest, min(other.earliest for other in certain)}:
             work = [other.length * variables.before[other.name, task.name] for other in others if other.earliest >= release]
             variables.model += task.start >= release + pulp.lpSum(work)
         if origin is not None:
             rest = [other.length * variables.before[task.name, other.name] for other in others]
-            variables.model += variables.objective >= task.start + task.length + pulp.lpSum(rest) + least_tail - origin
+            variables.model += variables.objective >= task.end + pulp.lpSum(rest) + least_tail - origin

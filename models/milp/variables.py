@@ -24,6 +24,8 @@ class Variables:
     blocks: Blocks
     start: dict[Op, pulp.LpVariable]
     objective: pulp.LpVariable
+    fused: dict[Op, pulp.LpVariable] = field(default_factory=dict)
+    """Per B that may be fused: 1 where it is. Its W then takes no time, at a moment that keeps nobody waiting."""
     send: dict[Op, pulp.LpVariable] = field(default_factory=dict)
     """Per producer whose transfer occupies its link: when it starts to."""
     order: dict[tuple[str, str], pulp.LpVariable] = field(default_factory=dict)
@@ -33,7 +35,15 @@ class Variables:
 
     def end(self, op: Op) -> pulp.LpAffineExpression:
         """The op's end."""
-        return self.start[op] + self.blocks.duration[op]
+        end = self.start[op] + self.blocks.duration[op]
+        if op in self.fused:
+            return end + (self.blocks.fused[op] - self.blocks.duration[op]) * self.fused[op]
+        fused = self.vanishes(op)
+        return end if fused is None else end - self.blocks.duration[op] * fused
+
+    def vanishes(self, op: Op) -> pulp.LpVariable | None:
+        """1 where the op, a W, is fused into its backward; None where it never is."""
+        return self.fused[self.blocks.backward_of(op)] if self.blocks.may_vanish(op) else None
 
 
 def op_name(op: Op) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.models.cpsat.model import Variables
+    from schedc.models.cpsat.variables import Variables
     from schedc.solvers.common.base import Limits
 
 __all__ = ["run", "solve_cpsat", "solver_of"]

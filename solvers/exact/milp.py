@@ -73,7 +73,7 @@ def solve_milp(
         Defect: a bound is above the incumbent's objective, or HiGHS says that there is no schedule as good as the incumbent.
     """
     pulp, highspy = _libraries()
-    from schedc.models.milp.extract import order_values, schedule_of_milp
+    from schedc.models.milp.extract import fused_values, order_values, schedule_of_milp
     from schedc.models.milp.model import build
 
     timeline = simulate(problem, incumbent)
@@ -93,12 +93,13 @@ def solve_milp(
         return Solved(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
-    slack = TOLERANCE * (1 + timeline.makespan_ns / grid.tick_ns) * (len(variables.start) + len(variables.send))
+    binaries = 3 if blocks.fused else 1  # in a row: an order, and whether each of two backwards is fused
+    slack = TOLERANCE * (1 + binaries * timeline.makespan_ns / grid.tick_ns) * (len(variables.start) + len(variables.send))
 
     def proven_ns(ticks: float) -> int:
         """What HiGHS's bound says of the true problem.
 
-        Each row of a longest path may be broken by the tolerance, and by that times its big-M, which is at most the horizon. The
+        Each row of a longest path may be broken by the tolerance, and by that times its big-Ms, which are at most the horizon. The
         optimum is an integer number of ticks (see the model), so that what is left is rounded up.
         """
         return ceil(ticks - slack) * grid.tick_ns if is_bound and isfinite(ticks) else 0
@@ -108,8 +109,9 @@ def solve_milp(
     for option, value in options.items():
         if highs.setOptionValue(option, value) != highspy.HighsStatus.kOk:
             raise ValueError(f"HiGHS refuses {value} for its option {option}")
-    starts = order_values(variables, incumbent, timeline)
-    highs.setSolution(len(starts), [variables.order[pair].index for pair in starts], list(starts.values()))
+    starts = {variables.order[pair].index: value for pair, value in order_values(variables, incumbent, timeline).items()}
+    starts |= {variables.fused[op].index: value for op, value in fused_values(variables, incumbent).items()}
+    highs.setSolution(len(starts), list(starts), list(starts.values()))
 
     def hear_solution(event: Any) -> None:
         solution, ticks = event.data_out.mip_solution, event.data_out.objective_function_value
@@ -141,8 +143,9 @@ def solve_milp(
     job.result()
     status = _status(highspy, highs)
     info = highs.getInfo()
-    # With no order open, the model is linear and has no bound but its optimum.
-    bound_ns = proven_ns(info.mip_dual_bound if variables.order else info.objective_function_value)
+    # With nothing open, the model is linear and has no bound but its optimum.
+    is_mip = variables.order or variables.fused
+    bound_ns = proven_ns(info.mip_dual_bound if is_mip else info.objective_function_value)
     if status is SolverStatus.INFEASIBLE:
         bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=is_bound, claimed_by="milp")
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
@@ -222,4 +225,5 @@ def _digest(highs: Any, variables: Variables) -> str:
     rows = [list(lp.row_lower_), list(lp.row_upper_)]
     matrix = [list(part) for part in (lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_)]
     digest = hashlib.sha256(repr((columns, rows, matrix)).encode()).hexdigest()
-    return f"model {lp.num_col_} variables, {len(variables.order)} of them binary, {lp.num_row_} constraints, sha256 {digest}"
+    binaries = len(variables.order) + len(variables.fused)
+    return f"model {lp.num_col_} variables, {binaries} of them binary, {lp.num_row_} constraints, sha256 {digest}"

@@ -86,7 +86,7 @@ def refute(
     grid = grid_of(problem, objective_ns)
     blocks = blocks_of(problem, grid)
     if not blocks.complete:
-        raise Unsupported("refute needs microbatches that are alike, and no fused backward that is faster than its halves")
+        raise Unsupported("refute needs microbatches that are alike, and stages that are on one path each")
     windows, ranks = windows_of(problem, blocks), _ranks(problem)
     begun, spent = time.perf_counter(), 0.0
     lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)

@@ -7,17 +7,22 @@ the constraint in question; they have a test of their own. "Else" is the optimum
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+from fused_problems import with_fused
 from ortools.sat.python import cp_model
 from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.cpsat.model import Variables, build
+from schedc.models.cpsat.model import build
 from schedc.models.grid import TimeGrid
 from schedc.models.start_windows import Windows, windows_of
+
+if TYPE_CHECKING:
+    from schedc.models.cpsat.variables import Variables
 
 END = 1000
 NANOSECONDS = TimeGrid(1, True)
@@ -162,13 +167,39 @@ def test_split_and_fused_backward(split: bool, expected: int) -> None:
     assert optimum(make_problem(2, 1, split_backward=split)) == expected
 
 
-@pytest.mark.parametrize(("fused_ns", "complete"), [(20, True), (19, False)])
-def test_a_fused_backward_that_is_faster_than_its_halves_is_not_in_the_model(fused_ns: int, complete: bool) -> None:
-    """F and BW would take 29; the model has B and W only, 30, and says that its bound is none of the problem's."""
-    problem = make_problem(1, 1)
-    problem = replace(problem, stages=(replace(problem.stages[0], backward_ns=(fused_ns,)),))
-    assert optimum(problem) == 30
-    assert blocks_of(problem, NANOSECONDS).complete == complete
+@pytest.mark.parametrize(("fused_ns", "expected", "count"), [(25, 30, 0), (20, 30, 0), (19, 29, 1), (5, 15, 1)])
+def test_a_fused_backward_is_in_the_model_where_it_takes_less_than_its_halves(fused_ns: int, expected: int, count: int) -> None:
+    """F and BW, or F, B and W."""
+    problem = with_fused(make_problem(1, 1), fused_ns)
+    assert optimum(problem) == expected
+    assert len(blocks_of(problem, NANOSECONDS).fused) == count
+    assert blocks_of(problem, NANOSECONDS).complete
+
+
+@pytest.mark.parametrize(("fused_ns", "expected"), [((19, 19), 49), ((19, 11), 49), ((11, 19), 41), ((19, 9), 48)])
+def test_each_backward_is_fused_or_split(fused_ns: tuple[int, int], expected: int) -> None:
+    """F F, B on the last rank, which W follows there, and BW on the first: 49. Fused, the last one would send its gradient late,
+
+    unless BW takes less than B: of 9, 48. Else, all split, 50; if a fused one sent its gradient before its end, less.
+    """
+    assert optimum(with_fused(make_problem(2, 1), *fused_ns)) == expected
+
+
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(1, None), (2, 98), (3, 89), (4, 70)])
+def test_memory_where_backwards_may_be_fused(limit_bytes: int, expected: int | None) -> None:
+    """As with B and W, each rank's BW takes 19. One microbatch alone takes 49 (F F B BW).
+
+    2 bytes: one after the other. 3: the first rank splits the first backward, so that the second forward starts at 40; its
+    gradient is there at 70, and BW follows: 89; W of the first is done before. 4: the last rank has 10 to 70 to do, or 69 with
+    gradients later.
+    """
+    assert optimum(with_fused(make_problem(2, 2, memory_limit_bytes=[limit_bytes, None]), 19)) == expected
+
+
+def test_the_reduce_scatter_follows_a_fused_backward() -> None:
+    """F, BW, and 7. Else, where it followed B, 29."""
+    parallel = DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(7,))
+    assert optimum(replace(with_fused(make_problem(1, 1), 19), data_parallel=parallel)) == 36
 
 
 def test_windows_hold_the_starts() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
+    from schedc.models.cpsat.variables import Variables as CpsatVariables
     from schedc.solvers.common.incumbent import Improvement
 
 PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
@@ -43,10 +44,11 @@ PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flig
 LIMITS = Limits(workers=2)
 
 
-def fused_faster() -> Problem:
-    """A fused backward takes half of what B and W take; the path is what binds."""
-    problem = make_problem(2, 1, costs_ns=(3, 4, 12), links={(0, 1): (9, 0), (1, 0): (9, 0)})
-    return replace(problem, stages=tuple(replace(stage, backward_ns=(6,)) for stage in problem.stages))
+def crossing() -> Problem:
+    """Two paths share both stages, so that taking each stage's microbatches in their order, as the models do, loses something."""
+    links = {(0, 1): (9, 0), (1, 0): (9, 0)}
+    problem = make_problem(2, 3, costs_ns=[(1, 8, 1), (9, 2, 1)], memory_limit_bytes=[4, 4], links=links)
+    return replace(problem, paths=((0, 1), (1, 0)), path_of=(0, 1, 0))
 
 
 def failing(*_: object, policy: str = "") -> None:
@@ -56,20 +58,20 @@ def failing(*_: object, policy: str = "") -> None:
 
 @pytest.mark.parametrize("method", ["auto", "cpsat", "milp"])
 def test_a_schedule_that_no_model_holds_is_kept(method: str) -> None:
-    """F and BW on both ranks, there and back: 3 + 9 + 3 + 6 + 9 + 6. With B and W apart the model's least is 44."""
-    problem = fused_faster()
+    """Both ranks begin at once, with a microbatch of their own; in microbatch order, rank 1 would wait for microbatch 0 (77)."""
+    problem = crossing()
     compiled = compile_problem(problem, method=method, limits=LIMITS)
     assert compiled.failures == ()
-    assert compiled.plan.certificate.makespan_ns == 36
-    assert compiled.plan.certificate.lower_bound_ns == best_bound(problem).value_ns < 36
+    assert compiled.plan.certificate.makespan_ns == 60
+    assert compiled.plan.certificate.lower_bound_ns == best_bound(problem).value_ns < 60
     assert compiled.solver_log == ()
 
 
 @pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
 def test_no_bound_follows_where_the_model_does_not_hold_all_schedules(solve: Callable[..., Solved]) -> None:
-    orders = tuple((Op(Kind.F, stage, 0), Op(Kind.BW, stage, 0)) for stage in range(2))
-    found = solve(fused_faster(), Schedule(orders=orders), limits=LIMITS)
-    assert (found.status, found.objective_ns, found.lower_bound_ns) == ("INFEASIBLE", 36, 0)
+    problem = crossing()
+    found = solve(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=LIMITS)
+    assert (found.status, found.objective_ns, found.lower_bound_ns) == ("INFEASIBLE", 60, 0)
 
 
 @pytest.mark.parametrize("method", ["auto", "cpsat"])
@@ -143,7 +145,7 @@ def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPa
     def late_in_milp(variables: milp.Variables) -> None:
         variables.model += variables.start[Op(Kind.F, 0, 0)] >= variables.objective + 1
 
-    def late_in_cpsat(variables: cpsat_model.Variables) -> None:
+    def late_in_cpsat(variables: CpsatVariables) -> None:
         variables.model.add(variables.start[Op(Kind.F, 0, 0)] >= variables.objective + 1)
 
     monkeypatch.setattr(milp_model, "add_precedences", late_in_milp)

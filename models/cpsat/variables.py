@@ -1,0 +1,46 @@
+"""The CP-SAT model and its variables: what the constraints write to and what is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortools.sat.python import cp_model
+
+    from schedc.ir.ops import Op
+    from schedc.models.blocks import Blocks
+
+__all__ = ["Variables"]
+
+
+@dataclass(slots=True)
+class Variables:
+    """The model and the variables that are read back."""
+
+    model: cp_model.CpModel
+    blocks: Blocks
+    start: dict[Op, cp_model.IntVar]
+    send: dict[Op, cp_model.IntVar]
+    """Per producer whose transfer occupies its link: when it starts to."""
+    fused: dict[Op, cp_model.IntVar]
+    """Per B that may be fused: whether it is. Its W then starts at a moment of its own, takes no time, and keeps nobody waiting."""
+    objective: cp_model.IntVar
+
+    def add_after(self, later: cp_model.LinearExprT, op: Op, gap: int = 0, only_if: Sequence[cp_model.BoolVarT] = ()) -> None:
+        """The moment `later` is at least `gap` ticks after the end of the op, whichever it takes; where all of `only_if` hold."""
+        start, duration = self.start[op], self.blocks.duration[op]
+        choices: list[tuple[int, cp_model.BoolVarT]] = []
+        if op in self.fused:
+            choices = [(duration, ~self.fused[op]), (self.blocks.fused[op], self.fused[op])]
+        elif self.blocks.may_vanish(op):
+            fused = self.fused[self.blocks.backward_of(op)]
+            choices = [(0, fused), (duration, ~fused)]
+        least = min((length for length, _ in choices), default=duration)
+        enforced = [(least, [*only_if]), *((length, [*only_if, literal]) for length, literal in choices if length > least)]
+        for length, literals in enforced:
+            added = self.model.add(later >= start + (gap + length))
+            if literals:
+                added.only_enforce_if(literals)
