@@ -109,11 +109,16 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
     )
+    recomputed = read_recomputed(pipeline, placed, root / "pipeline")
+    if layers_of_stage is None:
+        from schedc.lower.partition import balanced_partition
+
+        layers_of_stage = balanced_partition(workload, placed, recomputed)
     layout = Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,
         paths=placed.paths,
-        recomputed=read_recomputed(pipeline, placed, root / "pipeline"),
+        recomputed=recomputed,
         placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
     )
     return workload, layout

@@ -56,8 +56,8 @@ class PipelineSection(Section, frozen=True, kw_only=True):
         ),
     ] = Semantics.SCHEDC
     partition: Annotated[
-        tuple[Count, ...] | None,
-        Meta(description="Layers of each piece of the model. Default: auto, the balanced partition of the profile's layers."),
+        Literal["auto"] | tuple[Count, ...] | None,
+        Meta(description="Layers of each piece of the model. auto, the default for a profile.json: balanced."),
     ] = None
     recompute: Annotated[
         Literal["none", "full", "auto"] | tuple[bool, ...],

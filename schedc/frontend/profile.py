@@ -14,6 +14,7 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
+from schedc.frontend.job_file import AUTO
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
 from schedc.text.profile_file import ProfileFile
@@ -40,8 +41,8 @@ _MOST_LAYERS = 2**16
 
 def read_layers(
     pipeline: PipelineSection, profile: ProfileSection, placed: Placement, directory: Path, root: Location
-) -> tuple[tuple[Layer, ...], Partition]:
-    """The layers with their costs, and those of each stage.
+) -> tuple[tuple[Layer, ...], Partition | None]:
+    """The layers with their costs, and those of each stage; None where the balanced partition is wanted.
 
     Args:
         pipeline: for `partition` and `split_backward`.
@@ -169,7 +170,7 @@ def _by_key(profile: ProfileSection) -> dict[str, object]:
 
 def _from_layers(
     pipeline: PipelineSection, profile: ProfileFile, placed: Placement, file: Location, root: Location
-) -> tuple[tuple[Layer, ...], Partition]:
+) -> tuple[tuple[Layer, ...], Partition | None]:
     total = sum(layer.repeat for layer in profile.layers)
     if total > _MOST_LAYERS:
         raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
@@ -180,6 +181,8 @@ def _from_layers(
         raise (file / "layers").refuse(_layers(total), f"{placed.pieces} or more, one for each piece of the model")
     entries = [entry for entry in profile.layers for _ in range(entry.repeat)]
     layers = tuple(_layer(entry, position) for position, entry in enumerate(entries))
+    if pipeline.partition in (None, AUTO):
+        return layers, None
     of_piece = _layers_of_pieces(pipeline, placed, total, root)
     return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
 
@@ -207,14 +210,14 @@ def _layers_of_pieces(
 ) -> tuple[tuple[int, int] | None, ...]:
     """The layers [first, last) of each model piece; `total` is how many the profile has, None if it says nothing of layers."""
     pieces, counts = placed.pieces, pipeline.partition
+    at = root / "pipeline" / "partition"
+    if isinstance(counts, str):
+        raise at.refuse('"auto" for costs by stage', "a list, or a profile.json in profile.path, whose layers can be divided")
     if counts is not None:
-        at = root / "pipeline" / "partition"
         if len(counts) != pieces:
             raise at.refuse(_values(len(counts)), f"{pieces}, one for each piece of the model")
         if total is not None and sum(counts) != total:
             raise at.refuse(f"{_layers(sum(counts))} in all", f"the {total} of the profile")
-    elif total is not None:
-        counts = tuple(total // pieces + (piece < total % pieces) for piece in range(pieces))
     elif len(placed.paths) > 1:
         counts = (1,) * pieces
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,12 @@ def test_partition_of_the_llama_example_balances_it(tmp_path: Path) -> None:
     directory = EXAMPLES / "llama-3b"
     text = (directory / "job.toml").read_text(encoding="utf-8")
     (tmp_path / "profile.json").write_bytes((directory / "profile.json").read_bytes())
-    (tmp_path / "job.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("partition")))
 
-    def slowest_ns(path: Path) -> int:
-        return max(stage.forward_ns[0] + stage.backward_ns[0] for stage in load_job(path).problem.stages)
+    def slowest_ns(partition: str) -> int:
+        (tmp_path / "job.toml").write_text(re.sub(r"(?m)^partition.*$", partition, text), encoding="utf-8")
+        return max(stage.forward_ns[0] + stage.backward_ns[0] for stage in load_job(tmp_path / "job.toml").problem.stages)
 
-    assert slowest_ns(tmp_path / "job.toml") == pytest.approx(1.12 * slowest_ns(directory / "job.toml"), rel=0.01)
+    given = load_job(directory / "job.toml").problem
+    best_ns = max(stage.forward_ns[0] + stage.backward_ns[0] for stage in given.stages)
+    assert slowest_ns("partition = [8, 8, 7, 7]") == pytest.approx(1.12 * best_ns, rel=0.01)
+    assert slowest_ns("") == slowest_ns('partition = "auto"') == pytest.approx(best_ns, rel=0.001)

@@ -105,7 +105,7 @@ backward = [["3 ms", "1 ms"]]
 @pytest.mark.parametrize("recompute", ['"full"', "[true, true]"])
 def test_recomputation_of_all_stages(tmp_path: Path, recompute: str) -> None:
     """Between F and B the input, or what W needs after B if that is more; the first stage's input is nobody's message."""
-    job = of_layers(tmp_path, f"recompute = {recompute}", '[memory]\nlimit = "20 MiB"')
+    job = of_layers(tmp_path, f"partition = [2, 2]\nrecompute = {recompute}", '[memory]\nlimit = "20 MiB"')
     assert job.layout.recomputed == {0, 1}
     for stage, of_input in zip(job.problem.stages, (0, 1), strict=True):
         assert stage.recompute
@@ -116,14 +116,14 @@ def test_recomputation_of_all_stages(tmp_path: Path, recompute: str) -> None:
 
 
 def test_recomputation_with_fused_backwards(tmp_path: Path) -> None:
-    job = of_layers(tmp_path, "split_backward = false\nrecompute = [false, true]", '[memory]\nlimit = "20 MiB"')
+    job = of_layers(tmp_path, "partition = [2, 2]\nsplit_backward = false\nrecompute = [false, true]", '[memory]\nlimit = "20 MiB"')
     first, second = job.problem.stages
     assert (first.recompute, first.activation_bytes, second.recompute, second.activation_bytes) == (False, 16 * MIB, True, MIB)
     assert job.problem.memory_limit_bytes == (20 * MIB, 4 * MIB)  # the second keeps its 16 MiB free for the forward again
 
 
 def test_the_forward_again_is_the_forward_where_nothing_else_is_said(tmp_path: Path) -> None:
-    job = load_job(write_job(tmp_path, M70.replace("batches = 16", 'batches = 16\nrecompute = "full"')))
+    job = m70(tmp_path, "batches = 16", 'batches = 16\nrecompute = "full"')
     assert {stage.backward_input_ns for stage in job.problem.stages} == {((38_000 + 46_500) * 1000,)}
 
 
@@ -146,4 +146,20 @@ def test_an_input_of_no_size_in_limited_memory(tmp_path: Path) -> None:
 )
 def test_a_recomputation_without_room(tmp_path: Path, memory: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=rf"memory\.{says}"):
-        of_layers(tmp_path, "split_backward = false\nrecompute = [false, true]", f"[memory]\n{memory}")
+        of_layers(tmp_path, "partition = [2, 2]\nsplit_backward = false\nrecompute = [false, true]", f"[memory]\n{memory}")
+
+
+@pytest.mark.parametrize("partition", ["", 'partition = "auto"'])
+def test_the_partition_is_balanced_where_none_is_given(tmp_path: Path, partition: str) -> None:
+    assert of_layers(tmp_path, partition).layout.layers_of_stage == ((0, 2), (2, 4))
+    slow = of_layers(tmp_path, partition, "[devices]\nspeed = [1, 0.3]")
+    assert slow.layout.layers_of_stage == ((0, 3), (3, 4))
+    small = of_layers(tmp_path, partition, '[memory]\ncapacity = ["1 GiB", "10 MiB"]\nbytes_per_parameter = 16')
+    assert small.layout.layers_of_stage == ((0, 3), (3, 4))  # two layers hold 16 MiB for one microbatch
+
+
+def test_costs_by_stage_cannot_be_divided(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r'pipeline\.partition: found "auto" for costs by stage, expected a list, or a profile.json'
+    ):
+        m70(tmp_path, "ranks = 8", 'ranks = 8\npartition = "auto"')
