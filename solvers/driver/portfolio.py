@@ -1,9 +1,10 @@
 """The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
 A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
-search starts from the best constructive candidate. `auto` runs the constructive methods, then local search over a list scheduler's
-rule and over the orders, then CP-SAT, whole or relaxed. While a clock leaves time, the local searches go on from other seeds. It
-ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate is
+followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods, then
+local search over a list scheduler's rule and over the orders, then CP-SAT, whole or relaxed. While a clock leaves time, the local
+searches go on from other seeds. It ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,14 @@ from schedc.compiled import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.common.failure import Failure, failure_of
+from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
-from schedc.solvers.driver.registry import SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
 from schedc.solvers.kernel.rule_kernel import climb
+from schedc.solvers.search.mixing import mixed
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import BoundName
     from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Limits, Search
     from schedc.solvers.common.incumbent import Improvement
 
@@ -153,12 +158,12 @@ def solve(
             if problem.num_ops > SMALL_OPS:
                 compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
-                try_methods(incumbent, candidate_names(problem), candidates, on_method)
+                try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
                 compile_ahead(climb, polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
-                    try_methods(incumbent, ("rule-table",), candidates, on_method)
+                    try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
         if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
             left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
@@ -274,10 +279,20 @@ def try_methods(
     methods: Iterable[str],
     candidates: list[Candidate],
     on_method: Callable[[str], None] = lambda _: None,
+    *,
+    mix: bool = False,
 ) -> None:
     """Offer each method's schedule to the incumbent, and append what became of it to the candidates.
 
     While there is no schedule, an interruption waits for the first.
+
+    Args:
+        incumbent: of the problem.
+        methods: constructive methods' names, with options in braces.
+        candidates: what became of the methods.
+        on_method: is called with the name of each when it begins.
+        mix: also offer the schedule with backwards fused and split where that pays, and append it where it is better than the
+            method's own; of a large problem only if that is the best so far.
 
     Raises:
         InvalidInput: a method's name or options are wrong.
@@ -288,16 +303,22 @@ def try_methods(
         begun = time.perf_counter()
         try:
             with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
-                candidates.append(_construct(incumbent, method, construct))
+                own, schedule = _construct(incumbent, method, construct)
+                candidates.append(own)
+                if mix and schedule is not None and (incumbent.schedule is schedule or incumbent.problem.num_ops <= SMALL_OPS):
+                    then = partial(mixed, schedule=schedule, tables=incumbent.tables)
+                    other, _ = _construct(incumbent, method + MIXED, then)
+                    if other.objective_ns != own.objective_ns:
+                        candidates.append(other)
         except OutOfTime:
             candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time"))
             raise
 
 
-def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candidate:
-    """Offer one method's schedule to the incumbent."""
+def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple[Candidate, Schedule | None]:
+    """Offer one method's schedule to the incumbent; what became of it, and the schedule if it was offered."""
     begun = time.perf_counter()
-    reached: list[tuple[int, int]] = []
+    reached: list[tuple[int, int, Schedule]] = []
 
     def work() -> None:
         schedule = construct(incumbent.problem)
@@ -305,7 +326,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candi
         if excess is not None:
             rank, peak, limit = excess
             raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
-        reached.append(incumbent.offer(schedule, method))
+        reached.append((*incumbent.offer(schedule, method), schedule))
 
     why_not, failure = "failed", None
     try:
@@ -314,9 +335,10 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candi
         why_not = str(reason)
     seconds = time.perf_counter() - begun
     if not reached:
-        return Candidate(method=method, seconds=seconds, why_not=why_not, failure=failure)
-    ((makespan_ns, objective_ns),) = reached
-    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
+        return Candidate(method=method, seconds=seconds, why_not=why_not, failure=failure), None
+    ((makespan_ns, objective_ns, schedule),) = reached
+    candidate = Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
+    return candidate, schedule
 
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
@@ -324,7 +346,9 @@ def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     if problem.num_ops > CPSAT_OPS:
         return (("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
-        return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
+        # The rule of `local` does not mix fused and split backwards.
+        first = (("polish{rounds=6}", 0.3),) if can_pay(problem) else (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2))
+        return (*first, ("cpsat", 1.0))
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     return (
         ("local{rounds=4}", 0.3),

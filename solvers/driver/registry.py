@@ -1,7 +1,7 @@
 """The methods by name: what `--method` and a job's `[solver] method` take, with options in braces, `greedy{n_sub=2}`.
 
-A name and the text of its options go in; a constructive method, or a search, bound to its options comes out. Modules load when they
-are used.
+A name and the text of its options go in; a constructive method, or a search, bound to its options comes out. After a constructive
+method's name, ` + mixed` is its schedule with backwards fused and split where that pays. Modules load when they are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from schedc.solvers.common.options import (
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Search
 
-__all__ = ["METHODS", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
+__all__ = ["METHODS", "MIXED", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
+MIXED = " + mixed"
+"""After a constructive method's name."""
 
 
 class Entry(NamedTuple):
@@ -74,7 +78,9 @@ def check_method(text: str) -> None:
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
-    if not is_auto(text):
+    if text.endswith(MIXED):
+        constructive(text)
+    elif not is_auto(text):
         _parsed(text)
 
 
@@ -84,6 +90,8 @@ def constructive(text: str) -> Construct:
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
+    if text.endswith(MIXED):
+        return partial(_mixed, constructive(text.removesuffix(MIXED)))
     name, options = _parsed(text)
     if name not in METHODS:
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(METHODS)}")
@@ -92,6 +100,12 @@ def constructive(text: str) -> Construct:
         method = method[name].construct
     made: Construct = method if isinstance(options, NoOptions) or "{" not in text else partial(method, options=options)
     return made
+
+
+def _mixed(construct: Construct, problem: Problem) -> Schedule:
+    from schedc.solvers.search.mixing import mixed
+
+    return mixed(problem, construct(problem))
 
 
 def search_of(text: str) -> Search:
