@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer
+from forked_emulation import fork_emulations
 from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 from typer.testing import CliRunner
@@ -50,7 +51,8 @@ def test_json_and_trace(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_text(plan: Plan, tmp_path: Path) -> None:
+def test_text(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_emulations(monkeypatch)
     result = CliRunner().invoke(
         app, [str(tmp_path / "plan.json"), "--runs", "1", "--queues", "1"], catch_exceptions=False, env={"COLUMNS": "160"}
     )

@@ -36,7 +36,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes i
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emulations of this process begin with torch imported; those of `schedc emulate`, here and in `tests/cli`, import it."""
+    """Emulations of this process begin with torch imported; those of the command, below and in `tests/cli`, import it."""
     fork_emulations(monkeypatch)
 
 
