@@ -123,7 +123,7 @@ def test_only_a_clock_lets_others_go_before_what_is_not_compiled_yet(
     monkeypatch.setattr(portfolio, "at_hand", lambda _: False)
     monkeypatch.setattr(portfolio, "compile_ahead", lambda *_: None)
     monkeypatch.setattr(
-        portfolio, "try_methods", lambda incumbent, _, candidates, *__: try_methods(incumbent, ("1f1b",), candidates)
+        portfolio, "try_methods", lambda incumbent, _, candidates, *__, **___: try_methods(incumbent, ("1f1b",), candidates)
     )
     compile_problem(m70(2, 0.25, microbatches=8), limits=limits, on_method=begun.append)
     assert begun == [first]
