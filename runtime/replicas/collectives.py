@@ -113,7 +113,7 @@ class Collectives(ReplicaHooks):
                     self._shards.setdefault(stage, []).append(bucket)
                     buckets.append(bucket)
                 else:
-                    buckets.append(Bucket(weights, group))
+                    buckets.append(Bucket([(weight,) for weight in weights], group))
         self._next = 0
         self._complete: set[int] = set()
         self._gathers: dict[int, list[dist.Work]] = {}

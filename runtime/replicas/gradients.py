@@ -1,4 +1,4 @@
-"""The gradients of a stage's weights: in which type they add up, and how replicas of the stage sum them (ZeRO 0).
+"""The gradients of a stage's weights: in which type they add up, and how replicas of the stage sum them.
 
 A `Bucket` is a set of weights of one stage whose gradients have one type; they travel in one flat tensor.
 """
@@ -48,50 +48,53 @@ class Bucket:
     A weight that no replica has used keeps having no gradient.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    def __init__(self, weights: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup) -> None:
         """Take the weights.
 
         Args:
-            parameters: with gradients of one type.
-            group: the replicas.
+            weights: of this process, with gradients of one type; each with what else holds it in this process.
+            group: the processes that have replicas.
         """
-        self._parameters = parameters
+        self._weights = weights
         self._group = group
-        self._before: list[torch.Tensor | None] = []
+        self._before: list[list[torch.Tensor | None]] = []
         self._flat: torch.Tensor | None = None
 
     def begin(self) -> None:
         """Before a step: put aside gradients from before it, which are summed already."""
-        self._before = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._before = [[weight.grad for weight in same] for same in self._weights]
+        self._let_go()
 
     def start(self) -> dist.Work:
-        """Start to sum what the step has added; behind the gradients goes for each how many replicas have one."""
-        first = self._parameters[0]
-        used = torch.tensor([parameter.grad is not None for parameter in self._parameters])
-        self._flat = torch.cat([*map(_flat_gradient, self._parameters), used.to(first.device, gradient_type(first))])
-        for parameter in self._parameters:
-            parameter.grad = None
+        """Start to sum what the step has added; behind the gradients goes for each how many processes have one."""
+        first = self._weights[0][0]
+        used = torch.tensor([any(weight.grad is not None for weight in same) for same in self._weights])
+        self._flat = torch.cat([*map(_flat_sum, self._weights), used.to(first.device, gradient_type(first))])
+        self._let_go()
         return self._group.allreduce([self._flat])
 
     def finish(self) -> None:
         """After the sum: give it to the weights."""
         assert self._flat is not None
-        sizes = [parameter.numel() for parameter in self._parameters]
+        sizes = [weight.numel() for weight, *_ in self._weights]
         *sums, used = torch.split(self._flat, [*sizes, len(sizes)])
         self._flat = None
-        found = (used > 0).tolist()
-        for parameter, total, some, before in zip(self._parameters, sums, found, self._before, strict=True):
-            if not some:
-                parameter.grad = before
-            else:
-                own = total.view(parameter.shape)
-                parameter.grad = own if before is None else before.add_(own)
+        for same, total, some, before in zip(self._weights, sums, (used > 0).tolist(), self._before, strict=True):
+            for number, (weight, old) in enumerate(zip(same, before, strict=True)):
+                own = (total.clone() if number else total).view(weight.shape) if some else None
+                weight.grad = old if own is None else own if old is None else old.add_(own)
         self._before = []
 
+    def _let_go(self) -> None:
+        for same in self._weights:
+            for weight in same:
+                weight.grad = None
 
-def _flat_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel(), dtype=gradient_type(parameter), device=parameter.device)
-    return parameter.grad.reshape(-1)
+
+def _flat_sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
+    """The gradients of a weight on this process, added up."""
+    first = same[0]
+    given = [weight.grad for weight in same if weight.grad is not None]
+    if not given:
+        return torch.zeros(first.numel(), dtype=gradient_type(first), device=first.device)
+    return (torch.stack(given).sum(0) if len(given) > 1 else given[0]).reshape(-1)
