@@ -63,12 +63,13 @@ class Groups:
                 the pipeline's.
             TransferFailed: another rank does not come.
         """
-        self._timeout = timedelta(seconds=timeout_s)
+        self.timeout_s = timeout_s
+        """How long it waits for another rank."""
         self._made: list[dist.ProcessGroup] = []
         self._owns_default = not dist.is_initialized()
         if self._owns_default:
             try:
-                dist.init_process_group("gloo", timeout=self._timeout)
+                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
             except ValueError as error:
                 raise InvalidInput(
                     f"no process group: {error}; start with torchrun, or call torch.distributed.init_process_group before load"
@@ -93,11 +94,6 @@ class Groups:
             self.close()
             raise
 
-    @property
-    def timeout_s(self) -> float:
-        """How long it waits for another rank."""
-        return self._timeout.total_seconds()
-
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """A group of these ranks, this one among them; all of them make it, in the same order among the groups they share.
 
@@ -107,7 +103,7 @@ class Groups:
         members = tuple(sorted(ranks))
         store = self.store_of(members)
         try:
-            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), self._timeout)
+            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
             shown = ", ".join(map(str, members))
             raise TransferFailed(f"rank {self.rank} connects the ranks {shown}: {self._absent()}") from error
@@ -136,9 +132,8 @@ class Groups:
 
     def _absent(self) -> str:
         """Why a rank may not have come."""
-        limit_s = self._timeout.total_seconds()
         return (
-            f"another rank has ended or failed, and its own message says why, or it came more than {limit_s:g} s later, the"
+            f"another rank has ended or failed, and its own message says why, or it came more than {self.timeout_s:g} s later, the"
             " timeout_s given to load"
         )
 

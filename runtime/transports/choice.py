@@ -1,10 +1,4 @@
-"""Which channels the wires of a pipe have, from what each rank runs on.
-
-    auto       stages on the CPU: gloo. On GPUs: NCCL, with the delegate to fall back to; where both ranks of a wire have the same
-               GPU, between which NCCL refuses to connect, the delegate.
-    nccl       NCCL alone: a failure ends the step.
-    gloo       stages on the CPU only.
-    delegate   through the host by helper threads, on CPUs and GPUs.
+"""Which channels the wires of a pipe have, from what each rank runs on (`load` says what each is).
 
 All ranks take the same choice from the same reports, so that the ends of each wire fit.
 """

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "found_elsewhere", "queues_needed"]
 
-"""Two: a queue's tag and its tensor take two trips, and the next queue's tensor travels meanwhile."""
 TAG, TENSOR = 0, 1
 """gloo's tags of what goes through a queue."""
 PATIENCE_S = 5.0

@@ -19,7 +19,8 @@ __all__ = ["QUEUES", "Channels", "Hardware", "Wish", "hardware_of", "stage_devic
 
 Channels: TypeAlias = Literal["auto", "nccl", "gloo", "delegate"]
 QUEUES = 2
-"""How many tensors of a wire the delegate has under way at once, unless `load` is given another number."""
+"""How many tensors of a wire the delegate has under way at once, unless `load` is given another number. Two: a queue's tag and its
+tensor take two trips, and the next queue's tensor travels meanwhile."""
 CPU = torch.device("cpu")
 
 
