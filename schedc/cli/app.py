@@ -99,11 +99,12 @@ def compile_command(
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.cli.defect import defects_kept
-        from schedc.cli.rendering import results
+        from schedc.cli.rendering import layout, results
         from schedc.cli.rendering.progress import live
         from schedc.compile import compile_problem
         from schedc.files.outputs import check_outputs, is_standard, write_output
         from schedc.frontend.job import load_job
+        from schedc.lower.layout_report import layout_report
         from schedc.solvers.common.base import Limits
         from schedc.solvers.driver.registry import check_method
         from schedc.text.plan.plan_to_file import plan_json
@@ -140,8 +141,11 @@ def compile_command(
                 f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
             )
         if as_json:
-            results.print_json(results.compiled_json(compiled))
+            report = layout_report(loaded.workload, loaded.layout, loaded.problem)
+            results.print_json(results.compiled_json(compiled) | layout.layout_json(report, loaded.layout))
         elif not quiet:
+            report = layout_report(loaded.workload, loaded.layout, loaded.problem)
+            layout.print_layout(report, stderr=is_standard(output))
             results.print_compiled(compiled, output, interrupted=interruption.requested)
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel
     from schedc.ir.workload import Layer, Workload
 
-__all__ = ["problem_of", "static_bytes", "together_ns"]
+__all__ = ["problem_of", "stage_static_bytes", "static_bytes", "together_ns"]
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:
@@ -65,14 +65,22 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     )
 
 
-def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
-    """What each rank holds all the time: the sum over its stages, a fraction of a byte of a stage counting as a whole one."""
-    held = [0] * workload.ranks
+def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
+    """What each stage holds all the time, a fraction of a byte counting as a whole one."""
     given = _spread(workload.static_bytes, len(layout.rank_of_stage))
     numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
-    for rank, (first, last), size in zip(layout.rank_of_stage, layout.layers_of_stage, given, strict=True):
+    held = []
+    for (first, last), size in zip(layout.layers_of_stage, given, strict=True):
         parameters = sum(layer.parameters for layer in workload.layers[first:last])
-        held[rank] += size + -(-numerator * parameters // denominator)
+        held.append(size + -(-numerator * parameters // denominator))
+    return tuple(held)
+
+
+def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
+    """What each rank holds all the time: the sum over its stages."""
+    held = [0] * workload.ranks
+    for rank, size in zip(layout.rank_of_stage, stage_static_bytes(workload, layout), strict=True):
+        held[rank] += size
     return tuple(held)
 
 

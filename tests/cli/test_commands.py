@@ -56,6 +56,28 @@ def test_compile_auto_prints_candidates_and_certificate_and_writes_a_plan_that_v
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_compile_says_where_a_partition_is_far_from_balanced(tmp_path: Path) -> None:
+    """With the stages' work; and as JSON. The example itself is balanced."""
+    example = ROOT / "examples" / "llama-3b"
+    (tmp_path / "profile.json").write_bytes((example / "profile.json").read_bytes())
+    job = tmp_path / "job.toml"
+    job.write_text((example / "job.toml").read_text().replace("[9, 8, 7, 6]", "[8, 8, 7, 7]"))
+    done = schedc("compile", job, "-o", tmp_path / "plan.json", "--method", "1f1b")
+    said = " ".join(done.stdout.split())
+    assert "note: the busiest rank has 12.5% more work than with the balanced partition" in said
+    assert "[8, 8, 8, 6] instead of [8, 8, 7, 7] layers" in said
+    assert "2 2 16 to 22 1.789 s 22.5% 5.469 GiB 10.5 GiB" in said
+    found = json.loads(schedc("compile", job, "-o", tmp_path / "plan.json", "--method", "1f1b", "--json").stdout)
+    assert found["layout"]["partition"] == [8, 8, 7, 7] and found["layout"]["balanced_partition"] == [8, 8, 8, 6]
+    assert (found["layout"]["placement"], found["layout"]["recompute"]) == ("unidirectional", [False] * 4)
+    assert found["layout"]["stages"][2] == {
+        "rank": 2, "layers": [16, 23], "work_ns": 1_788_640_000, "activation_bytes": 5600 * 2**20, "static_bytes": 21 * 2**29,
+    }  # fmt: skip
+    assert len(found["notes"]) == 1
+    done = schedc("compile", example / "job.toml", "-o", tmp_path / "plan.json", "--method", "1f1b")
+    assert done.returncode == 0 and "note" not in done.stdout
+
+
 def test_compile_json_is_one_object_with_the_promised_keys(tmp_path: Path) -> None:
     done = schedc("compile", JOB, "-o", tmp_path / "plan.json", "--json")
     found = json.loads(done.stdout)
