@@ -3,7 +3,8 @@
 Takes a problem in which every rank has one stage and all microbatches are alike, a grid, and how many microbatches a wave has.
 Gives a CP-SAT model of all schedules in which microbatch m + K does everything one period after microbatch m. The period is a
 variable: as each kind of op runs in microbatch order, every need spans a known number of periods, so all constraints are linear in
-the starts and the period. What is minimal here is minimal among schedules that repeat every K microbatches, no more.
+the starts and the period. Where BW takes less than B and W, each backward of the wave is fused or split. What is minimal here is
+minimal among schedules that repeat every K microbatches, and where memory is short release in microbatch order, no more.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from schedc.ir.ops import Kind, Op
 from schedc.models.cpsat.memory import release_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["Cycle", "build_cycle"]
+__all__ = ["Cycle", "build_cycle", "takes_less_fused"]
 
 STEPS = 512
 """The period is a multiple of 1 / 512 of its least value (in whole ticks), so that a search does not creep to it."""
@@ -38,6 +41,39 @@ class Cycle:
     """The period after which the wave repeats, in steps of `step` ticks."""
     step: int
     duration: dict[Op, int]
+    """What B and W take where they are not fused."""
+    fused: dict[Op, tuple[int, cp_model.IntVar]]
+    """Per B that may be fused: what BW takes, and whether it is. Its W then takes no time, after all W before it."""
+
+    def lengths(self, op: Op) -> list[tuple[int, list[cp_model.BoolVarT]]]:
+        """What the op takes at least, and what it takes where the literals hold."""
+        ticks, backward = self.duration[op], op._replace(kind=Kind.B)
+        if op.kind is Kind.F or backward not in self.fused:
+            return [(ticks, [])]
+        together, fused = self.fused[backward]
+        choices = [(0 if op.kind is Kind.W else together, fused), (ticks, ~fused)]
+        least = min(length for length, _ in choices)
+        return [(least, []), *((length, [literal]) for length, literal in choices if length > least)]
+
+    def add_after(
+        self,
+        later: cp_model.LinearExprT,
+        start: cp_model.LinearExprT,
+        op: Op,
+        gap: int = 0,
+        only_if: Sequence[cp_model.BoolVarT] = (),
+    ) -> None:
+        """The moment `later` is at least `gap` ticks after the end of the op, which starts at `start`."""
+        for length, literals in self.lengths(op):
+            added = self.model.add(later >= start + (length + gap))
+            if literals or only_if:
+                added.only_enforce_if([*only_if, *literals])
+
+
+def takes_less_fused(problem: Problem, stage: int) -> bool:
+    """Whether a backward of the stage takes less fused than split, and may be either."""
+    apart_ns = problem.duration_ns(Kind.B, stage, 0) + problem.duration_ns(Kind.W, stage, 0)
+    return problem.split_backward and problem.duration_ns(Kind.BW, stage, 0) < apart_ns
 
 
 def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cycle:
@@ -55,13 +91,17 @@ def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cy
         for kind in kinds
         for j in range(wave)
     }
-    busiest = max(wave * sum(duration[Op(kind, stage, 0)] for kind in kinds) for stage in path)
+    together = {
+        stage: -(-problem.duration_ns(Kind.BW, stage, 0) // grid.tick_ns) for stage in path if takes_less_fused(problem, stage)
+    }
+    busiest = max(wave * _least_work(duration, kinds, stage, together.get(stage)) for stage in path)
     step = max(1, busiest // STEPS)
     steps = model.new_int_var(-(-busiest // step), max(-(-longest // step), -(-busiest // step)), "")
     spans = {stage: _span(problem, stage, wave) for stage in path}
     horizon = (max(spans.values()) + 1) * longest
     start = {op: model.new_int_var(0, horizon, "") for op in duration}
-    cycle = Cycle(model, start, steps, step, duration)
+    fused = {Op(Kind.B, stage, j): (ticks, model.new_bool_var("")) for stage, ticks in together.items() for j in range(wave)}
+    cycle = Cycle(model, start, steps, step, duration, fused)
     first = Op(Kind.F, path[0], 0)
     model.add(start[first] == 0)
     for stage in path:
@@ -70,6 +110,12 @@ def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cy
         _add_transfers(cycle, problem, grid, (before, after), wave, horizon)
     model.minimize(steps)
     return cycle
+
+
+def _least_work(duration: dict[Op, int], kinds: Sequence[Kind], stage: int, together: int | None) -> int:
+    """What a microbatch takes on the stage at least."""
+    apart = sum(duration[Op(kind, stage, 0)] for kind in kinds)
+    return apart if together is None else min(apart, duration[Op(Kind.F, stage, 0)] + together)
 
 
 def _span(problem: Problem, stage: int, wave: int) -> int:
@@ -90,26 +136,29 @@ def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, 
         """The start of an op of the wave, of earlier ones (below 0) or later ones."""
         return start[Op(kind, stage, microbatch % wave)] + (microbatch // wave) * period
 
-    def end(kind: Kind, microbatch: int) -> cp_model.LinearExpr:
-        return at(kind, microbatch) + cycle.duration[Op(kind, stage, 0)]
+    def add_after(later: cp_model.LinearExprT, kind: Kind, microbatch: int, only_if: Sequence[cp_model.BoolVarT] = ()) -> None:
+        """It is later than the end of an op of the wave, of earlier or later ones."""
+        cycle.add_after(later, at(kind, microbatch), Op(kind, stage, microbatch % wave), only_if=only_if)
 
     intervals = []
     for kind in kinds:
-        length = cycle.duration[Op(kind, stage, 0)]
         for j in range(wave):
-            model.add(at(kind, j + 1) >= end(kind, j))
-            model.add(at(kind, j) <= at(Kind.F, 0) + span * period)
+            op = Op(kind, stage, j)
+            add_after(at(kind, j + 1), kind, j)
+            within = model.add(at(kind, j) <= at(Kind.F, 0) + span * period)
+            if kind is Kind.W and op._replace(kind=Kind.B) in cycle.fused:
+                within.only_enforce_if(~cycle.fused[op._replace(kind=Kind.B)][1])
             for copy in range(span + 1):
-                begin = start[Op(kind, stage, j)]
+                begin = start[op]
                 if copy:
                     begin = model.new_int_var(0, 2 * horizon, "")
                     model.add(begin == at(kind, j + copy * wave))
-                intervals.append(model.new_fixed_size_interval_var(begin, length, ""))
+                intervals += _intervals(cycle, op, begin)
     model.add_no_overlap(intervals)
     for j in range(wave):
-        model.add(at(backward, j) >= end(Kind.F, j))
+        add_after(at(backward, j), Kind.F, j)
         if last is not backward:
-            model.add(at(last, j) >= end(backward, j))
+            add_after(at(last, j), backward, j)
     if limit_bytes is None:
         return
     costs = problem.stages[stage]
@@ -124,8 +173,18 @@ def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, 
         for literal, (inputs, weights) in zip(chosen, pairs, strict=True):
             for kind, released in ((backward, inputs), (last, weights)):
                 if released:
-                    model.add(at(Kind.F, j) >= end(kind, j - far + released - 1)).only_enforce_if(literal)
+                    add_after(at(Kind.F, j), kind, j - far + released - 1, [literal])
         model.add_bool_or(chosen)
+
+
+def _intervals(cycle: Cycle, op: Op, begin: cp_model.IntVar) -> list[cp_model.IntervalVar]:
+    """When the op keeps its rank busy: one interval, or one for each way in which its backward is done."""
+    backward, ticks = op._replace(kind=Kind.B), cycle.duration[op]
+    if op.kind is Kind.F or backward not in cycle.fused:
+        return [cycle.model.new_fixed_size_interval_var(begin, ticks, "")]
+    together, fused = cycle.fused[backward]
+    split = cycle.model.new_optional_fixed_size_interval_var(begin, ticks, ~fused, "")
+    return [split] if op.kind is Kind.W else [split, cycle.model.new_optional_fixed_size_interval_var(begin, together, fused, "")]
 
 
 def _add_transfers(cycle: Cycle, problem: Problem, grid: TimeGrid, hop: tuple[int, int], wave: int, horizon: int) -> None:
@@ -140,12 +199,11 @@ def _add_transfers(cycle: Cycle, problem: Problem, grid: TimeGrid, hop: tuple[in
         sends = []
         for j in range(wave):
             producer, consumer = Op(kind, source, j), Op(kind, destination, j)
-            ready = start[producer] + cycle.duration[producer]
             if occupancy == 0:
-                model.add(start[consumer] >= ready + latency)
+                cycle.add_after(start[consumer], start[producer], producer, latency)
                 continue
             send = model.new_int_var(0, horizon, "")
-            model.add(send >= ready)
+            cycle.add_after(send, start[producer], producer)
             model.add(start[consumer] >= send + occupancy + latency)
             sends.append(send)
         for earlier, later in pairwise(sends):

@@ -16,7 +16,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.models.grid import grid_of
-from schedc.models.periodic import build_cycle
+from schedc.models.periodic import build_cycle, takes_less_fused
 from schedc.solvers.common.base import NO_LIMITS
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
+    from schedc.models.grid import TimeGrid
+    from schedc.models.periodic import Cycle
     from schedc.solvers.common.base import Limits
 
 __all__ = ["Wave", "periodic", "solve_wave", "unroll", "wave_of_greedy"]
@@ -133,7 +135,10 @@ def solve_wave(problem: Problem, size: int, limits: Limits, hint: Wave | None = 
         steps = -(-hint.period_ns // (grid.tick_ns * cycle.step))
         cycle.model.add_hint(cycle.steps, steps)
         for op, start in cycle.start.items():
-            cycle.model.add_hint(start, hint.start_ns[op] * steps * cycle.step // hint.period_ns)
+            if (at_ns := hint.start_ns.get(op, hint.start_ns.get(op._replace(kind=Kind.BW)))) is not None:
+                cycle.model.add_hint(start, at_ns * steps * cycle.step // hint.period_ns)
+        for backward, (_, fused) in cycle.fused.items():
+            cycle.model.add_hint(fused, backward not in hint.start_ns)
     solver = cp_model.CpSolver()
     _set(solver, limits)
     status, ended_by = run(solver, cycle.model)
@@ -144,12 +149,25 @@ def solve_wave(problem: Problem, size: int, limits: Limits, hint: Wave | None = 
     return Wave(
         microbatches=size,
         period_ns=solver.value(cycle.steps) * cycle.step * grid.tick_ns,
-        start_ns={op: solver.value(start) * grid.tick_ns for op, start in cycle.start.items()},
+        start_ns=_starts_ns(cycle, solver, grid),
     )
 
 
+def _starts_ns(cycle: Cycle, solver: cp_model.CpSolver, grid: TimeGrid) -> dict[Op, int]:
+    """When the ops of the wave start; a fused backward is in the place of its B, and has no W."""
+    fused = {(op.stage, op.microbatch) for op, (_, literal) in cycle.fused.items() if solver.value(literal)}
+    return {
+        op._replace(kind=Kind.BW) if op.kind is Kind.B and op[1:3] in fused else op: solver.value(start) * grid.tick_ns
+        for op, start in cycle.start.items()
+        if op.kind is not Kind.W or op[1:3] not in fused
+    }
+
+
 def wave_of_greedy(problem: Problem, size: int) -> Wave:
-    """The wave of greedy's schedule, uncut, that comes nearest to repeating itself, once the schedule has settled."""
+    """The wave of greedy's schedule, uncut, that comes nearest to repeating itself, once the schedule has settled.
+
+    Where it fuses some backwards and splits others, a backward is compared with the other wave's, fused or split, W with W.
+    """
     count = min(problem.microbatches, SETTLED_WAVES * size)
     short = replace(problem, microbatches=count, path_of=(0,) * count)
     schedule = greedy(short, GreedyOptions(n_sub=1))
@@ -157,12 +175,18 @@ def wave_of_greedy(problem: Problem, size: int) -> Wave:
     start_ns: dict[Op, int] = {}
     for rank, order in enumerate(schedule.orders):
         start_ns.update(zip(order, timeline.start_ns(rank), strict=True))
+    alike = {Kind.B: Kind.BW, Kind.BW: Kind.B}
+
+    def before_ns(op: Op) -> int | None:
+        """When the same op of the wave before starts."""
+        before = op._replace(microbatch=op.microbatch - size)
+        return start_ns.get(before, start_ns.get(before._replace(kind=alike.get(op.kind, op.kind))))
 
     def period_ns(first: int) -> int:
         return max(
-            later_ns - start_ns[op._replace(microbatch=op.microbatch - size)]
+            later_ns - earlier_ns
             for op, later_ns in start_ns.items()
-            if first <= op.microbatch - size < first + 2 * size
+            if first <= op.microbatch - size < first + 2 * size and (earlier_ns := before_ns(op)) is not None
         )
 
     first = min(range(3 * size // 2, count - 3 * size + 1), key=period_ns)
@@ -219,8 +243,11 @@ def _sizes(problem: Problem) -> tuple[int, ...]:
 
 def _least_period_ns(problem: Problem) -> int:
     """The busiest rank's work on one microbatch."""
-    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
-    return max(sum(problem.duration_ns(kind, stage, 0) for kind in kinds) for stage in problem.paths[0])
+    apart = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+    return max(
+        sum(problem.duration_ns(kind, stage, 0) for kind in ((Kind.F, Kind.BW) if takes_less_fused(problem, stage) else apart))
+        for stage in problem.paths[0]
+    )
 
 
 def _longest_period_ns(problem: Problem) -> int:

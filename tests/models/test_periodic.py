@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from bounds import bound_of
 from example_counts import examples
+from fused_problems import with_fused
 from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 from problems import make_problem, problems
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.models.grid import grid_of
 from schedc.models.periodic import build_cycle
@@ -54,9 +57,44 @@ def test_waves_are_shorter_per_microbatch_than_single_ones_where_memory_is_short
     assert (least_period(problem, 1), least_period(problem, 2)) == (18, 27)
 
 
-@given(problem=problems(max_ranks=2, placements=("unidirectional",), shared_trunks=False), wave=st.integers(1, 2))
-@examples(12, deadline=None)
-def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int) -> None:
+def test_backwards_are_fused_where_nobody_waits() -> None:
+    problem = make_problem(1, 20, costs_ns=(5, 7, 3))
+    assert [least_period(with_fused(problem, fused_ns), 2) for fused_ns in (6, 9, 10, 12)] == [22, 28, 30, 30]
+
+
+@pytest.mark.parametrize(("kept", "split", "mixed", "fused"), [(0, 57, 57, 61), (1, 60, 59, 61)])
+def test_each_backward_of_a_wave_is_fused_or_split(kept: int, split: int, mixed: int, fused: int) -> None:
+    """Room for one activation, F of 5, B of 7, W of 3, BW of 9: the last rank splits, as its gradient is waited for.
+
+    Where all is held until W, the first rank fuses: 5 + 5 + 7 + 9 and 33 on links; else W lies in the wait.
+    """
+    links = {(0, 1): (10, 2), (1, 0): (20, 1)}
+    problem = make_problem(2, 20, costs_ns=(5, 7, 3), activation=(1, kept), in_flight=1, links=links)
+    cheaper = with_fused(problem, 9)
+    assert least_period(problem, 1) == split
+    assert least_period(cheaper, 1) == mixed
+    assert least_period(replace(cheaper, split_backward=False), 1) == fused
+    wave = solve_wave(cheaper, 1, NO_LIMITS)
+    assert wave is not None
+    kinds = {(op.kind, op.stage) for op in wave.start_ns}
+    assert {(Kind.B, 1), (Kind.W, 1)} <= kinds
+    assert (Kind.BW, 0) in kinds or not kept
+    assert verify_schedule(cheaper, unroll(cheaper, wave)) == ()
+
+
+@given(
+    problem=problems(max_ranks=2, placements=("unidirectional",), shared_trunks=False),
+    wave=st.integers(1, 2),
+    share=st.sampled_from([0.6, 0.8, 0.9, 1.0]),
+    kept=st.booleans(),
+)
+@examples(16, deadline=None)
+def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int, share: float, kept: bool) -> None:
+    if share < 1:
+        problem = with_fused(problem, *(int(share * (s.backward_input_ns[0] + s.backward_weight_ns[0])) for s in problem.stages))
+    if kept:
+        stages = tuple(replace(stage, activation_after_input_bytes=stage.activation_bytes) for stage in problem.stages)
+        problem = replace(problem, stages=stages)
     found = solve_wave(problem, wave, NO_LIMITS)
     assert found is not None
     wave_ends_ns = max(at_ns + problem.duration_ns(op.kind, op.stage, 0) for op, at_ns in found.start_ns.items())

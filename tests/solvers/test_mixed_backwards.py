@@ -92,7 +92,7 @@ def test_equals_brute_force(seed: int) -> None:
 @pytest.mark.slow
 def test_equals_brute_force_on_two_hundred_problems() -> None:
     """Cheap ones: brute force gives up on the others. Most optima mix fused and split backwards."""
-    results = (compared(seed, milp=seed % 3 == 0, most_states=4_000) for seed in count(100))
+    results = (compared(seed, milp=seed % 5 == 0, most_states=2_000) for seed in count(100))
     taken = [mixed for mixed, _ in zip((each for each in results if each is not None), range(200), strict=False)]
     assert sum(taken) >= 60
 

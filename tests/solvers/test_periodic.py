@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from example_counts import examples
+from fused_problems import with_fused
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import M70_NS, make_problem, problems
@@ -14,6 +15,8 @@ from problems import M70_NS, make_problem, problems
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.options import GreedyOptions, SpreadOptions
 from schedc.solvers.heuristics.greedy import greedy
@@ -121,3 +124,37 @@ def test_refuses_microbatches_that_differ() -> None:
     stage = replace(problem.stages[0], forward_ns=(10, 11, 12))
     with pytest.raises(Unsupported, match="same time"):
         periodic(replace(problem, stages=(stage, problem.stages[1])))
+
+
+def test_a_wave_may_fuse_some_backwards_and_split_others() -> None:
+    """Memory for two activations, all of it held until W: mixed, it ends before what splits, or fuses, all backwards."""
+    links = {(0, 1): (12, 2), (1, 0): (12, 2)}
+    problem = make_problem(2, 40, costs_ns=(10, 12, 8), activation=(1, 1), in_flight=2, links=links)
+    cheaper = with_fused(problem, 17)
+    mixed = periodic(cheaper, waves=(1, 2))
+    assert verify_schedule(cheaper, mixed) == ()
+    assert {Kind.B, Kind.BW} <= {op.kind for order in mixed.orders for op in order}
+    split = periodic(problem, waves=(1, 2))
+    fused = periodic(replace(cheaper, split_backward=False), waves=(1, 2))
+    assert simulate(cheaper, mixed).makespan_ns < min(simulate(cheaper, each).makespan_ns for each in (split, fused))
+
+
+def test_a_hint_whose_waves_fuse_differently_is_compared_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy's own schedule, every other backward of the first rank fused: a wave of it names what it fuses."""
+
+    def every_other(problem: Problem, options: GreedyOptions) -> Schedule:
+        orders = []
+        for order in greedy(problem, options).orders:
+            kept = [op for op in order if op.kind is not Kind.W or op.stage or op.microbatch % 2]
+            fused = [
+                op._replace(kind=Kind.BW) if op.kind is Kind.B and not op.stage and not op.microbatch % 2 else op for op in kept
+            ]
+            orders.append(tuple(fused))
+        return Schedule(orders=tuple(orders))
+
+    problem = with_fused(make_problem(2, 30, costs_ns=(10, 12, 8)), 17)
+    monkeypatch.setattr("schedc.solvers.search.periodic.greedy", every_other)
+    wave = wave_of_greedy(problem, 1)
+    assert len(wave.start_ns) in (5, 6)
+    assert wave.period_ns >= 27
+    assert verify_schedule(problem, periodic(problem, waves=(1,))) == ()
