@@ -11,10 +11,25 @@ A training job loads a plan with its stages and runs steps; everything between i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.session.loading import load
 from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "load"]
+if TYPE_CHECKING:
+    from schedc.runtime.session.building import build_stages
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load what not every job uses."""
+        if name != "build_stages":
+            raise AttributeError(name)
+        from schedc.runtime.session.building import build_stages
+
+        return build_stages
+
+
+__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "build_stages", "load"]

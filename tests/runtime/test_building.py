@@ -1,0 +1,85 @@
+"""A model's layers as stages: each rank gets its own, in order; what does not fit is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from plans import plan_of
+from problems import make_problem
+from torch import nn
+
+import schedc.runtime
+from schedc.errors import InvalidInput
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_to_file import write_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+
+LAYERS = [nn.Linear(3, 3) for _ in range(9)]
+
+
+def plan(method: str, counts: list[int], ranks: int = 2, **options: Any) -> Plan:
+    """A plan whose pieces have this many layers."""
+    problem = make_problem(ranks, 4, costs_ns=(10, 12, 9), **options)
+    bounds = list(pairwise([0, *accumulate(counts)]))
+    piece = {stage: position for path in problem.paths for position, stage in enumerate(path)}
+    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(problem.stages))
+    problem = replace(problem, stages=stages)
+    return plan_of(problem, constructive(method)(problem))
+
+
+def test_every_rank_gets_its_layers(tmp_path: Path) -> None:
+    """From the plan or its file; from a list or a Sequential. All stages in a row are the model."""
+    made = plan("zb-v", [1, 4, 2, 2], placement="wave", chunks=2)
+    write_plan(made, tmp_path / "plan.json")
+    first = schedc.runtime.build_stages(LAYERS, made, 0)
+    second = schedc.runtime.build_stages(nn.Sequential(*LAYERS), str(tmp_path / "plan.json"), rank=1)
+    assert (list(first), list(second)) == ([0, 3], [1, 2])
+    stages = {**first, **second}
+    assert [layer for stage in range(4) for layer in stages[stage]] == LAYERS
+    value = torch.randn(2, 3)
+    whole = nn.Sequential(*LAYERS)(value)
+    for stage in range(4):
+        value = stages[stage](value)
+    assert torch.equal(value, whole)
+
+
+def test_a_rank_with_both_replicas_has_a_copy() -> None:
+    made = plan("chimera", [4, 3, 2], ranks=3, placement="bidirectional")
+    one, other = schedc.runtime.build_stages(LAYERS, made, 1).values()
+    assert list(one) == LAYERS[4:7]
+    for layer, copied in zip(one, other, strict=True):
+        assert isinstance(layer, nn.Linear) and isinstance(copied, nn.Linear)
+        assert layer.weight is not copied.weight and torch.equal(layer.weight, copied.weight)
+
+
+@pytest.mark.parametrize(
+    ("layers", "rank", "says"),
+    [
+        (LAYERS[1:], 0, "the model has 8 layers, plan 'test' is for 9; give build_stages as many"),
+        (LAYERS, 2, "this is rank 2, plan 'test' is for the ranks 0 to 1"),
+    ],
+)
+def test_what_does_not_fit(layers: list[nn.Module], rank: int, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        schedc.runtime.build_stages(layers, plan("1f1b", [4, 5]), rank)
+    assert str(caught.value) == says
+
+
+def test_a_plan_without_layers() -> None:
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9))
+    problem = replace(problem, stages=tuple(replace(stage, layers=None) for stage in problem.stages))
+    with pytest.raises(InvalidInput, match="plan 'test' does not say which layers its stages have; compile it with"):
+        schedc.runtime.build_stages(LAYERS, plan_of(problem, constructive("1f1b")(problem)), 0)
+
+
+def test_nothing_else_is_made_up() -> None:
+    with pytest.raises(AttributeError, match="build_stage"):
+        _ = schedc.runtime.build_stage  # type: ignore[attr-defined]
