@@ -55,6 +55,9 @@ class GreedyOptions:
     """How many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0."""
     look_ahead: Share | Literal["auto"] = "auto"
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
+    fused: Literal["none", "first", "steady", "all", "slack"] = "none"
+    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`); "slack": those that the times of the schedule
+    give reason for, with the rest made anew around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

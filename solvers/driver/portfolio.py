@@ -23,11 +23,11 @@ from schedc.solvers.common.failure import Failure, failure_of
 from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
+from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
 from schedc.solvers.kernel.rule_kernel import climb
-from schedc.solvers.search.mixing import mixed
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -270,7 +270,11 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_n
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
     """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
-    greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    large = problem.num_ops >= LARGE_OPS
+    greedy: tuple[str, ...] = ("greedy",) if large else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    if can_pay(problem):
+        cuts = ("",) if large else ("", ",n_sub=1")
+        greedy += tuple(f"greedy{{fused={which}{cut}}}" for which in ("first", "steady", "slack") for cut in cuts)
     return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
 
 

@@ -103,7 +103,7 @@ def constructive(text: str) -> Construct:
 
 
 def _mixed(construct: Construct, problem: Problem) -> Schedule:
-    from schedc.solvers.search.mixing import mixed
+    from schedc.solvers.common.mixing import mixed
 
     return mixed(problem, construct(problem))
 

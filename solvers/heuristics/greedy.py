@@ -8,8 +8,12 @@ the one whose schedule ends first.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.ops import Kind
+from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import ListScheduler
@@ -25,6 +29,8 @@ __all__ = ["GreedyRule", "choose_rule", "greedy"]
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
+ROUNDS = 3
+"""Schedules that are made around the backwards which the times of the one before let be fused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,9 @@ class GreedyRule:
     """With several stages on a rank: B of the later stage go first, else of the earlier."""
     look_ahead: float = 0.0
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
+    fused: Literal["none", "first", "steady", "all"] = "none"
+    """Of a problem that splits backwards, those that are fused all the same: none, those of the first stages, which send no
+    gradient, all but the last of each stage (1 for the first of a path, 2 for the next, and so on), or all."""
 
     def rule(self, problem: Problem, n_sub: int) -> Rule:
         """The list scheduler's rule for the problem."""
@@ -55,6 +64,7 @@ class GreedyRule:
             for position, stage in enumerate(path):
                 depth[stage] = position
         trips = round_trip_in_flight(problem, whole_period=self.whole_period)
+        fused = None if self.fused == "none" or not problem.split_backward else self._fused(problem, depth)
         return Rule(
             priority=tuple(
                 (at if self.shallow_forward else count - at, -2 * count - (at if self.deep_backward else count - at), 2 * count)
@@ -65,7 +75,16 @@ class GreedyRule:
             look_ahead_ns=int(self.look_ahead * max(max(stage.forward_ns) for stage in problem.stages)),
             alternate=self.alternate,
             n_sub=n_sub,
+            fused=fused,
         )
+
+    def _fused(self, problem: Problem, depth: list[int]) -> tuple[tuple[bool, ...], ...]:
+        left = [sum(stage in path for path in map(problem.path, range(problem.microbatches))) for stage in range(len(depth))]
+        fused = [[False] * problem.microbatches for _ in depth]
+        for stage, microbatch in problem.blocks():
+            left[stage] -= 1
+            fused[stage][microbatch] = {"first": depth[stage] == 0, "steady": left[stage] > depth[stage], "all": True}[self.fused]
+        return tuple(map(tuple, fused))
 
 
 def greedy(problem: Problem, options: GreedyOptions = GreedyOptions()) -> Schedule:
@@ -83,7 +102,23 @@ def greedy(problem: Problem, options: GreedyOptions = GreedyOptions()) -> Schedu
     """
     chosen = {name: getattr(options, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
     given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
-    return choose_rule(problem, options.n_sub, **given)[1].schedule
+    by_slack = options.fused == "slack"
+    rule, made = choose_rule(problem, options.n_sub, fused="none" if by_slack else options.fused, **given)
+    return _by_slack(problem, rule.rule(problem, options.n_sub), made.schedule) if by_slack else made.schedule
+
+
+def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
+    """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
+    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS)
+    current = mixed(problem, schedule)
+    tried = [current]
+    for _ in range(ROUNDS if can_pay(problem) else 0):
+        fused = [[False] * problem.microbatches for _ in problem.stages]
+        for op in (op for order in current.orders for op in order if op.kind is Kind.BW):
+            fused[op.stage][op.microbatch] = True
+        current = mixed(problem, scheduler(replace(rule, fused=tuple(map(tuple, fused)))).schedule)
+        tried.append(current)
+    return min(tried, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
 
 
 def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule, ListSchedule]:

@@ -9,7 +9,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import M70_NS, MS, m70, make_problem, problems
+from problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -250,3 +250,46 @@ def test_before_the_first_backward_a_stage_does_what_delays_nobody() -> None:
     problem = make_problem(2, 8, links={(0, 1): (9, 4), (1, 0): (5, 4)})
     assert in_flight_before_first_backward(problem) == (5, 1)
     assert in_flight_before_first_backward(make_problem(2, 8, placement="wave", chunks=2)) == (3, 2, 1, 1)
+
+
+FUSED = ("first", "steady", "all", "slack")
+
+
+@examples(60)
+@given(problems(max_ranks=3, max_microbatches=5), st.sampled_from(FUSED), st.sampled_from([1, 4]))
+def test_with_fused_backwards_it_is_valid_too(problem: Problem, fused: str, n_sub: int) -> None:
+    problem = with_fused_backward(problem, 9)
+    try:
+        schedule = constructive(f"greedy{{fused={fused},n_sub={n_sub}}}")(problem)
+    except Unsupported:
+        return
+    assert not verify_schedule(problem, schedule)
+
+
+def test_which_backwards_are_fused() -> None:
+    problem = with_fused_backward(make_problem(3, 6, costs_ns=(10, 10, 10)), 9)
+    fused = {
+        which: {
+            (op.stage, op.microbatch)
+            for order in constructive(f"greedy{{fused={which}}}")(problem).orders
+            for op in order
+            if op.kind is Kind.BW
+        }
+        for which in ("none", *FUSED)
+    }
+    assert fused["none"] == set()
+    assert fused["first"] == {(0, microbatch) for microbatch in range(6)}
+    assert fused["steady"] == {(stage, microbatch) for stage in range(3) for microbatch in range(5 - stage)}
+    assert fused["all"] == set(problem.blocks())
+    assert fused["slack"]
+
+
+def test_by_slack_it_is_no_worse_than_its_own_mixture() -> None:
+    problem = with_fused_backward(m70(2, 2), 9)
+    made = {name: simulate(problem, constructive(name)(problem)).makespan_ns for name in ("greedy + mixed", "greedy{fused=slack}")}
+    assert made["greedy{fused=slack}"] < made["greedy + mixed"]
+
+
+def test_where_nothing_is_split_all_backwards_are_fused() -> None:
+    problem = make_problem(3, 6, split_backward=False, in_flight=3)
+    assert all(constructive(f"greedy{{fused={fused}}}")(problem) == greedy(problem) for fused in FUSED)

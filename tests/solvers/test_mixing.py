@@ -17,8 +17,8 @@ from schedc.compile import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import check_method, constructive
-from schedc.solvers.search.mixing import mixed
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
