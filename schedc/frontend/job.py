@@ -19,6 +19,7 @@ from schedc.files.tables import parse_toml
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import JobFile
+from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
 from schedc.frontend.pipeline import read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
@@ -54,8 +55,10 @@ class Job:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that the job was read from: itself, and the profile and the topology that it names."""
-        named = (self.file.profile.path, self.file.topology.path)
+        """The files that the job was read from: itself, and those that it names."""
+        named = [self.file.profile.path, self.file.topology.path]
+        if self.file.lengths is not None:
+            named += [self.file.lengths.path, self.file.lengths.fit]
         return (self.path, *(self.path.parent / name for name in named if name is not None))
 
     @property
@@ -90,6 +93,14 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
     check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
     layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
+    layers = layers_of_lengths(
+        job.lengths,
+        layers,
+        pipeline.microbatches,
+        path.parent,
+        limited=job.memory is not None,
+        location=root / "lengths",
+    )
     check_semantics(pipeline, placed, root / "pipeline" / "semantics")
     network = read_network(topology, pipeline.ranks, at)
     crossed = placed.crossed()

@@ -18,6 +18,7 @@ __all__ = [
     "DataParallelSection",
     "DevicesSection",
     "JobFile",
+    "LengthsSection",
     "LinkCost",
     "LinkOverride",
     "MemorySection",
@@ -89,6 +90,20 @@ class ProfileSection(Section, frozen=True, kw_only=True):
     message_bytes: Annotated[Sizes | None, Meta(description="What a stage sends to the next one. Default: nothing.")] = None
     gradient_message_bytes: Annotated[
         Sizes | None, Meta(description="What comes back to the stage for its message. Default: the same size.")
+    ] = None
+
+
+class LengthsSection(Section, frozen=True, kw_only=True):
+    """Sequences of different lengths: what the blocks of each microbatch take follows from them."""
+
+    path: Annotated[Text, Meta(description="A CSV with the header length, or microbatch,length: the tokens of each sequence.")]
+    profile_length: Annotated[Count, Meta(description="The length of the one sequence for which the profile's durations are.")]
+    quadratic: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="The share of a duration at that length that grows with the square of the length. Default: 0."),
+    ] = None
+    fit: Annotated[
+        Text | None, Meta(description="Instead: a CSV with the header length,duration; the share is fitted to these times.")
     ] = None
 
 
@@ -197,6 +212,7 @@ class JobFile(Section, frozen=True, kw_only=True):
     name: Annotated[Text | None, Meta(description="Default: the job's directory, or the file's name if it is not job.toml.")] = None
     pipeline: PipelineSection
     profile: ProfileSection
+    lengths: LengthsSection | None = None
     memory: MemorySection | None = None
     devices: DevicesSection = DevicesSection()
     topology: TopologySection = TopologySection()

@@ -1,0 +1,168 @@
+"""[lengths] read: microbatches whose sequences differ in length, and so in what their blocks take.
+
+A block's duration grows with the tokens of its microbatch, and a share of it (attention) with the square of each sequence's length.
+The share is given, or fitted to measured times. The profile's durations are those of one sequence of a known length.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput
+from schedc.files.input_file import read_bytes, without_mark
+from schedc.files.location import Location, show
+from schedc.ir.ops import Kind
+from schedc.units import parse_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from schedc.frontend.job_file import LengthsSection
+    from schedc.ir.workload import Layer
+
+__all__ = ["fitted_share", "layers_of_lengths"]
+
+_LONGEST = 2**30
+"""The longest sequence, in tokens."""
+
+
+def layers_of_lengths(
+    section: LengthsSection | None,
+    layers: Sequence[Layer],
+    microbatches: int,
+    directory: Path,
+    *,
+    limited: bool,
+    location: Location,
+) -> tuple[Layer, ...]:
+    """The layers with a duration for each microbatch.
+
+    A block of d ns takes d × ((1 − q) × tokens ÷ L + q × the sum of squared lengths ÷ L²), to the nearest nanosecond, ties to even;
+    L is the profile's length, and q the share that is quadratic there.
+
+    Args:
+        section: the section, or None: the layers as they are.
+        layers: with one duration for all microbatches.
+        microbatches: how many there are.
+        directory: what paths in the job are relative to.
+        limited: whether ranks' memory is; then no microbatch may have more tokens than the profile, whose sizes count for all.
+        location: the section's place.
+
+    Raises:
+        InvalidInput: a file that cannot be used, other microbatches than the job's, or durations for each of them in the profile.
+    """
+    if section is None:
+        return tuple(layers)
+    if any(len(layer.durations_ns(kind)) > 1 for layer in layers for kind in Kind):
+        raise location.refuse("a section beside durations for each microbatch in [profile]", "one of the two")
+    if section.quadratic is not None and section.fit is not None:
+        raise (location / "fit").refuse("a value beside lengths.quadratic", "one of the two")
+    share = Fraction(repr(section.quadratic or 0.0))
+    if section.fit is not None:
+        share = _fitted(directory / section.fit, section.profile_length, section.fit, location / "fit")
+    sequences = _sequences(directory / section.path, microbatches, section.path, location / "path")
+    length = section.profile_length
+    longest = max(range(microbatches), key=lambda microbatch: sum(sequences[microbatch]))
+    if limited and sum(sequences[longest]) > length:
+        raise (location / "profile_length").refuse(
+            f"{length} where microbatch {longest} has {sum(sequences[longest])} tokens and memory is limited",
+            "a profile of at least as many, as its sizes count for all microbatches",
+        )
+    scales = [
+        (1 - share) * Fraction(sum(own), length) + share * Fraction(sum(each * each for each in own), length * length)
+        for own in sequences
+    ]
+    return tuple(_scaled(layer, scales) for layer in layers)
+
+
+def fitted_share(times: Sequence[tuple[int, int]], length: int) -> Fraction:
+    """The share q of a duration at `length` that is quadratic in the length, by least squares of a·n + b·n² with a, b ≥ 0.
+
+    Args:
+        times: lengths, of which at least two differ, and the nanoseconds measured.
+        length: the profile's.
+    """
+    squares, cubes, fourths = (sum(n**power for n, _ in times) for power in (2, 3, 4))
+    by_length, by_square = sum(n * time_ns for n, time_ns in times), sum(n * n * time_ns for n, time_ns in times)
+    # The normal equations; their determinant is above 0 for two different lengths, so the signs are those of a and b.
+    linear, quadratic = by_length * fourths - by_square * cubes, squares * by_square - cubes * by_length
+    if quadratic <= 0:
+        return Fraction(0)
+    return Fraction(1) if linear <= 0 else Fraction(quadratic * length, linear + quadratic * length)
+
+
+def _scaled(layer: Layer, scales: Sequence[Fraction]) -> Layer:
+    def each_ns(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(round(values[0] * scale) for scale in scales)
+
+    again = layer.forward_again_ns
+    return replace(
+        layer,
+        forward_ns=each_ns(layer.forward_ns),
+        backward_input_ns=each_ns(layer.backward_input_ns),
+        backward_weight_ns=each_ns(layer.backward_weight_ns),
+        backward_ns=each_ns(layer.backward_ns),
+        forward_again_ns=None if again is None else each_ns(again),
+    )
+
+
+def _fitted(path: Path, length: int, given: str, location: Location) -> Fraction:
+    times = []
+    for place, row in _rows(path, [("length", "duration")], given, location):
+        try:
+            times.append((_whole(row["length"], 1, _LONGEST, place), parse_duration_ns(row["duration"])))
+        except ValueError as error:
+            raise place.error(f"found {show(row['duration'])}, {error}") from None
+    if len({n for n, _ in times}) < 2:
+        raise Location(str(path)).refuse(f"{len(times)} rows of less than two lengths", "measured durations of two lengths or more")
+    return fitted_share(times, length)
+
+
+def _sequences(path: Path, microbatches: int, given: str, location: Location) -> list[list[int]]:
+    """Per microbatch, the lengths of its sequences."""
+    found: list[list[int]] = [[] for _ in range(microbatches)]
+    rows = _rows(path, [("length",), ("microbatch", "length")], given, location)
+    if rows and "microbatch" not in rows[0][1] and len(rows) != microbatches:
+        raise Location(str(path)).refuse(f"{len(rows)} lengths", f"{microbatches}, one for each microbatch")
+    for number, (place, row) in enumerate(rows):
+        microbatch = _whole(row["microbatch"], 0, microbatches - 1, place) if "microbatch" in row else number
+        found[microbatch].append(_whole(row["length"], 1, _LONGEST, place))
+    for microbatch, own in enumerate(found):
+        if not own:
+            raise Location(str(path)).refuse(f"no sequence of microbatch {microbatch}", "one or more for each microbatch")
+    return found
+
+
+def _rows(path: Path, headers: Sequence[tuple[str, ...]], given: str, location: Location) -> list[tuple[Location, dict[str, str]]]:
+    """The rows of a CSV whose header is one of these, with their places."""
+    try:
+        text = without_mark(read_bytes(path)).decode()
+    except InvalidInput as error:
+        raise location.error(f"found {show(given)}; {error}") from error
+    except UnicodeDecodeError as error:
+        raise Location(str(path)).refuse("a byte that is not UTF-8", "UTF-8") from error
+    try:
+        header, *others = [tuple(map(str.strip, cells)) for cells in csv.reader(text.splitlines() or [""])] or [()]
+    except csv.Error as error:
+        raise Location(str(path)).refuse(f"text that is not CSV ({error})", "CSV") from error
+    expected = " or ".join(",".join(each) for each in headers)
+    if header not in headers:
+        raise Location(str(path)).refuse(f"the header {show(','.join(header))}", expected)
+    rows = []
+    for number, cells in enumerate(others, start=2):
+        place = Location(f"{path}: line {number}")
+        if cells and len(cells) != len(header):
+            raise place.refuse(f"{len(cells)} cells", f"{len(header)}, as in the header {','.join(header)}")
+        if cells:
+            rows.append((place, dict(zip(header, cells, strict=True))))
+    return rows
+
+
+def _whole(text: str, least: int, most: int, place: Location) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or not least <= int(text) <= most:
+        raise place.refuse(show(text), f"a whole number from {least} to {most}")
+    return int(text)

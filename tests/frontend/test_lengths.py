@@ -1,0 +1,123 @@
+"""Microbatches of different lengths: their durations from a CSV, and a share that grows with the square of a length."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import write_job
+
+from schedc.errors import InvalidInput
+from schedc.frontend.job import load_job
+from schedc.frontend.lengths import fitted_share
+from schedc.verify.problem import verify_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.frontend.job import Job
+
+JOB = """
+[pipeline]
+ranks = 2
+microbatches = 3
+[lengths]
+path = "lengths.csv"
+profile_length = 100
+KEYS
+[profile]
+forward = "1 us"
+backward_input = ["2 us", "3 us"]
+backward_weight = "1 us"
+backward = "2 us"
+REST
+"""
+
+
+def read(directory: Path, lengths: str, keys: str = "", rest: str = "", times: str = "") -> Job:
+    (directory / "lengths.csv").write_text(lengths, encoding="utf-8")
+    (directory / "times.csv").write_text(times, encoding="utf-8")
+    job = load_job(write_job(directory, JOB.replace("KEYS", keys).replace("REST", rest)))
+    assert verify_problem(job.problem) == ()
+    return job
+
+
+def test_durations_follow_the_lengths(tmp_path: Path) -> None:
+    job = read(tmp_path, "length\n100\n50\n200\n")
+    first, second = job.problem.stages
+    assert first.forward_ns == second.forward_ns == (1000, 500, 2000)
+    assert (first.backward_input_ns, second.backward_input_ns) == ((2000, 1000, 4000), (3000, 1500, 6000))
+    assert first.backward_ns == (2000, 1000, 4000)
+    assert set(job.files) == {tmp_path / "job.toml", tmp_path / "lengths.csv"}
+
+
+@pytest.mark.parametrize("share", ["quadratic = 0.4", 'fit = "times.csv"'])
+def test_a_share_is_quadratic(tmp_path: Path, share: str) -> None:
+    """The fit is of 6·n + 0.04·n², of which 0.04·100² is 40 % at 100."""
+    times = "length,duration\n50, 400 ns\n100,1 us\n200,2.8 us\n"
+    job = read(tmp_path, "length\n100\n50\n200\n", share, times=times)
+    assert job.problem.stages[0].forward_ns == (1000, 600 // 2 + 400 // 4, 600 * 2 + 400 * 4)
+
+
+def test_several_sequences_in_a_microbatch(tmp_path: Path) -> None:
+    """Their lengths add up, and so do the squares; the rows may be in any order."""
+    job = read(tmp_path, "microbatch,length\n2,100\n0,50\n1,10\n0,50\n1,20\n1,70\n", "quadratic = 1.0")
+    assert job.problem.stages[0].forward_ns == (2 * 250, 10 + 40 + 490, 1000)
+    job = read(tmp_path, "microbatch,length\n2,100\n0,50\n1,10\n0,50\n1,20\n1,70\n")
+    assert job.problem.stages[0].forward_ns == (1000, 1000, 1000)
+
+
+@given(
+    linear=st.integers(0, 1000),
+    quadratic=st.integers(0, 1000),
+    lengths=st.lists(st.integers(1, 10**5), min_size=2, max_size=5, unique=True),
+    length=st.integers(1, 10**5),
+)
+def test_a_fit_finds_what_the_times_were_made_of(linear: int, quadratic: int, lengths: list[int], length: int) -> None:
+    times = [(n, linear * n + quadratic * n * n) for n in lengths]
+    if linear or quadratic:
+        assert fitted_share(times, length) == Fraction(quadratic * length, linear + quadratic * length)
+
+
+def test_a_fit_is_neither_below_nothing_nor_above_all() -> None:
+    assert fitted_share([(1, 10), (2, 15), (4, 20)], 4) == 0  # grows less than linearly
+    assert fitted_share([(1, 1), (2, 10), (4, 90)], 4) == 1  # more than quadratically
+
+
+@pytest.mark.parametrize(
+    ("lengths", "keys", "rest", "says"),
+    [
+        ("length\n100\n", "", "", "lengths.csv: found 1 lengths, expected 3, one for each microbatch"),
+        ("tokens\n100\n", "", "", 'lengths.csv: found the header "tokens", expected length or microbatch,length'),
+        ("", "", "", 'lengths.csv: found the header "", expected length or'),
+        ("length\n1\nx\n3\n", "", "", 'lengths.csv: line 3: found "x", expected a whole number from 1 to'),
+        ("length\n1\n0\n3\n", "", "", 'lengths.csv: line 3: found "0", expected a whole number from 1'),
+        ("length\n1\n2,3\n3\n", "", "", "lengths.csv: line 3: found 2 cells, expected 1, as in the header length"),
+        ("microbatch,length\n3,5\n", "", "", 'lengths.csv: line 2: found "3", expected a whole number from 0 to 2'),
+        ("microbatch,length\n0,5\n2,5\n", "", "", "lengths.csv: found no sequence of microbatch 1, expected one or more"),
+        ("length\n1\n2\n3\n", "quadratic = 1.5", "", "job.toml: lengths.quadratic: found 1.5, expected a number from 0 to 1"),
+        ("length\n1\n2\n3\n", 'quadratic = 0.5\nfit = "times.csv"', "", "lengths.fit: found a value beside lengths.quadratic"),
+        ("length\n1\n2\n3\n", 'fit = "times.csv"', "", "times.csv: found 2 rows of less than two lengths, expected measured"),
+        ("length\n1\n2\n3\n", 'fit = "none.csv"', "", 'lengths.fit: found "none.csv"; '),
+        (
+            "length\n1\n2\n101\n",
+            "",
+            'activation = "1 B"\n[memory]\nlimit = "9 B"',
+            "lengths.profile_length: found 100 where microbatch 2 has 101 tokens and memory is limited, expected a profile of at",
+        ),
+    ],
+)
+def test_what_cannot_be_used(tmp_path: Path, lengths: str, keys: str, rest: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(tmp_path, lengths, keys, rest, "length,duration\n5,1 ms\n5,2 ms\n")
+    assert says in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_durations_for_each_microbatch_are_said_once(tmp_path: Path) -> None:
+    text = JOB.replace("KEYS", "").replace("REST", "").replace('forward = "1 us"', 'forward = [["1 us", "1 us", "1 us"], "1 us"]')
+    (tmp_path / "lengths.csv").write_text("length\n1\n2\n3\n")
+    with pytest.raises(InvalidInput, match="lengths: found a section beside durations for each microbatch"):
+        load_job(write_job(tmp_path, text))
