@@ -137,8 +137,7 @@ def case_of(seed: int) -> Case:
 def optimum_ns(problem: Problem, time_s: float) -> tuple[int, bool]:
     """The best makespan of whole blocks that is known within the time, and whether it is proven."""
     bound_ns = best_bound(problem).value_ns
-    found = local_search(problem, rounds=3, time_s=time_s, good_enough_ns=bound_ns)
-    start = constructive("greedy{n_sub=1}")(problem) if found is None else found.schedule
+    start = local_search(problem, rounds=3, time_s=time_s, good_enough_ns=bound_ns).schedule
     makespan_ns = simulate(problem, start).makespan_ns
     if makespan_ns > bound_ns:
         solved = solve_cpsat(problem, start, limits=Limits(time_s=time_s), known_bound_ns=bound_ns)

@@ -12,7 +12,8 @@ be written costs one line in the log; a temporary one takes its place. The child
 the command; what it has finished by then stays, so the next run has less to compile.
 
 Numba compiles some things slowly: `array[:] = other` takes 5 s, `array.max()` 1.5 s, a `numpy.zeros` or `.copy()` up to 0.5 s. And
-its random numbers are not numpy's. So a kernel gets its arrays and its random numbers from its caller.
+its random numbers are not numpy's. So a kernel gets its arrays and its random numbers from its caller. Where a kernel and all that
+it calls make none themselves, `lean` leaves out the counting of references to them, which takes half the time of a small function.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
-__all__ = ["at_hand", "compile_ahead", "compiled", "fill", "kernel"]
+__all__ = ["at_hand", "compile_ahead", "compiled", "fill", "kernel", "variant"]
 
 LOG = logging.getLogger("schedc")
 OPTIONS = {"nogil": True}
@@ -58,10 +60,20 @@ CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.co
 LOOK_S = 0.05
 """How often a wait looks whether a kernel has been written."""
 
-_examples: dict[Any, Callable[[], tuple[Any, ...]] | None] = {}
-"""Each kernel, and what makes arguments of the types that it is compiled for if Python calls it."""
-_parts: dict[Any, Any] = {}
-"""Kernels in numba's form, for those that call them."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How a kernel is compiled: see `kernel`."""
+
+    example: Callable[[], tuple[Any, ...]] | None
+    without: tuple[str, ...]
+    lean: bool
+    inline: bool
+
+
+_kernels: dict[Any, _How] = {}
+_parts: dict[tuple[Any, tuple[str, ...], bool], Any] = {}
+"""Kernels in numba's form, for those that call them: by function, what their caller does without, and whether it is lean."""
 _loaded: dict[Any, Any] = {}
 """Kernels compiled, or loaded from the cache."""
 _children: dict[Any, subprocess.Popen[bytes]] = {}
@@ -73,18 +85,36 @@ _own: list[Path] = []
 _lock = threading.RLock()
 
 
-def kernel(example: Callable[[], tuple[Any, ...]] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def kernel(
+    example: Callable[[], tuple[Any, ...]] | None = None,
+    *,
+    without: tuple[str, ...] = (),
+    lean: bool = False,
+    inline: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function of a module as a kernel; it stays what it is. It may call other kernels by their names.
 
     Args:
         example: makes arguments of the types that the function is compiled for; None: it is called by other kernels alone.
+        without: names of features, constants that are True in the kernels' modules; compiled, they are False in this function and
+            in all that it calls, so that what depends on them is left out. Then it must not be called with what needs them.
+        lean: compiled, neither this function nor any that it calls makes lists or arrays.
+        inline: compiled, it becomes part of those that call it: for what is small, or called at one place.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
-        _examples[function] = example
+        _kernels[function] = _How(example=example, without=without, lean=lean, inline=inline)
         return function
 
     return register
+
+
+def variant(function: Callable[P, R], name: str, *, without: tuple[str, ...]) -> Callable[P, R]:
+    """The same kernel under another name, under which its module has it: compiled, it does without these features, too."""
+    copied: Any = _renamed(function, function.__globals__, name)
+    _kernels[copied] = replace(_kernels[function], without=(*_kernels[function].without, *without))
+    form: Callable[P, R] = copied
+    return form
 
 
 def at_hand(function: Callable[..., Any]) -> bool:
@@ -222,30 +252,40 @@ def _keep(target: Path, compiled_in: Path) -> None:
 def _compile(function: Callable[..., Any], directory: str | None) -> Any:
     """The function in numba's form, compiled for its example's types, or loaded if the directory has it; no others are compiled."""
     numba = _numba()
-    example = _examples[function]
-    if example is None:
+    how = _kernels[function]
+    if how.example is None:
         raise ValueError(f"{function.__qualname__} has no example, so it is called by other kernels alone")
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, directory or ""
     try:
-        form = numba.njit(_with_parts(function), cache=directory is not None, **OPTIONS)
-        form.compile(tuple(numba.typeof(argument) for argument in example()))
+        whole = _with_parts(function, how.without, how.lean)
+        form = numba.njit(whole, cache=directory is not None, _nrt=not how.lean, no_cfunc_wrapper=True, **OPTIONS)
+        form.compile(tuple(numba.typeof(argument) for argument in how.example()))
     finally:
         numba.config.CACHE_DIR = before
     form.disable_compile()
     return form
 
 
-def _with_parts(function: Callable[..., Any]) -> Any:
-    """A copy of the function that calls the kernels that it names in numba's form."""
-    numba = _numba()
+def _with_parts(function: Callable[..., Any], without: tuple[str, ...], lean: bool) -> Any:
+    """A copy of the function without these features that calls the kernels that it names in numba's form."""
     names = {name: value for name, value in function.__globals__.items() if name in function.__code__.co_names}
+    names |= dict.fromkeys(names.keys() & set(without), False)
     for name, value in names.items():
-        if isinstance(value, FunctionType) and value in _examples:
-            if value not in _parts:
-                _parts[value] = numba.njit(_with_parts(value), **OPTIONS)
-            names[name] = _parts[value]
-    copied = FunctionType(function.__code__, {**names, "__name__": function.__module__}, function.__name__)
-    copied.__qualname__, copied.__defaults__ = function.__qualname__, function.__defaults__
+        if isinstance(value, FunctionType) and value in _kernels:
+            key = value, without, lean
+            if key not in _parts:
+                # Python calls no part, so it needs none of numba's wrappers.
+                wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+                copied = _with_parts(value, without, lean)
+                _parts[key] = _numba().njit(copied, forceinline=_kernels[value].inline, _nrt=not lean, **wrappers, **OPTIONS)
+            names[name] = _parts[key]
+    return _renamed(function, {**names, "__name__": function.__module__}, function.__name__)
+
+
+def _renamed(function: Any, names: dict[str, Any], name: str) -> Any:
+    """A copy of a function of a module, with these global names."""
+    copied = FunctionType(function.__code__, names, name)
+    copied.__module__, copied.__defaults__, copied.__doc__ = function.__module__, function.__defaults__, function.__doc__
     return copied
 
 
@@ -294,7 +334,7 @@ def _sources(function: Any) -> Iterator[tuple[str, int, int]]:
     yield path, status.st_size, status.st_mtime_ns
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
-        if isinstance(called, FunctionType) and called in _examples and called is not function:
+        if isinstance(called, FunctionType) and called in _kernels and called is not function:
             yield from _sources(called)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from toy_kernels import double, sum_of_squares
+from toy_kernels import double, shout, sum_of_squares, whisper
 
 from schedc import compiled as module
 from schedc.compiled import at_hand, compile_ahead, compiled
@@ -58,6 +58,20 @@ def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
     assert [path.name.split("-")[0] for path in fresh.iterdir()] == ["toy_kernels.sum_of_squares"]
     assert len(module._scratches) == 2
     assert not any(Path(scratch.name).exists() for scratch in module._scratches), "as this process may be killed"
+
+
+def test_a_variant_does_without_features_once_compiled(fresh: Path) -> None:
+    assert shout(2) == whisper(2) == 20
+    assert compiled(shout)(2) == 20
+    assert compiled(whisper)(2) == 2
+    assert sorted(path.name.split("-")[0] for path in fresh.iterdir()) == ["toy_kernels.shout", "toy_kernels.whisper"]
+
+
+def test_a_child_compiles_a_variant(fresh: Path) -> None:
+    compile_ahead(whisper)
+    assert module._children[whisper].wait(timeout=60) == 0
+    assert compiled(whisper)(2) == 2
+    assert sum(compiled(whisper).stats.cache_hits.values()) == 1  # type: ignore[attr-defined]
 
 
 def test_other_types_are_refused_rather_than_compiled(fresh: Path) -> None:

@@ -25,9 +25,9 @@ from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.kernel.climb import climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
-from schedc.solvers.kernel.rule_kernel import climb
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -156,15 +156,15 @@ def solve(
                 try_methods(incumbent, (method,), candidates)
         else:
             if problem.num_ops > SMALL_OPS:
-                compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
+                compile_ahead(climb_without_reserves, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb, polish)
+                compile_ahead(climb_without_reserves, polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
-        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
+        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb_without_reserves):
             left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):

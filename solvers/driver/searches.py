@@ -32,10 +32,9 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
     )
-    if best is not None:
-        incumbent.offer_valid(best.schedule, "local")
-        incumbent.cut_short |= best.cut_short
-        _end(best.ended_by)
+    incumbent.offer_valid(best.schedule, "local")
+    incumbent.cut_short |= best.cut_short
+    _end(best.ended_by)
 
 
 def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:

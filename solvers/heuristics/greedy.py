@@ -16,6 +16,7 @@ from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
+from schedc.solvers.kernel.board import depth_by_stage
 from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.solvers.kernel.rule import Rule
 
@@ -58,11 +59,7 @@ class GreedyRule:
 
     def rule(self, problem: Problem, n_sub: int) -> Rule:
         """The list scheduler's rule for the problem."""
-        count = len(problem.stages)
-        depth = [0] * count
-        for path in problem.paths:
-            for position, stage in enumerate(path):
-                depth[stage] = position
+        count, depth = len(problem.stages), depth_by_stage(problem)
         trips = round_trip_in_flight(problem, whole_period=self.whole_period)
         fused = None if self.fused == "none" or not problem.split_backward else self._fused(problem, depth)
         return Rule(

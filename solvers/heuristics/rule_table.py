@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.compiled import at_hand, compile_ahead
-from schedc.errors import Unsupported
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.facts import facts_of, schedule_of_codes
-from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Rule, climb, stop_flag
+from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
+from schedc.solvers.kernel.climb import Climber, PackedRule, climb, climb_without_reserves, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.kernel.rule_kernel import Facts
+    from schedc.solvers.kernel.tables import Board
 
 __all__ = ["rule_table"]
 
@@ -55,50 +57,56 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
         options: how much the climbs may do.
 
     Raises:
-        Unsupported: every rule stranded itself on memory.
+        Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    facts = facts_of(problem)
-    ops = int(facts.count.sum()) * (3 if facts.split else 2)
+    board = climbing_board(problem)
+    blocks = len(board.blocks)
+    ops = blocks * (3 if problem.split_backward else 2)
+    table = _table(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     placed = max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops
-    plain = placed <= PLAIN_OPS and not at_hand(climb)
-    if plain and next(_plain_tables) >= PLAIN_TABLES:
-        compile_ahead(climb)
-    climber = Climber(facts, plain=plain)
-    table = _table(problem, facts, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    climber = _climber(board, placed, climb_without_reserves)
     values = np.array([climber.run(rule) for rule in table])
-    if values.min() >= STRANDED:
-        raise Unsupported("rule-table: every rule ran out of memory before the end; greedy keeps room for what must go first")
+    if values.min() >= NEVER:
+        climber = _climber(climbing_board(problem, reserves=True), placed, climb)
+        values = np.array([climber.run(rule) for rule in table])
     ranking = np.argsort(values, kind="stable")
     value, best = int(values[ranking[0]]), table[ranking[0]]
     evaluations = options.climb_ops // (CLIMBS * max(1, ops))
     with stop_flag() as stop:  # nothing sets it before the end
         for number, start in enumerate(ranking[:CLIMBS].tolist() if evaluations else ()):
-            rule = Rule(*(each.copy() for each in table[start]))
+            rule = PackedRule(*(each.copy() for each in table[start]))
             reached = climber.climb(rule, evaluations, number, 0.0, stop)
             if reached < value:
                 value, best = reached, rule
     climber.run(best)
-    return schedule_of_codes(problem, climber.codes())
+    return climber.schedule()
 
 
-def _table(problem: Problem, facts: Facts, most: int) -> list[Rule]:
+def _climber(board: Board, placed: int, kernel: Callable[..., int]) -> Climber:
+    """The climber that will place this many ops: plain where that pays and the kernel is not compiled yet."""
+    plain = placed <= PLAIN_OPS and not at_hand(kernel)
+    if plain and next(_plain_tables) >= PLAIN_TABLES:
+        compile_ahead(kernel)
+    return Climber(board, plain=plain)
+
+
+def _table(problem: Problem, board: Board, most: int) -> list[PackedRule]:
     """The rules, at most this many.
 
     What changes most between neighbours decides most, so that the first rules are the most different.
     """
-    depth = np.zeros(len(problem.stages), np.int64)
-    for path in problem.paths:
-        depth[list(path)] = np.arange(len(path))
+    depth = np.array(depth_by_stage(problem), np.int64)
     # Within a kind, what local search starts from, too: F of later stages first, B of earlier ones.
     apart = 2 * len(depth) + 100
     within = np.stack((-depth, depth, np.zeros_like(depth)))
     trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
-    in_flight = [facts.count, np.array(in_flight_before_first_backward(problem), np.int64)]
-    in_flight += [np.minimum(facts.count, trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
+    in_flight = [np.array(count_by_stage(board), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)]
+    in_flight += [np.minimum(in_flight[0], trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
-    looks_ns = [int(share * int(facts.duration.max())) for share in LOOK_AHEADS]
+    looks_ns = [int(share * longest_op_ns(board)) for share in LOOK_AHEADS]
     chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
     return [
-        Rule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64)) for lag, look_ns, priority, cap in chosen
+        PackedRule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64))
+        for lag, look_ns, priority, cap in chosen
     ]

@@ -1,33 +1,20 @@
-"""A Problem and a Rule as the tables of the list scheduler's kernel (`list_kernel.Board`), as lists."""
+"""A Problem and a Rule as the tables of the list scheduler's kernel (`Board`), as lists."""
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.resource import Resource
-from schedc.solvers.kernel.list_kernel import COLUMNS, NEVER, Board, type_of
+from schedc.solvers.kernel.tables import NEVER, ROW, Board
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from schedc.ir.problem import Problem
     from schedc.solvers.kernel.rule import Rule
 
-__all__ = ["as_arrays", "board_of", "refresh", "rows_of", "set_rule"]
-
-
-ROW = {
-    table: make_dataclass(f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True)
-    for table, columns in COLUMNS.items()
-}
-"""What a row of each table is when the kernel runs plain."""
+__all__ = ["board_of", "count_by_stage", "depth_by_stage", "set_rule"]
 
 
 def board_of(problem: Problem, n_sub: int = 1) -> Board:
@@ -110,29 +97,21 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
     return board
 
 
-def as_arrays(board: Board) -> Board:
-    """The same for the compiled kernel."""
-    return Board(**{name: _array(name, rows) for name, rows in board._asdict().items()})
+def count_by_stage(board: Board) -> list[int]:
+    """How many microbatches visit each stage."""
+    counts = [0] * board.settings[0].stages
+    for lane in board.lanes:
+        counts[lane.stage] += lane.last - lane.first
+    return counts
 
 
-def refresh(arrays: Board, board: Board) -> Board:
-    """Write what a rule changes of the board into its arrays, and return them."""
-    for name in ("lanes", "settings"):
-        getattr(arrays, name)[:] = _array(name, getattr(board, name))
-    arrays.blocks["fused"] = [block.fused for block in board.blocks]
-    return arrays
-
-
-def rows_of(name: str, array: NDArray[Any]) -> list[Any]:
-    """The rows of a table that is an array."""
-    return [ROW[name](*row) for row in array.tolist()]
-
-
-def _array(name: str, rows: list[Any]) -> NDArray[Any]:
-    if name not in COLUMNS:
-        return np.array(rows, np.int64)
-    values = list(map(attrgetter(*COLUMNS[name]), rows))
-    return np.array(values, np.int64).view(type_of(name)).reshape(len(rows))
+def depth_by_stage(problem: Problem) -> list[int]:
+    """How many stages come before each on its path."""
+    depth = [0] * len(problem.stages)
+    for path in problem.paths:
+        for at, stage in enumerate(path):
+            depth[stage] = at
+    return depth
 
 
 def set_rule(board: Board, problem: Problem, rule: Rule) -> None:

@@ -1,23 +1,63 @@
-"""A Problem as the arrays of the searches' kernels (`rule_kernel.Facts`), and their codes as a Schedule."""
+"""A Problem as the arrays of the order evaluator's kernel."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
-from schedc.ir.schedule import Schedule
-from schedc.solvers.kernel.rule_kernel import Facts
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["facts_of", "microbatches_by_stage", "schedule_of_codes"]
+__all__ = ["Facts", "example_facts", "facts_of", "microbatches_by_stage"]
 
 UNLIMITED = np.int64(1) << 60
+
+
+class Facts(NamedTuple):
+    """A problem as flat arrays, or lists; per stage unless it says otherwise.
+
+    Durations and transfers are per kind and stage, entry kind × stages + stage.
+    """
+
+    stage_rank: Any
+    count: Any
+    """How many microbatches visit the stage."""
+    fed_by: Any
+    """The stage before on the path, or -1."""
+    feeds: Any
+    duration: Any
+    """With a fused backward, kind B is all of it."""
+    occupancy: Any
+    latency: Any
+    resource: Any
+    """The link or trunk of what the block sends, or -1."""
+    resources: int
+    gate: Any
+    """When its all-gather lets its first F start."""
+    tail: Any
+    """What must follow its last op."""
+    held: Any
+    kept: Any
+    limit: Any
+    """Per rank, bytes."""
+    first: Any
+    """Per rank, its first entry of `mine`; one more at the end."""
+    mine: Any
+    """The stages of rank 0, those of rank 1, and so on."""
+    split: bool
+    span: bool
+    """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
+
+
+def example_facts() -> Facts:
+    """Facts of no problem, but of the right types."""
+    row = np.zeros(1, np.int64)
+    return Facts(row, row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False)
 
 
 def microbatches_by_stage(problem: Problem) -> list[list[int]]:
@@ -73,14 +113,4 @@ def facts_of(problem: Problem) -> Facts:
         mine=np.argsort(rank_of_stage, kind="stable"),
         split=problem.split_backward,
         span=problem.objective is Objective.STAGE_SPAN,
-    )
-
-
-def schedule_of_codes(problem: Problem, codes: list[list[int]]) -> Schedule:
-    """The kernel's codes, kind × stages + stage by rank, as ops in microbatch order."""
-    kinds, stages = (Kind.F, Kind.B if problem.split_backward else Kind.BW, Kind.W), len(problem.stages)
-    visits = microbatches_by_stage(problem)
-    next_of = [iter(visits[stage]) for _ in kinds for stage in range(stages)]
-    return Schedule(
-        orders=tuple(tuple(Op(kinds[code // stages], code % stages, next(next_of[code])) for code in order) for order in codes)
     )

@@ -1,155 +1,92 @@
 """The list scheduler's kernel: tables of a problem and of a rule in, each rank's order and the end out; plain or compiled.
 
 `run_rule` is the whole of it. It always takes the rank for which something happens first, and starts or ends an op there. It works
-on tables (`Board`), whose rows have the columns listed here: plain, a row is an object; compiled, an element of a structured array.
-It never strands itself on memory, on any placement: the proof is at `admits`.
-
-A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
-consecutive, too, path after path, in path order.
+on the tables of a `Board`. With reserves it never strands itself on memory, on any placement: the proof is at `admits`.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from schedc.compiled import kernel
+from schedc.solvers.kernel.tables import NEVER
 
-__all__ = ["COLUMNS", "NEVER", "Board", "run_rule", "type_of"]
+__all__ = ["run_rule"]
 
-NEVER = 1 << 61
-"""Later than anything happens."""
 FIRST_OF_ALL = 1 << 40
 """Taken off a priority to put it before all that a rule gives."""
 F, B, W, BW = 0, 1, 2, 3
 KINDS = 4
-
-COLUMNS = {
-    "lanes": (
-        # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
-        *("stage", "path", "rank", "previous", "following", "first", "last"),
-        # ... what its stage's all-gather and reduce-scatter take (-1: there is none), when the former ends if it is the first ...
-        *("gather_ns", "scatter_ns", "first_gate_ns"),
-        # ... what a microbatch holds from the start of F, what of it is left between B and W ...
-        *("held_bytes", "kept_bytes"),
-        # ... and what F sends on and B sends back: over which link or trunk (-1: it stays on the rank), and how long it takes.
-        *("message_on", "message_occupancy_ns", "message_latency_ns"),
-        *("gradient_on", "gradient_occupancy_ns", "gradient_latency_ns"),
-        # The rule: see `Rule`; the smallest priority goes first.
-        *("cap", "lag", "hold", "parts", "priority_f", "priority_b", "priority_w"),
-        # What changes: the positions of the next F, B and W to start, and of the first F and B of which no start is known;
-        # how many W wait for their turn; how many parts of the next one are done; when the all-gather ends, as far as is known, and
-        # whether it is known.
-        *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts", "gate_ns", "gathered"),
-    ),
-    "ranks": (
-        # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
-        # `reserves`, which has one for each path; -1: none.
-        *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
-        # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where its next op is
-        # written; and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
-        *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
-    ),
-    "blocks": (
-        # By position: costs, whether the backward is BW, and what changes: when the inputs of F and of B are there.
-        *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns", "fused", "f_at_ns", "b_at_ns"),
-    ),
-    "reserves": (
-        # What a microbatch of the path holds on the rank in all; the path's last lane on the rank, or -1; what changes: the lowest
-        # microbatch with an F on the rank not yet started; what the microbatches above it, of all paths, hold on the rank.
-        *("need_bytes", "last_lane", "oldest", "above_bytes"),
-    ),
-    "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
-    "settings": (
-        # One row: the rule's; the objective; sizes; what changes: when the last reduce-scatter ends.
-        *(
-            "look_ahead_ns",
-            "alternate",
-            "oldest_first",
-            "foresight",
-            "width",
-            "span",
-            "stages",
-            "paths",
-            "microbatches",
-            "scattered_ns",
-        ),
-    ),
-}
-"""The columns of each table; all are integers, times in nanoseconds and sizes in bytes."""
-
-
-class Board(NamedTuple):
-    """All that the kernel reads and writes: tables with the columns of `COLUMNS`, and plain ones."""
-
-    lanes: Any
-    ranks: Any
-    blocks: Any
-    reserves: Any
-    held: Any
-    """[rank, microbatch], bytes; kept where the rank has reserves."""
-    links: Any
-    left: Any
-    """[stage]: lanes with a backward left."""
-    order: Any
-    """What each rank has run: ((microbatch × stages + stage) × 4 + kind) × width + part + 1, from `order_from` to `order_at`."""
-    settings: Any
-    when: Any
-    """[rank]: when something happens there: twice the nanosecond, plus 1 unless an op ends."""
-
-
-def type_of(table: str) -> np.dtype[Any]:
-    """The type of the elements of a compiled kernel's table."""
-    return np.dtype([(column, np.int64) for column in COLUMNS[table]] if table in COLUMNS else np.int64)
+HEAP = MYOPIC = PARTS = RESERVES = TURNS = True
+"""What a compiled form may leave out, so that it is smaller and faster: the heap of events (it takes the soonest of all ranks),
+rules without foresight, W in parts, reserves, and what is particular to single heuristics (`hold`, `alternate`, `oldest_first`)."""
 
 
 def _example() -> tuple[Any, ...]:
-    return tuple(np.zeros((2, 2) if name == "held" else 2, type_of(name)) for name in Board._fields)
+    from schedc.solvers.kernel.arrays import example_board  # imports numpy
+
+    return tuple(example_board())
 
 
-@kernel(_example)
+@kernel(_example, without=("HEAP",), lean=True)
 def run_rule(
     lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, order: Any, all_settings: Any, when: Any
 ) -> int:
-    """Schedule all ops; returns the objective in nanoseconds. The arguments are a `Board`."""
+    """Schedule all ops; returns the objective in nanoseconds, or `NEVER` if it stranded itself, which it may without reserves.
+
+    The arguments are a `Board`.
+    """
     settings = all_settings[0]
-    reset(lanes, ranks, blocks, reserves, held, links, left, settings)
-    foresight, count = settings.foresight, len(ranks)
-    # When something happens on each rank, times `count`, plus the rank, and when nothing ever does. One that no longer agrees with
-    # `when` is void.
-    events = [NEVER]
-    for number in range(count):
-        when[number] = soonest = choose(ranks[number], lanes, blocks, reserves, settings)
-        if soonest < NEVER:
-            heapq.heappush(events, soonest * count + number)
-    event = heapq.heappop(events)
-    while event < NEVER:
-        soonest, number = event // count, event % count
-        if soonest != when[number]:
-            event = heapq.heappop(events)
-            continue
-        rank = ranks[number]
-        if rank.running == 0:
-            start(number, rank, lanes, blocks, reserves, held, order, settings)
-            if foresight == 0:
-                when[number] = soonest = 2 * rank.free_ns
-                event = heapq.heappushpop(events, soonest * count + number)
+    reset(lanes, ranks, blocks, reserves, held, links, left, when, settings)
+    count, foresight = len(ranks), not MYOPIC or settings.foresight
+    if HEAP:  # when something happens on each rank, times `count`, plus the rank; one that no longer agrees with `when` is void
+        events, pending = [soonest * count + number for number, soonest in enumerate(when)], NEVER
+    while True:
+        if HEAP:
+            event = heapq.heappushpop(events, pending)
+            if event >= NEVER:
+                break
+            soonest, number = event // count, event % count
+            if soonest != when[number]:
+                pending = NEVER
                 continue
-        receiver = finish(number, rank, lanes, blocks, reserves, held, links, left, order, settings)
-        if receiver >= 0 and receiver != number:
-            other, after = ranks[receiver], when[receiver]
+        else:
+            number = soonest_of(when)
+            soonest = when[number]
+            if soonest >= NEVER:
+                break
+        rank = ranks[number]
+        changed = number
+        if rank.kind >= 0:
+            if rank.running == 0:
+                start(number, rank, lanes, blocks, reserves, held, order, settings)
+                if not foresight:
+                    when[number] = soonest = 2 * rank.free_ns
+                    if HEAP:
+                        pending = soonest * count + number
+                    continue
+            receiver = finish(number, rank, lanes, blocks, reserves, held, links, left, order, settings)
+            if receiver >= 0:
+                changed = receiver
+        while True:  # those for which something has changed choose anew: the receiver, then the rank itself
+            other, after = ranks[changed], when[changed]
             if other.running == 0:
                 after = choose(other, lanes, blocks, reserves, settings)
-            elif other.kind == W:
+            elif PARTS and other.kind == W:
                 shorten(other, soonest // 2, -1, lanes, blocks, reserves, settings)
                 after = 2 * other.free_ns
-            if after != when[receiver]:
-                when[receiver] = after
-                heapq.heappush(events, after * count + receiver)
-        when[number] = soonest = choose(rank, lanes, blocks, reserves, settings)
-        event = heapq.heappushpop(events, soonest * count + number if soonest < NEVER else NEVER)
+            if HEAP and changed != number and after != when[changed]:
+                heapq.heappush(events, after * count + changed if after < NEVER else NEVER)
+            when[changed] = after
+            if changed == number:
+                break
+            changed = number
+        if HEAP:
+            pending = after * count + number if after < NEVER else NEVER
+    for stage in range(len(left)):
+        if left[stage] > 0:
+            return NEVER
     span_ns, end_ns = 0, settings.scattered_ns
     for number in range(count):
         span_ns = max(span_ns, ranks[number].free_ns - ranks[number].begun_ns)
@@ -157,9 +94,9 @@ def run_rule(
     return span_ns if settings.span else end_ns
 
 
-@kernel()
-def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, settings: Any) -> None:
-    """Everything as before the first op."""
+@kernel(inline=True)
+def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, when: Any, settings: Any) -> None:
+    """Everything as before the first op: each rank is about to look for one."""
     for stage in range(len(left)):
         left[stage] = 0
     for number in range(len(lanes)):
@@ -178,7 +115,8 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
         rank = ranks[number]
         rank.free_ns = rank.after_b = rank.used_bytes = rank.running = 0
         rank.begun_ns, rank.order_at = -1, rank.order_from
-        if rank.reserves >= 0:
+        rank.kind = when[number] = -1
+        if RESERVES and rank.reserves >= 0:
             for microbatch in range(settings.microbatches):
                 held[number][microbatch] = 0
             for row in range(rank.reserves, rank.reserves + settings.paths):
@@ -190,40 +128,55 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
     settings.scattered_ns = 0
 
 
-@kernel()
+@kernel(inline=True)
+def soonest_of(when: Any) -> int:
+    """The rank where something happens first."""
+    number = 0
+    for other in range(1, len(when)):
+        if when[other] < when[number]:
+            number = other
+    return number
+
+
+@kernel(inline=True)
 def choose(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> int:
     """Choose what an idle rank runs next of what is known; returns its entry of `when`: when it decides so."""
-    kind, lane, start_ns = scan(rank, -1, lanes, blocks, reserves, settings)
-    decide_ns = start_ns
-    if kind >= 0 and settings.look_ahead_ns > 0:
-        kind, lane, start_ns = scan(rank, decide_ns + settings.look_ahead_ns, lanes, blocks, reserves, settings)
-        if settings.foresight:
+    latest_ns = rank.free_ns - 1
+    while True:
+        kind, lane, start_ns = scan(rank, latest_ns, lanes, blocks, reserves, settings)
+        if kind < 0:
+            return NEVER
+        is_first = latest_ns < rank.free_ns
+        if is_first or not MYOPIC or settings.foresight:
             decide_ns = start_ns
-    rank.running = 0
-    if kind < 0:
-        return NEVER
+        if not is_first or settings.look_ahead_ns == 0:
+            break
+        latest_ns = start_ns + settings.look_ahead_ns
     rank.kind = kind
     rank.lane = lane
     rank.start_ns = start_ns
     return 2 * decide_ns + 1
 
 
-@kernel()
+@kernel(inline=True)
 def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> tuple[int, int, int]:
     """The op that goes first on an idle rank, as kind, lane and start; kind -1: there is none.
 
     Args:
         rank: its row.
-        latest_ns: of the ops that can start until then, the one of smallest priority; -1: of those that can start first.
+        latest_ns: of the ops that can start until then, the one of smallest priority; before the rank is free: of those that can
+            start first.
         lanes: as all that follow, of the `Board`.
         blocks: ...
         reserves: ...
         settings: ...
     """
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER
-    forward_first, oldest_first = settings.alternate and rank.after_b, settings.oldest_first
+    forward_first = TURNS and settings.alternate and rank.after_b
+    oldest_first, foresight = TURNS and settings.oldest_first, not MYOPIC or settings.foresight
     best_kind, best_lane, best_ns, best_ready_ns, best_priority = -1, -1, NEVER, NEVER, NEVER
-    bound_ns, floor_ns = (NEVER, NEVER) if latest_ns < 0 else (latest_ns, -1)  # none starts later; one before the floor goes first
+    is_first = latest_ns < free_ns
+    bound_ns, floor_ns = (NEVER, NEVER) if is_first else (latest_ns, -1)  # none starts later; one before the floor goes first
     for number in range(rank.first_lane, rank.end_lane):
         lane = lanes[number]
         next_f, next_b = lane.next_f, lane.next_b
@@ -232,24 +185,28 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
             if forward_first:
                 priority -= FIRST_OF_ALL
             start_ns = ready_ns if ready_ns > free_ns else free_ns
+            if foresight:
+                ready_ns = start_ns
             if oldest_first:
                 ready_ns = blocks[next_f].microbatch
             if start_ns <= bound_ns and (
                 start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
             ):
                 best_kind, best_lane, best_ns, best_ready_ns, best_priority = F, number, start_ns, ready_ns, priority
-                if latest_ns < 0:
+                if is_first:
                     bound_ns = floor_ns = start_ns
-        if next_b < lane.known_b and next_f - lane.first >= lane.hold:
+        if next_b < lane.known_b and (not TURNS or next_f - lane.first >= lane.hold):
             ready_ns, priority = blocks[next_b].b_at_ns, lane.priority_b
             start_ns = ready_ns if ready_ns > free_ns else free_ns
+            if foresight:
+                ready_ns = start_ns
             if oldest_first:
                 ready_ns = blocks[next_b].microbatch
             if start_ns <= bound_ns and (
                 start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
             ):
                 best_kind, best_lane, best_ns, best_ready_ns, best_priority = B, number, start_ns, ready_ns, priority
-                if latest_ns < 0:
+                if is_first:
                     bound_ns = floor_ns = start_ns
         waiting = lane.waiting
         if waiting > 0 and (
@@ -260,12 +217,12 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
                 free_ns < floor_ns or priority < best_priority or (priority == best_priority and free_ns < best_ready_ns)
             ):
                 best_kind, best_lane, best_ns, best_ready_ns, best_priority = W, number, free_ns, free_ns, priority
-                if latest_ns < 0:
+                if is_first:
                     bound_ns = floor_ns = free_ns
     return best_kind, best_lane, best_ns
 
 
-@kernel()
+@kernel(inline=True)
 def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
     """Whether memory lets the next F of the lane start: it fits, and it strands nobody.
 
@@ -285,7 +242,7 @@ def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> b
     bytes_left = rank.limit_bytes - lane.held_bytes
     if rank.used_bytes > bytes_left:
         return False
-    if rank.reserves >= 0:
+    if RESERVES and rank.reserves >= 0:
         microbatch = blocks[lane.next_f].microbatch
         for row in range(rank.reserves, rank.reserves + settings.paths):
             reserve = reserves[row]
@@ -294,7 +251,7 @@ def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> b
     return True
 
 
-@kernel()
+@kernel(inline=True)
 def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
     """Whether memory does not let the next F of some lane start: with foresight one that is known, else come when it may.
 
@@ -304,14 +261,14 @@ def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) 
         lane = lanes[number]
         next_f = lane.next_f
         comes = next_f < lane.known_f
-        if not settings.foresight:
+        if MYOPIC and not settings.foresight:
             comes = next_f < lane.last and next_f - lane.next_b < lane.cap
         if comes and not admits(rank, lane, blocks, reserves, settings):
             return True
     return False
 
 
-@kernel()
+@kernel(inline=True)
 def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: Any, order: Any, settings: Any) -> None:
     """The rank of this number runs what was chosen, until `FREE_NS`."""
     kind, lane, start_ns = rank.kind, lanes[rank.lane], rank.start_ns
@@ -322,8 +279,9 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
         while blocks[lane.next_w].fused:
             lane.next_w += 1
         block_ns = blocks[lane.next_w].weight_ns
-        rank.free_ns = start_ns + block_ns - block_ns * lane.done_parts // lane.parts
-        if lane.parts > 1:
+        rank.free_ns = start_ns + block_ns
+        if PARTS and lane.parts > 1:
+            rank.free_ns -= block_ns * lane.done_parts // lane.parts
             shorten(rank, start_ns, start_ns, lanes, blocks, reserves, settings)
         return
     if kind == F:
@@ -334,7 +292,7 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
             gather(rank, lane.stage, lane.gather_ns, lanes, blocks)
         rank.after_b = 0
         rank.used_bytes += lane.held_bytes
-        if rank.reserves >= 0:
+        if RESERVES and rank.reserves >= 0:
             record(rank, block.microbatch, lane.held_bytes, reserves, held[number], settings)
             move_on(rank, lane, blocks, reserves, held[number], settings)
     else:
@@ -346,7 +304,7 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
     write(rank, lane, block.microbatch, kind, 0, order, settings)
 
 
-@kernel()
+@kernel(inline=True)
 def gather(rank: Any, stage: int, gather_ns: int, lanes: Any, blocks: Any) -> None:
     """The stage's first F starts: a rank gathers in the order of first use, so what it has not used yet comes later."""
     for number in range(rank.first_lane, rank.end_lane):
@@ -359,7 +317,7 @@ def gather(rank: Any, stage: int, gather_ns: int, lanes: Any, blocks: Any) -> No
                 blocks[position].f_at_ns = max(blocks[position].f_at_ns, lane.gate_ns)
 
 
-@kernel()
+@kernel(inline=True)
 def finish(
     number: int,
     rank: Any,
@@ -374,6 +332,7 @@ def finish(
 ) -> Any:
     """What the rank runs ends: memory is released, a message sent; returns the rank that it is for, or -1."""
     lane, now_ns, released_bytes = lanes[rank.lane], rank.free_ns, 0
+    rank.running = 0
     receiver = -1
     if rank.kind == F:
         if lane.following < 0:
@@ -408,7 +367,7 @@ def finish(
             return -1
         released_bytes = lane.kept_bytes
     rank.used_bytes -= released_bytes
-    if rank.reserves >= 0:
+    if RESERVES and rank.reserves >= 0:
         record(rank, block.microbatch, -released_bytes, reserves, held[number], settings)
     if lane.next_b == lane.last and lane.waiting == 0:
         left[lane.stage] -= 1
@@ -417,25 +376,25 @@ def finish(
     return receiver
 
 
-@kernel()
+@kernel(inline=True)
 def finish_weight(rank: Any, lane: Any, block: Any, order: Any, settings: Any) -> bool:
     """Write the parts of W that ran, as one op if they are the whole block; returns whether the block is done."""
     parts, begun, done = lane.parts, lane.done_parts, lane.parts
-    if parts > 1:
+    if PARTS and parts > 1:
         block_ns = block.weight_ns
         origin_ns = rank.start_ns - block_ns * begun // parts
         done = begun + 1
         while done < parts and origin_ns + block_ns * done // parts < rank.free_ns:
             done += 1
-    if begun == 0 and done == parts:
+    if not PARTS or (begun == 0 and done == parts):
         write(rank, lane, block.microbatch, W, 0, order, settings)
     else:
         for part in range(begun, done):
             write(rank, lane, block.microbatch, W, part + 1, order, settings)
-    lane.done_parts = done
-    if done < parts:
-        return False
     lane.done_parts = 0
+    if PARTS and done < parts:
+        lane.done_parts = done
+        return False
     lane.next_w += 1
     lane.waiting -= 1
     return True
@@ -474,7 +433,7 @@ def shorten(rank: Any, now_ns: int, seen_ns: int, lanes: Any, blocks: Any, reser
 @kernel()
 def gives_way(rank: Any, edge_ns: int, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
     """Whether something else than the W that the rank runs should run from `edge_ns` on, when it is free."""
-    kind, number, start_ns = scan(rank, -1, lanes, blocks, reserves, settings)
+    kind, number, start_ns = scan(rank, edge_ns - 1, lanes, blocks, reserves, settings)
     if kind < 0 or start_ns > edge_ns:
         return False
     if settings.look_ahead_ns > 0:
@@ -482,7 +441,7 @@ def gives_way(rank: Any, edge_ns: int, lanes: Any, blocks: Any, reserves: Any, s
     return kind != W or number != rank.lane
 
 
-@kernel()
+@kernel(inline=True)
 def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> Any:
     """When what is ready now arrives; a link or trunk serves in the order of calls."""
     left_ns = (now_ns if now_ns > link.free_ns else link.free_ns) + occupancy_ns
@@ -490,7 +449,7 @@ def send(now_ns: int, link: Any, occupancy_ns: int, latency_ns: int) -> Any:
     return left_ns + latency_ns
 
 
-@kernel()
+@kernel(inline=True)
 def record(rank: Any, microbatch: int, more_bytes: int, reserves: Any, held: Any, settings: Any) -> None:
     """On a rank with reserves the microbatch takes bytes, or gives them back (negative); `held` is the rank's."""
     held[microbatch] += more_bytes
@@ -499,7 +458,7 @@ def record(rank: Any, microbatch: int, more_bytes: int, reserves: Any, held: Any
             reserves[row].above_bytes += more_bytes
 
 
-@kernel()
+@kernel(inline=True)
 def move_on(rank: Any, lane: Any, blocks: Any, reserves: Any, held: Any, settings: Any) -> None:
     """An F of the lane has started: if it was its microbatch's last on the rank, room is kept for the next one."""
     reserve = reserves[rank.reserves + lane.path]
@@ -511,7 +470,7 @@ def move_on(rank: Any, lane: Any, blocks: Any, reserves: Any, held: Any, setting
         reserve.above_bytes -= held[other]
 
 
-@kernel()
+@kernel(inline=True)
 def write(rank: Any, lane: Any, microbatch: int, kind: int, part: int, order: Any, settings: Any) -> None:
     """The next op of the rank's order; part 0: the whole block, else 1 more than its number."""
     at = rank.order_at

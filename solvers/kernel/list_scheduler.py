@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from schedc.compiled import at_hand, compile_ahead, compiled
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Parts, Schedule
-from schedc.solvers.kernel.board import as_arrays, board_of, refresh, rows_of, set_rule
+from schedc.solvers.kernel.board import board_of, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.list_kernel import Board
     from schedc.solvers.kernel.rule import Rule
+    from schedc.solvers.kernel.tables import Board
 
-__all__ = ["ListSchedule", "ListScheduler", "list_schedule", "run_compiled"]
+__all__ = ["ListSchedule", "ListScheduler", "list_schedule", "list_schedule_of", "run_compiled"]
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
@@ -107,22 +107,30 @@ class ListScheduler:
         board = self._board
         set_rule(board, self.problem, rule)
         if self._large and self._arrays is None and at_hand(run_rule):  # it may have come since the last rule
+            from schedc.solvers.kernel.arrays import as_arrays  # imports numpy
+
             self._arrays = as_arrays(board)
         if self._arrays is None:
             run_rule(*board)
         else:
             board = run_compiled(board, self._arrays)
-        parts = [1] * len(self.problem.stages)
-        for lane in board.lanes:
-            parts[lane.stage] = lane.parts
-        return ListSchedule(
-            packed=tuple(tuple(board.order[rank.order_from : rank.order_at]) for rank in board.ranks),
-            stages=len(self.problem.stages),
-            width=rule.n_sub + 1,
-            parts_of=tuple(parts),
-            end_ns=max(board.settings[0].scattered_ns, *(rank.free_ns for rank in board.ranks)),
-            span_ns=max(rank.free_ns - rank.begun_ns for rank in board.ranks),
-        )
+        return list_schedule_of(board)
+
+
+def list_schedule_of(board: Board) -> ListSchedule:
+    """What a run has written into its board."""
+    (settings,) = board.settings
+    parts = [1] * settings.stages
+    for lane in board.lanes:
+        parts[lane.stage] = lane.parts
+    return ListSchedule(
+        packed=tuple(tuple(board.order[rank.order_from : rank.order_at]) for rank in board.ranks),
+        stages=settings.stages,
+        width=settings.width,
+        parts_of=tuple(parts),
+        end_ns=max(settings.scattered_ns, *(rank.free_ns for rank in board.ranks)),
+        span_ns=max(rank.free_ns - rank.begun_ns for rank in board.ranks),
+    )
 
 
 def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
@@ -132,6 +140,7 @@ def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
 
 def run_compiled(board: Board, arrays: Board) -> Board:
     """Run the compiled kernel on arrays of the board; returns the board with what it writes for others."""
+    from schedc.solvers.kernel.arrays import read_back, refresh  # imports numpy
+
     compiled(run_rule)(*refresh(arrays, board))
-    ranks, settings = (rows_of(name, getattr(arrays, name)) for name in ("ranks", "settings"))
-    return board._replace(ranks=ranks, settings=settings, order=arrays.order.tolist())
+    return read_back(board, arrays)

@@ -1,6 +1,6 @@
 """Local search over the orders themselves: time an order, change it, keep what is no worse; kernels, compiled.
 
-It works on the arrays of `rule_kernel.Facts`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
+It works on the arrays of `Facts`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
 value of `Kind`, n the microbatch's number on its stage, most the largest count of any stage. Orders may mix fused and split
 backwards. A trunk that several ranks share is served in the order of this pass.
 """
@@ -15,7 +15,8 @@ import numpy as np
 from schedc.compiled import compiled, kernel
 from schedc.ir.ops import Kind
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
-from schedc.solvers.kernel.rule_kernel import STRANDED, Facts, example_facts
+from schedc.solvers.kernel.facts import Facts, example_facts
+from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.facts import facts_of, schedule_of_codes
-from schedc.solvers.kernel.rule_kernel import STRANDED, Climber, Facts, Rule, stop_flag
+from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, stop_flag
+from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
@@ -52,8 +51,8 @@ def local_search(
     seed: int = 0,
     time_s: float | None = None,
     good_enough_ns: int = 0,
-) -> Found | None:
-    """The best schedule found, or None if every rule stranded itself on memory.
+) -> Found:
+    """The best schedule found. Climbs keep no reserves, unless all of them strand themselves on memory; with them none does.
 
     Args:
         problem: any placement, any memory limits.
@@ -62,13 +61,17 @@ def local_search(
         seed: of the random changes.
         time_s: end after the round in which this many seconds have passed.
         good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    facts = facts_of(problem)
-    evaluations = evaluations or min(1500, max(20, 1_000_000 // int(3 * facts.count.sum())))
-    climbers = [Climber(facts) for _ in range(CLIMBS)]
+    board = climbing_board(problem)
+    counts = count_by_stage(board)
+    evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(board.blocks))))
+    climbers = [Climber(board) for _ in range(CLIMBS)]
     generator = np.random.default_rng(seed)
-    pool = [_first_rule(facts, number, generator) for number in range(CLIMBS)]
-    values = [STRANDED] * CLIMBS
+    pool = [_first_rule(problem, counts, number, generator) for number in range(CLIMBS)]
+    values = [NEVER] * CLIMBS
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
         for done_rounds in range(rounds):
@@ -81,41 +84,30 @@ def local_search(
             values = [job.result() for job in jobs]
             if ended_by is not None or min(values) <= good_enough_ns:
                 break
+            if min(values) >= NEVER:
+                board = climbing_board(problem, reserves=True)
+                climbers = [Climber(board) for _ in range(CLIMBS)]
             if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
             ranking = sorted(range(CLIMBS), key=values.__getitem__)
             for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
-                pool[loser] = Rule(*(each.copy() for each in pool[winner]))
+                pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
     best = min(range(CLIMBS), key=values.__getitem__)
-    if values[best] >= STRANDED:
-        if ended_by is not None:
-            raise ended_by
-        return None
-    climbers[best].run(pool[best])
-    return Found(schedule_of_codes(problem, climbers[best].codes()), values[best], cut_short, ended_by)
+    end_ns = climbers[best].run(pool[best])
+    if end_ns >= NEVER and ended_by is not None:
+        raise ended_by
+    return Found(climbers[best].schedule(), end_ns, cut_short, ended_by)
 
 
-def _first_rule(facts: Facts, number: int, generator: np.random.Generator) -> Rule:
+def _first_rule(problem: Problem, counts: list[int], number: int, generator: np.random.Generator) -> PackedRule:
     """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
-    stages = len(facts.count)
-    depth = _depths(facts)
+    depth = np.array(depth_by_stage(problem), np.int64)
     longest = int(depth.max()) + 1
-    cap = np.minimum(np.maximum(facts.count, 1), np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
-    priority = np.zeros((3, stages), np.int64)
+    cap = np.minimum(np.maximum(counts, 1), np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
+    priority = np.zeros((3, len(counts)), np.int64)
     priority[0] = 100 - depth
     priority[1] = depth - longest
     priority[2] = 300
-    lag = np.full(stages, number % 3, np.int64)
-    return Rule(cap, lag, (priority + generator.integers(-3, 4, size=priority.shape)).ravel(), np.zeros(1, np.int64))
-
-
-def _depths(facts: Facts) -> NDArray[np.int64]:
-    """Per stage, how many stages come before it on its path."""
-    depths = np.zeros(len(facts.feeds), np.int64)
-    for first in np.flatnonzero(facts.fed_by < 0).tolist():
-        stage, depth = first, 0
-        while stage >= 0:
-            depths[stage] = depth
-            stage, depth = int(facts.feeds[stage]), depth + 1
-    return depths
+    lag = np.full(len(counts), number % 3, np.int64)
+    return PackedRule(cap, lag, (priority + generator.integers(-3, 4, size=priority.shape)).ravel(), np.zeros(1, np.int64))

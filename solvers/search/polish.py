@@ -19,9 +19,9 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.facts import facts_of, microbatches_by_stage
 from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders
-from schedc.solvers.kernel.rule_kernel import stop_flag
 from schedc.solvers.search.local import Found
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op, token
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.solvers.kernel.board import as_arrays, board_of, set_rule
+from schedc.solvers.kernel.arrays import as_arrays
+from schedc.solvers.kernel.board import board_of, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
 from schedc.solvers.kernel.rule import Rule

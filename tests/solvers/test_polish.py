@@ -18,7 +18,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.kernel.rule_kernel import STRANDED
+from schedc.solvers.kernel.tables import NEVER as STRANDED
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
 

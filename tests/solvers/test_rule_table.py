@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from example_counts import examples
 from hypothesis import given
@@ -15,23 +16,20 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board
+from schedc.solvers.kernel.tables import NEVER
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+    from schedc.solvers.kernel.tables import Board
 
 
 @examples(60)
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
-    try:
-        schedule = rule_table(problem, RuleTableOptions(climb_ops=200))
-    except Unsupported:
-        assert verify_schedule(problem, greedy(problem)) == ()  # it gives up on memory only, where greedy's reserves are needed
-        return
-    assert verify_schedule(problem, schedule) == ()
+    assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=200))) == ()
 
 
 def test_the_same_problem_gives_the_same_schedule() -> None:
@@ -62,6 +60,20 @@ def test_climbs_make_it_better() -> None:
     assert climbed < table
 
 
+def test_where_every_rule_strands_without_reserves_it_keeps_them() -> None:
+    """Memory for one microbatch on two chunks: a second one on the first chunk would leave no room for the second chunk."""
+    problem = make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2])
+    rule = PackedRule([3] * 4, [0] * 4, [0] * 12, [0])
+    assert climb_plain(climbing_board(problem), rule) == NEVER
+    assert climb_plain(climbing_board(problem, reserves=True), rule) < NEVER
+    assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=0))) == ()
+
+
+def climb_plain(board: Board, rule: PackedRule) -> int:
+    """What the rule is worth."""
+    return Climber(board, plain=True).run(PackedRule(*map(np.array, rule)))
+
+
 def test_a_limit_below_one_microbatch_is_refused() -> None:
-    with pytest.raises(Unsupported, match="out of memory"):
+    with pytest.raises(Unsupported, match="one microbatch holds"):
         rule_table(make_problem(2, 3, in_flight=0))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.compiled import kernel
+from schedc.compiled import kernel, variant
 
 
 @kernel()
@@ -25,3 +25,19 @@ def sum_of_squares(values: Any) -> int:
 @kernel(lambda: (1,))
 def double(value: int) -> int:
     return 2 * value
+
+
+LOUD = True
+
+
+@kernel(inline=True)
+def loudness() -> int:
+    return 10 if LOUD else 1
+
+
+@kernel(lambda: (1,), lean=True)
+def shout(value: int) -> int:
+    return value * loudness()
+
+
+whisper = variant(shout, "whisper", without=("LOUD",))

@@ -1,0 +1,241 @@
+"""A climb over the rules of the list scheduler: perturb a rule, keep what is no worse; a kernel, plain or compiled.
+
+It works on a `Board` and on packed rules, with foresight. Reserves keep F out, so the searches climb without them first: a rule may
+then strand itself on memory, and is worth `NEVER`, so that the climb moves away from it.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from schedc.compiled import compiled, kernel, variant
+from schedc.solvers.kernel.arrays import as_arrays, example_board, read_back
+from schedc.solvers.kernel.board import board_of, count_by_stage, set_rule
+from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.list_scheduler import list_schedule_of
+from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.tables import NEVER, Board
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["Climber", "PackedRule", "climb", "climb_without_reserves", "climbing_board", "longest_op_ns", "stop_flag"]
+
+DRAWS = 32
+"""Random numbers that an evaluation takes, at most but for rare cases."""
+LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
+"""What no packed rule needs of the list scheduler."""
+
+
+@contextmanager
+def stop_flag() -> Iterator[NDArray[np.bool_]]:
+    """The `stop` of climbs in other threads: `stop.fill(True)` ends them after the evaluation at hand. It is set at the end."""
+    stop = np.zeros(1, np.bool_)
+    try:
+        yield stop
+    finally:
+        stop.fill(True)
+
+
+class PackedRule(NamedTuple):
+    """What a climb changes of a rule, in place; arrays or lists, by stage. The rest is in the board, which BW are fused, too."""
+
+    cap: Any
+    """`Rule.in_flight`."""
+    lag: Any
+    """`Rule.weight_lag`."""
+    priority: Any
+    """`Rule.priority`, entry kind × stages + stage."""
+    look_ahead_ns: Any
+    """One entry."""
+
+
+class Climb(NamedTuple):
+    """What `climb` is called with."""
+
+    board: Board
+    rule: PackedRule
+    """Where it starts; the best at the end."""
+    now_rule: PackedRule
+    """Room for a rule, as the next."""
+    tried: PackedRule
+    most_cap: Any
+    """By stage."""
+    ranges: tuple[int, int, int, int, int]
+    """2, 3, the 12 chances of moves, the 59 steps of a priority and how many look-aheads there are; from outside, as numba would
+    compile `below` anew for each number written there."""
+    evaluations: int
+    """With none, the rule itself is run."""
+    draws: Draws
+    heat: float
+    stop: Any
+    """`stop[0]` set to true, by another thread, ends it after the evaluation at hand."""
+
+
+def _example() -> tuple[Any, ...]:
+    row = np.zeros(1, np.int64)
+    rule = PackedRule(row, row, row, row)
+    return (Climb(example_board(), rule, rule, rule, row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)),)
+
+
+@kernel(_example, without=LEAN, lean=True)
+def climb(given: Climb) -> Any:
+    """Perturb the rule this many times and keep what is no worse, or little worse while hot; returns the best end."""
+    board, rule, now_rule, tried, most_cap, ranges, evaluations, draws, heat, stop = given
+    stages = len(rule.cap)
+    two, three, moves, steps, looks = ranges
+    now = best = NEVER
+    _copy(rule, now_rule)
+    for number in range(-1, evaluations):  # -1: the rule itself
+        if number >= 0 and stop[0]:
+            break
+        _copy(now_rule, tried)
+        for _ in range(1 + below(three, draws) if number >= 0 else 0):
+            s = below(stages, draws)
+            what = below(moves, draws)
+            if what < 4:
+                change = 1 + below(two, draws)
+                if below(two, draws) == 0:
+                    change = -change
+                tried.cap[s] = min(most_cap[s], max(1, tried.cap[s] + change))
+            elif what < 5:
+                change = 2 * below(two, draws) - 1
+                for other in range(stages):
+                    tried.cap[other] = min(most_cap[other], max(1, tried.cap[other] + change))
+            elif what < 8:
+                kind = below(three, draws)
+                change = 1 + below(steps, draws)
+                if below(two, draws) == 0:
+                    change = -change
+                tried.priority[kind * stages + s] += change
+            elif what < 9:
+                other = below(stages, draws)
+                kind = below(three, draws)
+                kept = tried.priority[kind * stages + s]
+                tried.priority[kind * stages + s] = tried.priority[kind * stages + other]
+                tried.priority[kind * stages + other] = kept
+            elif what < 11:
+                change = 2 * below(two, draws) - 1
+                if below(two, draws):
+                    tried.lag[s] = max(0, tried.lag[s] + change)
+                else:
+                    for other in range(stages):
+                        tried.lag[other] = max(0, tried.lag[other] + change)
+            elif below(two, draws):
+                tried.look_ahead_ns[0] = below(looks, draws)
+            else:
+                tried.look_ahead_ns[0] = 0
+        value = _value(tried, board)
+        if value > now and (value == NEVER or heat == 0):
+            continue
+        if value <= now or fraction(draws) < math.exp((now - value) / (heat * (1.0 - number / evaluations) * best)):
+            now = value
+            _copy(tried, now_rule)
+            if value < best:
+                best = value
+                _copy(tried, rule)
+    return best
+
+
+climb_without_reserves = variant(climb, "climb_without_reserves", without=("RESERVES",))
+"""`climb` for boards without reserves."""
+
+
+@kernel(inline=True)
+def _value(rule: PackedRule, board: Board) -> Any:
+    """What the list scheduler makes of the rule; `NEVER` if it strands itself."""
+    stages, lanes = len(rule.cap), board.lanes
+    for number in range(len(lanes)):
+        lane = lanes[number]
+        stage = lane.stage
+        lane.cap, lane.lag = rule.cap[stage], rule.lag[stage]
+        lane.priority_f, lane.priority_b = rule.priority[stage], rule.priority[stages + stage]
+        lane.priority_w = rule.priority[2 * stages + stage]
+    settings = board.settings[0]
+    settings.look_ahead_ns = rule.look_ahead_ns[0]
+    return run_rule(*board)
+
+
+@kernel()
+def _copy(rule: PackedRule, target: PackedRule) -> None:
+    target.look_ahead_ns[0] = rule.look_ahead_ns[0]
+    for stage in range(len(rule.cap)):
+        target.cap[stage], target.lag[stage] = rule.cap[stage], rule.lag[stage]
+    for entry in range(len(rule.priority)):
+        target.priority[entry] = rule.priority[entry]
+
+
+def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
+    """The problem's board for climbs; with reserves no rule strands itself, but fewer F may start.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    board, count = board_of(problem), len(problem.stages)
+    nothing = (0,) * count
+    set_rule(board, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
+    for rank in board.ranks if not reserves else ():
+        rank.reserves = -1
+    return board
+
+
+def longest_op_ns(board: Board) -> int:
+    """The longest op of any stage's first microbatch."""
+    longest_ns = 0
+    for lane in board.lanes:
+        block = board.blocks[lane.first]
+        backward_ns = (block.backward_ns,) if block.fused else (block.backward_input_ns, block.weight_ns)
+        longest_ns = max(longest_ns, block.forward_ns, *backward_ns)
+    return longest_ns
+
+
+class Climber:
+    """The kernel at work on one problem, for one thread."""
+
+    def __init__(self, board: Board, *, plain: bool = False) -> None:
+        """Waits until the kernel is compiled, unless it is to run plain. It has a copy of the board, unless it is plain."""
+        self.plain = plain
+        self._lists, self._board = board, board if plain else as_arrays(board)
+        has_reserves = any(rank.reserves >= 0 for rank in board.ranks)
+        self._climb = climb if plain else compiled(climb if has_reserves else climb_without_reserves)
+        most_cap = [max(1, count) for count in count_by_stage(board)]
+        self._most_cap = most_cap if plain else np.array(most_cap, np.int64)
+        self._ranges = 2, 3, 12, 59, longest_op_ns(board) + 1
+
+    def run(self, rule: PackedRule) -> int:
+        """The end of the rule's schedule, which `schedule` makes then."""
+        return self.climb(rule, 0, 0, 0.0, np.zeros(1, np.bool_))
+
+    def climb(self, rule: PackedRule, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
+        """The best end of that many rules beside this one; `rule` is changed to the best."""
+        copies = [PackedRule(*(each.copy() for each in rule)) for _ in range(3)]
+        draws = draw(seed, DRAWS * evaluations)
+        if self.plain:
+            copies, draws = list(map(_as_lists, copies)), _as_lists(draws)
+        best, now, tried = copies
+        given = Climb(self._board, best, now, tried, self._most_cap, self._ranges, evaluations, draws, heat, stop)
+        value = int(self._climb(given))
+        for array, values in zip(rule, best, strict=True):
+            array[:] = values
+        return value
+
+    def schedule(self) -> Schedule:
+        """The schedule of the last `run`."""
+        return list_schedule_of(self._lists if self.plain else read_back(self._lists, self._board)).schedule
+
+
+def _as_lists(given: Any) -> Any:
+    """Arrays as lists, which plain Python reads faster; a tuple of them stays one."""
+    if isinstance(given, tuple):
+        return type(given)(*map(_as_lists, given))
+    return given.tolist() if isinstance(given, np.ndarray) else given

@@ -1,0 +1,96 @@
+"""The tables that the kernels read and write: a problem, a rule, and the state of a run.
+
+Plain, a row is an object (`ROW`); compiled, an element of a structured array.
+
+A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
+consecutive, too, path after path, in path order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["COLUMNS", "NEVER", "ROW", "Board"]
+
+NEVER = 1 << 61
+"""Later than anything happens."""
+COLUMNS = {
+    "lanes": (
+        # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
+        *("stage", "path", "rank", "previous", "following", "first", "last"),
+        # ... what its stage's all-gather and reduce-scatter take (-1: there is none), when the former ends if it is the first ...
+        *("gather_ns", "scatter_ns", "first_gate_ns"),
+        # ... what a microbatch holds from the start of F, what of it is left between B and W ...
+        *("held_bytes", "kept_bytes"),
+        # ... and what F sends on and B sends back: over which link or trunk (-1: it stays on the rank), and how long it takes.
+        *("message_on", "message_occupancy_ns", "message_latency_ns"),
+        *("gradient_on", "gradient_occupancy_ns", "gradient_latency_ns"),
+        # The rule: see `Rule`; the smallest priority goes first.
+        *("cap", "lag", "hold", "parts", "priority_f", "priority_b", "priority_w"),
+        # What changes: the positions of the next F, B and W to start, and of the first F and B of which no start is known;
+        # how many W wait for their turn; how many parts of the next one are done; when the all-gather ends, as far as is known, and
+        # whether it is known.
+        *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts", "gate_ns", "gathered"),
+    ),
+    "ranks": (
+        # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
+        # `reserves`, which has one for each path; -1: none.
+        *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
+        # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where its next op is
+        # written; and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
+        *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
+    ),
+    "blocks": (
+        # By position: costs, whether the backward is BW, and what changes: when the inputs of F and of B are there.
+        *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns", "fused", "f_at_ns", "b_at_ns"),
+    ),
+    "reserves": (
+        # What a microbatch of the path holds on the rank in all; the path's last lane on the rank, or -1; what changes: the lowest
+        # microbatch with an F on the rank not yet started; what the microbatches above it, of all paths, hold on the rank.
+        *("need_bytes", "last_lane", "oldest", "above_bytes"),
+    ),
+    "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
+    "settings": (
+        # One row: the rule's; the objective; sizes; what changes: when the last reduce-scatter ends.
+        *(
+            "look_ahead_ns",
+            "alternate",
+            "oldest_first",
+            "foresight",
+            "width",
+            "span",
+            "stages",
+            "paths",
+            "microbatches",
+            "scattered_ns",
+        ),
+    ),
+}
+"""The columns of each table; all are integers, times in nanoseconds and sizes in bytes."""
+
+
+class Board(NamedTuple):
+    """All that the kernel reads and writes: tables with the columns of `COLUMNS`, and plain ones."""
+
+    lanes: Any
+    ranks: Any
+    blocks: Any
+    reserves: Any
+    held: Any
+    """[rank, microbatch], bytes; kept where the rank has reserves."""
+    links: Any
+    left: Any
+    """[stage]: lanes with a backward left."""
+    order: Any
+    """What each rank has run: ((microbatch × stages + stage) × 4 + kind) × width + part + 1, from `order_from` to `order_at`."""
+    settings: Any
+    when: Any
+    """[rank]: when something happens there: twice the nanosecond, plus 1 unless an op ends."""
+
+
+ROW = {
+    table: make_dataclass(f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True)
+    for table, columns in COLUMNS.items()
+}
+"""What a row of each table is when the kernel runs plain."""
