@@ -285,7 +285,8 @@ def _with_parts(function: Callable[..., Any], without: tuple[str, ...], lean: bo
 def _renamed(function: Any, names: dict[str, Any], name: str) -> Any:
     """A copy of a function of a module, with these global names."""
     copied = FunctionType(function.__code__, names, name)
-    copied.__module__, copied.__defaults__, copied.__doc__ = function.__module__, function.__defaults__, function.__doc__
+    copied.__module__, copied.__qualname__ = function.__module__, name
+    copied.__defaults__, copied.__doc__ = function.__defaults__, function.__doc__
     return copied
 
 
