@@ -279,7 +279,10 @@ def _with_parts(function: Callable[..., Any], without: tuple[str, ...], lean: bo
                 copied = _with_parts(value, without, lean)
                 _parts[key] = _numba().njit(copied, forceinline=_kernels[value].inline, _nrt=not lean, **wrappers, **OPTIONS)
             names[name] = _parts[key]
-    return _renamed(function, {**names, "__name__": function.__module__}, function.__name__)
+    # Numba's names of compiled functions are unique in one process only. Of two loaded from the cache with one name, the first
+    # would serve for both, so the name has all that may differ.
+    name = "_".join((function.__name__, "without", *sorted(without), "lean" if lean else ""))
+    return _renamed(function, {**names, "__name__": function.__module__}, name)
 
 
 def _renamed(function: Any, names: dict[str, Any], name: str) -> Any:

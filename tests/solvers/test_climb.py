@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from example_counts import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from problems import make_problem, problems
 
@@ -31,6 +31,7 @@ def test_random_numbers_are_numpys(seed: int, limits: list[int]) -> None:
 
 @examples(15)
 @given(problems())
+@example(make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2]))  # without reserves all strand
 def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None:
     found: list[object] = []
     for ready in (False, True):
