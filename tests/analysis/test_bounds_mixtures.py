@@ -131,3 +131,26 @@ def test_the_bound_of_a_mixture_is_the_optimum(fused_ns: int, value_ns: int) -> 
     problem = replace(problem, stages=tuple(replace(stage, backward_ns=(fused_ns,)) for stage in problem.stages))
     assert optimum(problem, most_states=200_000) == best_bound(problem).value_ns == value_ns
     assert bound_of("work", problem).value_ns == value_ns
+
+
+@pytest.mark.parametrize(
+    ("costs_ns", "fused_ns", "kept", "in_flight", "latencies_ns", "value_ns"),
+    [
+        ([(3, 3, 7), (4, 2, 2)], (7, 2), 0, 2, (2, 6), 54),
+        ([(5, 3, 6), (1, 1, 4)], (8, 4), 1, 2, (5, 2), 57),
+    ],
+)
+def test_a_w_that_fills_an_idle_gap_is_paid_for(
+    costs_ns: list[tuple[int, int, int]],
+    fused_ns: tuple[int, int],
+    kept: int,
+    in_flight: int,
+    latencies_ns: tuple[int, int],
+    value_ns: int,
+) -> None:
+    there_ns, back_ns = latencies_ns
+    links = {(0, 1): (there_ns, 0), (1, 0): (back_ns, 0)}
+    problem = make_problem(2, 4, costs_ns=costs_ns, activation=(2, kept), in_flight=in_flight, links=links)
+    stages = tuple(replace(stage, backward_ns=(each,)) for stage, each in zip(problem.stages, fused_ns, strict=True))
+    problem = replace(problem, stages=stages)
+    assert optimum(problem, most_states=200_000) == bound_of("idle-gaps", problem).value_ns == value_ns

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
 
 __all__ = ["Costs", "HeadsAndTails", "Hop", "MicrobatchClass", "frames_of", "microbatch_classes"]
+
+FREE = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,15 @@ class Costs:
     def total_split_ns(self) -> int:
         """B and W together; BW, where they may not be apart."""
         return self.fused_ns if self.split_ns is None else sum(self.split_ns)
+
+    @property
+    def split_price(self) -> Fraction:
+        """What a nanosecond of W apart costs: splitting adds B + W − BW to the rank's work, and W is what can then run later.
+
+        0 where BW is no less than B + W; 1 where it is no more than B, so that W apart gains nothing.
+        """
+        more_ns = self.total_split_ns - self.fused_ns
+        return FREE if more_ns <= 0 else Fraction(more_ns, more_ns + self.backward_ns - self.gradient_ns)
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the times of a trip are computed once, when they are first asked for

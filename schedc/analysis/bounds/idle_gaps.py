@@ -14,6 +14,7 @@ from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.analysis.bounds.memory_states import Way
@@ -30,6 +31,8 @@ class _Alone:
     forward_ns: int
     gradient_ns: int
     rest_ns: int
+    split_price: Fraction
+    """The least cost of a nanosecond of W apart (`Costs.split_price`)."""
     away_ns: int
     """From the end of F to the start of the backward, at least."""
     by_gradient_bytes: int
@@ -64,6 +67,12 @@ def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], wa
     closed, since no more than j − 1 + slots forwards have begun by then. So the idle times of such gaps add up, and add to the
     rank's work. Blocks may be cut: what is counted as work is at least what is left of a block. A fused backward counts as its
     gradient part and its rest (`heads_and_tails`), which release no later; so does a split one, which then has at least that work.
+
+    Where BW takes less than B + W, splitting adds B + W − BW to the rank's work: each nanosecond of W costs (B + W − BW) ÷ W. Let x
+    and y count the backwards that have not sent their gradient, and not ended. In the gap run at most x − 1 backwards as a whole,
+    each BW long, and then W's of the y − x others. What these x − 1 leave of the gap is idle, at its full length, or W, at W's
+    cost. So the gap costs no less than that length times W's cost, and no less than its idle time as counted above, where a W
+    counts for no more than BW − B: less its cost. As gaps are disjoint, no W is paid for twice.
     """
     at = _position(frames, way, rank)
     if at is None:
@@ -71,7 +80,7 @@ def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], wa
     alone = _alone(problem, frames, at)
     best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint gaps up to j
     for j in range(1, alone.microbatches + 1):
-        here_ns = max(0, alone.away_ns - _most_work_ns(alone, j)) + best_before[max(0, j - alone.slots)]
+        here_ns = _least_cost_ns(alone, j) + best_before[max(0, j - alone.slots)]
         best_before[j] = max(best_before[j - 1], here_ns)
     work_ns = sum(
         frame.microbatches.count * (frame.microbatches.costs[at].forward_ns + frame.microbatches.costs[at].backward_ns)
@@ -82,19 +91,25 @@ def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], wa
     return head_ns + work_ns + best_before[-1] + after_ns
 
 
-def _most_work_ns(alone: _Alone, j: int) -> int:
-    """The most work that can run in gap j."""
-    forwards = min(alone.microbatches - j, alone.slots - 1)
+def _least_cost_ns(alone: _Alone, j: int) -> int:
+    """The least idle time in gap j, W's that run in it apart from their B counting as idle at their cost."""
+    left_ns = alone.away_ns - min(alone.microbatches - j, alone.slots - 1) * alone.forward_ns
+    whole_ns = alone.gradient_ns + alone.rest_ns
     if alone.slots == alone.microbatches:
-        return forwards * alone.forward_ns + (j - 1) * (alone.gradient_ns + alone.rest_ns)
-    backwards_ns = 0
+        return max(0, left_ns - (j - 1) * whole_ns)
+    price, per = alone.split_price.as_integer_ratio()
+    least_ns = left_ns
     for x in range(1, j + 1):
         room_bytes = alone.limit_bytes - x * alone.by_gradient_bytes
         y = min(j, room_bytes // alone.by_rest_bytes) if alone.by_rest_bytes else j
         if y < x or room_bytes < 0:
             break
-        backwards_ns = max(backwards_ns, (x - 1) * alone.gradient_ns + (y - 1) * alone.rest_ns)
-    return forwards * alone.forward_ns + backwards_ns
+        without_ns = left_ns - (x - 1) * whole_ns
+        cost_ns = without_ns - (y - x) * alone.rest_ns
+        if price:
+            cost_ns = max(cost_ns, without_ns * price // per)
+        least_ns = min(least_ns, cost_ns)
+    return max(0, least_ns)
 
 
 def _position(frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int | None:
@@ -117,6 +132,7 @@ def _alone(problem: Problem, frames: Sequence[HeadsAndTails], at: int) -> _Alone
         forward_ns=max(cost.forward_ns for cost in costs),
         gradient_ns=max(cost.gradient_ns for cost in costs),
         rest_ns=max(cost.backward_ns - cost.gradient_ns for cost in costs),
+        split_price=min(cost.split_price for cost in costs),
         away_ns=min(_away_ns(frame, at) for frame in frames),
         by_gradient_bytes=stage.activation_bytes - kept_bytes,
         by_rest_bytes=kept_bytes,

@@ -7,6 +7,7 @@ microbatch can have done, and what it then holds, is in `memory_states`.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import Status, Way
+    from schedc.analysis.bounds.memory_states import Status, Step, Way
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_idle_gap_bound_of_link", "chunk_idle_gap_bound_of_rank"]
+
+
+START = -1
+"""In place of a step before all steps: the frame's start."""
 
 
 def chunk_idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
@@ -80,36 +85,66 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine:
 
     Work is nominal (`heads_and_tails`): of a backward its gradient part and its rest, whether fused or split; what a schedule does
     beyond that counts as idle. No memory is released before the nominal parts are done. Collectives are idle time here, too.
+
+    Where BW takes less than B + W, splitting adds B + W − BW to a rank's work: each nanosecond of W costs (B + W − BW) ÷ W. Count
+    that in the gap in which the W runs, gaps being disjoint. A gap then costs no less than its idle time as above, where a W counts
+    for no more than its rest: less its cost. And let all gradient steps end when the gradient is sent, and have all of BW as their
+    work, none of it later. What they and the forwards leave of the gap is idle, at its full length, or W: at W's cost, the least
+    of the rank's stages.
     """
     steps = trip_of(problem, frames, way, machine, rank)
     if not steps:
         return 0
-    count, size, whole_ns = problem.microbatches, len(steps), sum(step.work_ns + step.rest_ns for step in steps)
+    count, size = problem.microbatches, len(steps)
     limit_bytes = problem.memory_limit_bytes[rank]
+    costs_ns = _gap_costs_ns(steps, limit_bytes, count, Fraction(1))
+    price = min((step.split_price for step in steps if step.split_price is not None), default=Fraction(0))
+    if price:
+        all_sent_ns = _gap_costs_ns([step.all_sent() for step in steps], limit_bytes, count, price)
+        costs_ns = {gap: list(map(max, of_gap, all_sent_ns[gap])) for gap, of_gap in costs_ns.items()}
     statuses = statuses_after(steps)
-    closed, opened = [], []
-    for at in range(size):
-        before = [status for some in statuses[: at + 1] for status in some]
-        others = most_value(before, limit_bytes, count)
-        closed.append([j * whole_ns + others[count - j] for j in range(count)])
-        undone = most_value(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count)
-        opened.append([(j + 1) * whole_ns - undone[j + 1] for j in range(count)])
-    waiting = {(p, q): _work_at_opening(statuses, p, q, limit_bytes, count) for q in range(size) for p in range(q)}
     between = {(p, q): _between(statuses, p, q, limit_bytes, count) for p, q in product(range(size), repeat=2)}
     idle = [[0] * count for _ in steps]
     best_ns = 0
     for j in range(count):
         ended: list[int] = []  # the most idle time before the j-th end of each step
         for q, step in enumerate(steps):
-            least_ns = max(idle[q][j - 1] if j else 0, step.head_ns - closed[q][j])
+            least_ns = max(idle[q][j - 1] if j else 0, costs_ns[START, q][j])
             for p in range(q):
-                work_ns = max(0, closed[q][j] - waiting[p, q][j])
-                least_ns = max(least_ns, ended[p] + max(0, step.begin_ns - steps[p].end_ns - work_ns))
+                least_ns = max(least_ns, ended[p] + costs_ns[p, q][j])
             idle[q][j] = least_ns
             earlier = [idle[other][j - between[q, other]] for other in range(size) if j >= between[q, other]]
             ended.append(max(earlier))
-            best_ns = max(best_ns, ended[q] + max(step.after_ns, step.tail_ns - count * whole_ns + opened[q][j]))
+            best_ns = max(best_ns, ended[q] + max(step.after_ns, costs_ns[q, size][j]))
     return sum(step.all_ns for step in steps) + best_ns
+
+
+def _gap_costs_ns(steps: Sequence[Step], limit_bytes: int | None, count: int, price: Fraction) -> dict[tuple[int, int], list[int]]:
+    """Per gap from a step (`START`: the frame's start) to another (the number of steps: its end), and j: what it costs at least.
+
+    Args:
+        steps: with what counts as their work.
+        limit_bytes: of the memory that the steps hold.
+        count: how many microbatches there are.
+        price: of a nanosecond of the gap that this work does not fill.
+    """
+    size, whole_ns = len(steps), sum(step.work_ns + step.rest_ns for step in steps)
+    statuses = statuses_after(steps)
+    left_ns: dict[tuple[int, int], list[int]] = {}
+    for at, step in enumerate(steps):
+        before = [status for some in statuses[: at + 1] for status in some]
+        others = most_value(before, limit_bytes, count)
+        closed = [j * whole_ns + others[count - j] for j in range(count)]
+        left_ns[START, at] = [max(0, step.head_ns - done_ns) for done_ns in closed]
+        for p in range(at):
+            away_ns, waiting = step.begin_ns - steps[p].end_ns, _work_at_opening(statuses, p, at, limit_bytes, count)
+            left_ns[p, at] = [max(0, away_ns - max(0, most - least)) for most, least in zip(closed, waiting, strict=True)]
+        undone = most_value(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count)
+        most_after_ns = (count - 1) * whole_ns  # of those that have not ended the step, and of the others what is undone
+        left_ns[at, size] = [max(0, step.tail_ns - most_after_ns + j * whole_ns - undone[j + 1]) for j in range(count)]
+    if price == 1:
+        return left_ns
+    return {gap: [each_ns * price.numerator // price.denominator for each_ns in of_gap] for gap, of_gap in left_ns.items()}
 
 
 def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]:

@@ -7,7 +7,7 @@ done, and the most value that some microbatches' statuses can have together with
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from fractions import Fraction
 
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
@@ -39,10 +40,14 @@ class Step:
     """Least time from the frame's start to its start."""
     tail_ns: int
     """Least time from its end to the frame's end."""
+    sent_tail_ns: int = 0
+    """Of a gradient part, least time to the frame's end after the end of the block that sends the gradient, B or BW."""
     work_ns: int = 0
     """On the machine."""
     rest_ns: int = 0
     """Work on the machine that may follow at any later time: the rest of a backward."""
+    split_price: Fraction | None = None
+    """Of a backward on the machine, the least cost of a nanosecond of its W apart (`Costs.split_price`)."""
     all_ns: int = 0
     """`work_ns` and `rest_ns` of all microbatches, each its own."""
     after_ns: int = 0
@@ -50,6 +55,12 @@ class Step:
     acquired_bytes: int = 0
     released_bytes: int = 0
     released_by_rest_bytes: int = 0
+
+    def all_sent(self) -> Step:
+        """The step as if all of a backward's work were done when its gradient is sent."""
+        if self.split_price is None:
+            return self
+        return replace(self, work_ns=self.work_ns + self.rest_ns, rest_ns=0, tail_ns=self.sent_tail_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +149,8 @@ def _block_step(
         end_ns=begin_ns + min(durations),
         head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
         tail_ns=min((frame.forward_tail_ns if forward else frame.gradient_tail_ns)[at] for frame in frames),
+        sent_tail_ns=min(frame.sent_tail_ns[at] for frame in frames) if works and not forward else 0,
+        split_price=min(cost.split_price for cost in costs) if works and not forward else None,
         work_ns=max(durations) if works else 0,
         rest_ns=max(rests) if works else 0,
         all_ns=all_ns if works else 0,

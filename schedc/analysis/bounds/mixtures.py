@@ -77,7 +77,8 @@ def mixture_bound(tasks: Iterable[Task | Backward]) -> int:
         else:
             plain.append(task)
     bound_ns = one_machine_bound([*plain, *_pieces(backwards, 0, 1)])
-    prices = sorted({price for each in backwards if (price := each.price) is not None})
+    cheaper_fused = (each for each in backwards if each.split_ns > each.fused_ns)
+    prices = sorted({price for each in cheaper_fused if (price := each.price) is not None})
     if not prices:
         return bound_ns
     # Only on a rank are there backwards, and if W counts, all of the rank's work lies between the least head and the least tail.
@@ -104,5 +105,6 @@ def _pieces(backwards: Sequence[Backward], early_ns: int, more_ns: int) -> Itera
         if early_ns and each.price is not None:
             end_ns = min(each.price[0], each.price[1] * early_ns // more_ns)
             yield Task(each.later_head_ns, each.microbatches * end_ns, each.sent_tail_ns)
-        if each.rest_ns > end_ns:
-            yield Task(each.later_head_ns, each.microbatches * (each.rest_ns - end_ns), each.after_ns or 0)
+        rest_ns = each.rest_ns - end_ns
+        if rest_ns > 0:
+            yield Task(each.later_head_ns, each.microbatches * rest_ns, each.after_ns or 0)

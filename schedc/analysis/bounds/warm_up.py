@@ -13,6 +13,7 @@ starts, so the n-th cannot start before the (n − c')-th W has ended. Durations
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import lt
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.mixtures import Backward
@@ -79,7 +80,8 @@ def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tu
     # Backwards in time the line is another one: gradient parts come first, and transfers arrive before they leave.
     mirrored_after = [rest + after for rest, after in zip(line.rest_ns, line.after_ns, strict=True)]
     tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.gradient_hops, line.forward_hops)
-    sent_tails_ns = _sent_tails(line, tails)
+    # Where fusing gains nothing, nobody looks at what follows a sent gradient.
+    sent_tails_ns = _sent_tails(line, tails) if any(map(lt, line.fused_ns, line.split_ns)) else tails.forward_start_ns
     count = line.microbatches
     for at, position in enumerate(first.positions()):
         rank = Resource.of_rank(problem.stages[first.microbatches.path[position]].rank)
