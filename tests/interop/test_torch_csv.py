@@ -132,6 +132,12 @@ def sharded(chunks: int) -> Plan:
     return plan_of(problem, plan.schedule())
 
 
+def recomputed() -> Plan:
+    plan = made_by("gpipe", 2, 2)
+    first, second = plan.problem.stages
+    return plan_of(replace(plan.problem, stages=(first, replace(second, recompute=True))), plan.schedule())
+
+
 REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     "two paths": (lambda: made_by("chimera", 2, 4, placement="bidirectional"), "it has two paths (a bidirectional placement)"),
     "parts": (
@@ -140,6 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     ),
     "another path": (other_path, "its path visits the stages in the order [1, 0]"),
     "losses": (late_loss, "F1.1 is forward number 0 of the last stage"),
+    "recomputation": (recomputed, "stage 1 recomputes, and torch's stages do not"),
     "reduce-scatter beside compute": (lambda: sharded(2), "runs beside"),
 }
 

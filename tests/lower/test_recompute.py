@@ -53,8 +53,7 @@ def test_no_rank_ever_holds_more(seed: int) -> None:
     workload, layout = random_workload(random)
     workload = replace(workload, devices=(Device(limit_bytes=PLENTY),) * workload.ranks)
     plain, problem = problem_of(workload, replace(layout, recomputed=frozenset())), problem_of(workload, layout)
-    parts = tuple(each for each in random_parts(random, problem) if each.kind in (Kind.F, Kind.W))
-    schedule = random_schedule(random, problem, parts)
+    schedule = random_schedule(random, problem, random_parts(random, problem))
     assert schedule is not None
     for rank, (peak, limit) in enumerate(zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)):
         assert limit is not None

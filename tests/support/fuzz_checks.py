@@ -285,7 +285,7 @@ def _too_little_memory(problem: Problem) -> bool:
 
 
 def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
-    """Some kinds of blocks cut; their parts may take no time."""
+    """Some kinds of blocks cut, where they may be; their parts may take no time."""
     if not problem.cut_blocks:
         return ()
     shares = [(1, 1), (1, 2), (1, 1, 1), (5, 1)]
@@ -293,7 +293,7 @@ def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
         Parts(kind=kind, stage=stage, shares=random.choice(shares))
         for stage in range(len(problem.stages))
         for kind in Kind
-        if random.random() < 0.3
+        if random.random() < 0.3 and not (problem.stages[stage].recompute and kind in (Kind.B, Kind.BW))
     )
 
 

@@ -129,6 +129,11 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
         extra["trunks"] = {f"site{a}>site{b}": random.choice(names) for a, b in crossed}
     if draw.chance(0.1) and pipeline["semantics"] != "torch":
         extra["vary"] = random.randrange(1000)
+    if draw.chance(0.15):
+        job["devices"] = {"speed": [random.choice([1, 1, 0.5, 0.7, 3]) for _ in range(pipeline["ranks"])]}
+    if draw.chance(0.2) and "memory" not in job and pipeline["semantics"] != "torch":
+        stages = len(placed.rank_of_stage)
+        pipeline["recompute"] = "full" if draw.chance(0.5) else [draw.chance(0.5) for _ in range(stages)]
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}

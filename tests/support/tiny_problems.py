@@ -73,11 +73,13 @@ def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) 
 
 
 def random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
-    """Some kinds of blocks cut in two or three, where every part then takes 1 ns or more."""
+    """Some kinds of blocks cut in two or three, where they may be and every part then takes 1 ns or more."""
     found = []
     for stage, costs in enumerate(problem.stages):
         for kind in Kind:
             parts = Parts(kind=kind, stage=stage, shares=random.choice([(1, 1), (1, 2), (1, 1, 1)]))
+            if costs.recompute and kind in (Kind.B, Kind.BW):
+                continue
             if random.random() < 0.3 and all(min(parts.durations_ns(block)) > 0 for block in costs.durations_ns(kind)):
                 found.append(parts)
     return tuple(found)

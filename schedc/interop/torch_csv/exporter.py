@@ -87,6 +87,9 @@ def check_expressible(plan: Plan) -> None:
     (path,) = problem.paths
     if path != tuple(range(len(problem.stages))):
         raise _refusal(plan, f"its path visits the stages in the order {list(path)}, and torch's goes from stage s to s + 1 only")
+    for index, stage in enumerate(problem.stages):
+        if stage.recompute:
+            raise _refusal(plan, f"stage {index} recomputes, and torch's stages do not; give the job a profile of layers that do")
     for rank in plan.ranks:
         for op in rank.compute:
             if op.part != WHOLE:
