@@ -11,6 +11,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import LocalOptions
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["cpsat", "local", "milp", "periodic", "polish", "refute"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
-    """Local search over the rule of a list scheduler."""
+    """Local search over the rule of a list scheduler, whose backwards are then fused where that pays."""
     from schedc.solvers.search.local import local_search
 
     best = local_search(
@@ -34,6 +35,8 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
     )
     incumbent.offer_valid(best.schedule, "local")
     incumbent.cut_short |= best.cut_short
+    if best.ended_by is None and can_pay(incumbent.problem):
+        incumbent.offer_valid(mixed(incumbent.problem, best.schedule, tables=incumbent.tables), "local + mixed")
     _end(best.ended_by)
 
 

@@ -18,6 +18,8 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.mixing import mixed
+from schedc.solvers.driver import portfolio
+from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import check_method, constructive
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -96,3 +98,13 @@ def test_each_candidate_is_followed_by_its_mixture_and_keeps_its_published_order
 def test_only_a_constructive_method_can_be_followed_by_its_mixture(method: str) -> None:
     with pytest.raises(InvalidInput):
         check_method(method)
+
+
+def test_what_local_search_finds_is_followed_by_its_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        portfolio, "try_methods", lambda incumbent, _, candidates, *__, **___: try_methods(incumbent, ("zb-h1",), candidates)
+    )
+    problem = with_fused_backward(make_problem(4, 8, costs_ns=(38, 46, 20), in_flight=4), 8)
+    compiled = compile_problem(problem, method="local{rounds=1,evaluations=20}")
+    assert compiled.plan.made_by.method == "local + mixed"
+    assert {op.kind for order in compiled.plan.schedule().orders for op in order} == set(Kind)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from brute_force import SearchTooLarge, optimum
 from example_counts import examples
+from fused_problems import fused_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems, with_fused_backward
@@ -127,3 +129,26 @@ def test_blocks_that_are_cut_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="whole block"):
         polish_schedule(problem, Schedule(orders=orders, parts=(cut,)))
+
+
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 100), marks=pytest.mark.slow)])
+def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
+    """Against brute force over all mixtures and orders, from greedy's schedules with backwards fused where that pays."""
+    compared = 0
+    for seed in seeds:
+        problem = fused_problem(seed)
+
+        def reached_ns(schedule: Schedule, problem: Problem = problem) -> int:
+            return simulate(problem, schedule).objective_ns(problem.objective)
+
+        try:
+            best_ns = optimum(problem, most_states=1_000)
+            starts = [constructive(f"greedy{{n_sub=1,fused={which}}} + mixed")(problem) for which in ("none", "first", "steady")]
+        except (SearchTooLarge, Unsupported):
+            continue
+        start = min(starts, key=reached_ns)
+        found = polish_schedule(problem, start, evaluations=300, rounds=4, seed=seed)
+        assert not verify_schedule(problem, found.schedule)
+        assert reached_ns(found.schedule) == best_ns
+        compared += 1
+    assert compared > len(seeds) // 2
