@@ -266,9 +266,11 @@ def _for_the_search(problem: Problem, limits: Limits, spent_s: float) -> Limits:
 def _check_feasible(problem: Problem) -> None:
     for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
         if limit is not None and limit < needed:
+            recomputes = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))
+            besides = " besides those of one recomputation" if recomputes else ""
             raise Infeasible(
-                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
-                f" alone needs {format_bytes(needed)} there, the smallest limit that may suffice"
+                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations{besides}, but one"
+                f" microbatch alone needs {format_bytes(needed)} there, the smallest limit that may suffice"
             )
 
 

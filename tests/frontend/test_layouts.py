@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs import M70, write_job
 
-from schedc.errors import InvalidInput
+from schedc.compile import compile_problem
+from schedc.errors import Infeasible, InvalidInput
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 
@@ -147,6 +148,14 @@ def test_an_input_of_no_size_in_limited_memory(tmp_path: Path) -> None:
 def test_a_recomputation_without_room(tmp_path: Path, memory: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=rf"memory\.{says}"):
         of_layers(tmp_path, "partition = [2, 2]\nsplit_backward = false\nrecompute = [false, true]", f"[memory]\n{memory}")
+
+
+def test_what_is_left_beside_a_recomputation_is_called_so(tmp_path: Path) -> None:
+    job = of_layers(tmp_path, 'partition = [2, 2]\nrecompute = "full"', '[memory]\nlimit = "12 MiB"')
+    with pytest.raises(
+        Infeasible, match="rank 0 may hold 4 MiB of activations besides those of one recomputation, but one microbatch"
+    ):
+        compile_problem(job.problem, method="1f1b")
 
 
 @pytest.mark.parametrize("partition", ["", 'partition = "auto"'])
