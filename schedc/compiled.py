@@ -35,7 +35,6 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType
@@ -350,6 +349,8 @@ def _machine() -> tuple[object, ...]:
             processor = [line for line in iter(file.readline, "\n") if line.startswith(("flags", "Features", "model name"))]
     except OSError:
         processor = [platform.processor()]
+    from importlib.metadata import version  # takes as long to import as all else here
+
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
     versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
     return sys.implementation.cache_tag, platform.machine(), processor, settings, versions

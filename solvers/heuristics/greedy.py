@@ -10,10 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
-from schedc.solvers.common.fusing import can_pay
-from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.board import depth_by_stage
@@ -106,6 +103,11 @@ def greedy(problem: Problem, options: GreedyOptions = GreedyOptions()) -> Schedu
 
 def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
     """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
+    # They import numpy, which greedy without them does not need.
+    from schedc.analysis.simulation.simulate import simulate
+    from schedc.solvers.common.fusing import can_pay
+    from schedc.solvers.common.mixing import mixed
+
     scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS)
     current = mixed(problem, schedule)
     tried = [current]

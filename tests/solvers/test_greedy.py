@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -213,6 +216,19 @@ def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:
 def test_options_that_mean_nothing(name: str, value: float | str) -> None:
     with pytest.raises(InvalidInput, match=rf"method 'greedy{{{name}={value}}}': {name}: found .*, expected"):
         constructive(f"greedy{{{name}={value}}}")
+
+
+def test_a_plain_run_imports_no_numpy() -> None:
+    """It takes longer than all that greedy does on a small problem."""
+    script = """
+import sys
+from problems import m70
+from schedc.solvers.driver.registry import constructive
+constructive("greedy")(m70(2, 2, microbatches=2))
+assert "numpy" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
 
 
 def test_options_are_kept() -> None:
