@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.files.input_file import read_bytes, without_mark
 from schedc.files.location import Location, show
+from schedc.frontend.profile import alike_or_each
 from schedc.ir.ops import Kind
 from schedc.units import parse_duration_ns
 
@@ -97,7 +98,7 @@ def fitted_share(times: Sequence[tuple[int, int]], length: int) -> Fraction:
 
 def _scaled(layer: Layer, scales: Sequence[Fraction]) -> Layer:
     def each_ns(values: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(round(values[0] * scale) for scale in scales)
+        return alike_or_each(tuple(round(values[0] * scale) for scale in scales))
 
     again = layer.forward_again_ns
     return replace(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Placement
     from schedc.text.profile_file import LayerEntry
 
-__all__ = ["Partition", "per_stage", "read_layers"]
+__all__ = ["Partition", "alike_or_each", "per_stage", "read_layers"]
 
 T = TypeVar("T")
 
@@ -79,6 +79,11 @@ def per_stage(values: T | tuple[T, ...], placed: Placement, location: Location) 
     return _of_stages(values, placed, location)
 
 
+def alike_or_each(durations_ns: tuple[int, ...]) -> tuple[int, ...]:
+    """One duration for all microbatches where they take the same time, else one for each."""
+    return durations_ns if len(set(durations_ns)) > 1 else durations_ns[:1]
+
+
 def _of_stages(values: tuple[T, ...], placed: Placement, location: Location) -> tuple[T, ...]:
     stages = len(placed.rank_of_stage)
     if len(values) == stages:
@@ -107,7 +112,7 @@ def _from_values(
             return default
         if isinstance(value, int):
             return [(value,)] * len(placed.rank_of_stage)
-        of_each = tuple((each,) if isinstance(each, int) else each for each in value)
+        of_each = tuple((each,) if isinstance(each, int) else alike_or_each(each) for each in value)
         for index, each in enumerate(value):
             if isinstance(each, tuple) and len(each) != pipeline.microbatches:
                 raise (at / key / index).refuse(_values(len(each)), f"{pipeline.microbatches}, one per microbatch")

@@ -79,11 +79,14 @@ microbatches = 3
 forward = [["1 ms", "2 ms", "3 ms"], "4 ms"]
 backward_input = ["5 ms", ["6 ms", "7 ms", "8 ms"]]
 backward_weight = [["1 ms", "1 ms", "2 ms"], ["1 ms", "2 ms", "3 ms"]]
+backward = [["9 ms", "9 ms", "9 ms"], ["7 ms", "9 ms", "11 ms"]]
 """
     problem = load_job(write_job(tmp_path, text)).problem
     assert [stage.forward_ns for stage in problem.stages] == [(MS, 2 * MS, 3 * MS), (4 * MS,)]
     assert [stage.backward_input_ns for stage in problem.stages] == [(5 * MS,), (6 * MS, 7 * MS, 8 * MS)]
-    assert [stage.backward_ns for stage in problem.stages] == [(6 * MS, 6 * MS, 7 * MS), (7 * MS, 9 * MS, 11 * MS)]
+    assert [stage.backward_ns for stage in problem.stages] == [(9 * MS,), (7 * MS, 9 * MS, 11 * MS)]  # one for all that are alike
+    apart = load_job(write_job(tmp_path, text[: text.index("backward = ")])).problem
+    assert [stage.backward_ns for stage in apart.stages] == [(6 * MS, 6 * MS, 7 * MS), (7 * MS, 9 * MS, 11 * MS)]
     assert problem.duration_ns(Kind.F, 0, 2) == 3 * MS
 
 
