@@ -68,6 +68,7 @@ def _add_precedences(variables: Variables, problem: Problem, stage: int, microba
     backwards = [_backward(problem, stage, microbatch) for microbatch in microbatches]
     weights = [_last_release(variables, backward) for backward in backwards]
     may_fuse = any(backward in variables.fused for backward in backwards)
+    before: list[cp_model.IntVar] = []
     for count, microbatch in enumerate(microbatches):
         forward = variables.start[Op(Kind.F, stage, microbatch)]
         pairs = release_pairs(count, costs.activation_bytes, kept, limit_bytes)
@@ -75,6 +76,11 @@ def _add_precedences(variables: Variables, problem: Problem, stage: int, microba
         counted: list[cp_model.IntVar] = []
         if may_fuse and any(done for _, done in pairs):
             counted = [_released(variables, forward, *both) for both in zip(backwards[:count], weights[:count], strict=True)]
+            if may_fuse and chosen and pairs[0][0]:
+                variables.add_after(forward, backwards[pairs[0][0] - 1])  # whichever pair is met: it is part of all
+            for earlier, later in zip(before, counted, strict=False):
+                model.add_implication(earlier, later)  # what had been released when the forward before this one started
+            before = counted
         for index, (inputs, done) in enumerate(pairs):
             literals = [chosen[index]] if chosen else []
             if inputs:
