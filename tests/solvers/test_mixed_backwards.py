@@ -65,7 +65,7 @@ def compare(problem: Problem, best_ns: int, found: Solved) -> None:
         assert found.lower_bound_ns == found.objective_ns == best_ns
 
 
-def compared(seed: int, *, milp: bool, most_states: int) -> bool | None:
+def compared(seed: int, *, most_states: int) -> bool | None:
     """Compare the solvers with brute force on this problem: whether the optimum mixes both; None where nothing was compared."""
     problem = fused_problem(seed)
     try:
@@ -76,9 +76,9 @@ def compared(seed: int, *, milp: bool, most_states: int) -> bool | None:
     assert best_ns is not None
     solved = solve_cpsat(problem, start, limits=LIMITS)
     compare(problem, best_ns, solved)
-    if milp and problem.num_ops <= MILP_OPS:
+    if problem.num_ops <= MILP_OPS:
         compare(problem, best_ns, solve_milp(problem, solved.schedule, limits=LIMITS))
-    if problem.objective is Objective.MAKESPAN:
+    if problem.objective is Objective.MAKESPAN and seed % 4 == 1:
         refuted = refute(problem, bound_ns=0, objective_ns=solved.objective_ns, limits=LIMITS)
         assert refuted.lower_bound_ns <= best_ns
     return is_exact(problem) and is_mixed(solved.schedule)
@@ -86,13 +86,13 @@ def compared(seed: int, *, milp: bool, most_states: int) -> bool | None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_equals_brute_force(seed: int) -> None:
-    compared(seed, milp=True, most_states=1_000)
+    compared(seed, most_states=1_000)
 
 
 @pytest.mark.slow
 def test_equals_brute_force_on_two_hundred_problems() -> None:
-    """Cheap ones: brute force gives up on the others. Most optima mix fused and split backwards."""
-    results = (compared(seed, milp=seed % 5 == 0, most_states=2_000) for seed in count(100))
+    """Cheap ones: brute force gives up on the others. The MILP solves more than half of them, too; many optima are mixtures."""
+    results = (compared(seed, most_states=2_000) for seed in count(100))
     taken = [mixed for mixed, _ in zip((each for each in results if each is not None), range(200), strict=False)]
     assert sum(taken) >= 60
 
