@@ -133,9 +133,9 @@ def test_beside_published_numbers(model: str, ranks: int) -> None:
 @pytest.mark.parametrize(("name", "chunks"), NAMED)
 def test_layers_alike_are_spread_evenly(name: str, chunks: int) -> None:
     """And the first pieces get one more, as ever."""
-    for ranks in range(1, 6):
+    for ranks in range(1, 5):
         placed = place(name, ranks, chunks)
-        for layers in range(placed.pieces, placed.pieces + 12):
+        for layers in range(placed.pieces, placed.pieces + 9):
             layers_of_stage = balanced_partition(chain([1000] * layers, ranks), placed, frozenset())
             counts = [layers_of_stage[stage][1] - layers_of_stage[stage][0] for stage in placed.paths[0]]
             each, more = divmod(layers, placed.pieces)
@@ -148,13 +148,14 @@ def test_among_equally_good_ones_the_squares_decide() -> None:
     assert balanced_partition(workload, placed, frozenset()) == ((0, 3), (3, 6), (6, 7))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(100))
 def test_memory(seed: int) -> None:
-    """With one stage on each rank: the best of those with room for what 1F1B has in flight, or for one microbatch, or of all."""
+    """The best of the partitions with room for what 1F1B has in flight; or for one microbatch; or of all."""
     random = Random(seed)
     ranks = random.randint(2, 4)
-    placed = place(random.sample(range(ranks), ranks), ranks)
-    workload = random_chain(random, ranks, ranks + random.randint(1, 5))
+    placed = place(random.sample(range(ranks), ranks), ranks) if seed % 2 else random_placement(random, ranks)
+    stages = len(placed.rank_of_stage)
+    workload = random_chain(random, ranks, placed.pieces + random.randint(1, 5))
     workload = replace(
         workload,
         devices=tuple(
@@ -163,22 +164,20 @@ def test_memory(seed: int) -> None:
         static_bytes=(random.randint(0, 5),),
         static_bytes_per_parameter=random.choice([Fraction(0), Fraction(2, 3)]),
     )
-    recomputed = frozenset(stage for stage in range(ranks) if random.random() < 0.3)
+    recomputed = frozenset(stage for stage in range(stages) if random.random() < 0.3)
     counts = in_flight_of_1f1b(placed, workload.microbatches)
-    assert counts == tuple(min(ranks - stage, workload.microbatches) for stage in range(ranks))
+    if seed % 2:
+        assert counts == tuple(min(ranks - stage, workload.microbatches) for stage in range(ranks))
 
     def has_room(layout: Layout, in_flight: Sequence[int]) -> bool:
         problem = problem_of(workload, layout)
-        needed = zip(problem.stages, in_flight, strict=True)
-        return all(
-            limit is not None and count * stage.activation_bytes <= limit
-            for (stage, count), limit in zip(
-                needed, [problem.memory_limit_bytes[rank] for rank in placed.rank_of_stage], strict=True
-            )
-        )
+        held = [0] * ranks
+        for stage, count in zip(problem.stages, in_flight, strict=True):
+            held[stage.rank] += count * stage.activation_bytes
+        return all(limit is not None and own <= limit for own, limit in zip(held, problem.memory_limit_bytes, strict=True))
 
     layouts = list(all_layouts(workload, placed, recomputed))
-    fitting = [[layout for layout in layouts if has_room(layout, each)] for each in (counts, (1,) * ranks)]
+    fitting = [[layout for layout in layouts if has_room(layout, each)] for each in (counts, (1,) * stages)]
     candidates = next((each for each in fitting if each), layouts)
     found = layout_of(placed, balanced_partition(workload, placed, recomputed), recomputed)
     assert found in candidates
