@@ -270,12 +270,10 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_n
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
     """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
-    large = problem.num_ops >= LARGE_OPS
-    greedy: tuple[str, ...] = ("greedy",) if large else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
-    if can_pay(problem):
-        cuts = ("",) if large else ("", ",n_sub=1")
-        greedy += tuple(f"greedy{{fused={which}{cut}}}" for which in ("first", "steady", "slack") for cut in cuts)
-    return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
+    greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    cuts = ("n_sub=1", "n_sub=4") if problem.num_ops <= SMALL_OPS else ("n_sub=1",)
+    fused = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts if can_pay(problem)]
+    return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
 
 
 def try_methods(
