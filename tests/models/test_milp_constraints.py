@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
+from fused_problems import with_fused
 from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
@@ -50,6 +51,7 @@ def bare(problem: Problem) -> tuple[Variables, Graph, Horizon]:
     model = pulp.LpProblem("test")
     start = {op: model.add_variable(op_name(op), 0, END) for op in ops}
     variables = Variables(model, blocks, start, model.add_variable("objective", 0, END))
+    variables.fused |= {op: model.add_variable(f"fused:{op_name(op)}", cat=pulp.LpBinary) for op in blocks.fused}
     horizon = Horizon(
         earliest=dict.fromkeys(ops, 0),
         latest=dict.fromkeys(ops, END),
@@ -217,3 +219,44 @@ def test_objective(objective: Objective, expected: int) -> None:
         horizon = replace(horizon, origin={0: None, 1: None})
     milp.add_objective(variables, problem, horizon)
     assert best(variables, {f(1, 0): 15, w(1, 1): 60, f(0, 0): 0, f(0, 1): 20, b(0, 1): 30, w(0, 1): 40}) == expected
+
+
+@pytest.mark.parametrize(
+    ("times", "split", "fused"),
+    [
+        ({}, True, True),
+        ({b(0, 0): 50, f(0, 1): 60}, True, False),
+        ({b(0, 0): 50, f(0, 1): 66}, True, False),
+        ({b(0, 0): 50, f(0, 1): 67}, True, True),
+        ({b(0, 0): 50, w(0, 1): 66}, True, True),
+        ({w(0, 0): 50, f(0, 1): 55}, False, True),
+        ({w(0, 0): 50, f(0, 1): 45}, False, True),
+    ],
+)
+def test_a_fused_backward_takes_its_own_time_and_its_w_none(times: Starts, split: bool, fused: bool) -> None:
+    """BW of 17 in the place of B; the other microbatch's backward may be either."""
+    for value, feasible in ((0, split), (1, fused)):
+        problem = with_fused(PAIR, 17)
+        variables, graph, horizon = bare(problem)
+        milp.add_rank_no_overlap(variables, problem, graph, horizon)
+        variables.fused[b(0, 0)].lowBound = variables.fused[b(0, 0)].upBound = value
+        assert (best(variables, times) is not None) == feasible
+
+
+@pytest.mark.parametrize(
+    ("times", "split", "fused"),
+    [
+        ({f(0, 1): 20, b(0, 0): 30}, False, False),
+        ({b(0, 0): 30, f(0, 1): 50, w(0, 0): 80}, False, True),
+        ({b(0, 0): 30, w(0, 0): 40, f(0, 1): 50}, True, True),
+    ],
+)
+def test_memory_where_a_backward_may_be_fused(times: Starts, split: bool, fused: bool) -> None:
+    """Room for one activation of 2 bytes, 1 of them held until W; BW of 17 releases both."""
+    for value, feasible in ((0, split), (1, fused)):
+        problem = with_fused(replace(PAIR, memory_limit_bytes=(2, None)), 17)
+        variables, graph, horizon = bare(problem)
+        milp.add_rank_no_overlap(variables, problem, graph, horizon)
+        add_memory_limit(variables, problem)
+        variables.fused[b(0, 0)].lowBound = variables.fused[b(0, 0)].upBound = value
+        assert (best(variables, {f(0, 0): 0} | times) is not None) == feasible
