@@ -113,7 +113,7 @@ def test_beside_brute_force(seed: int) -> None:
     random = Random(seed)
     ranks = random.randint(1, 4)
     placed = random_placement(random, ranks)
-    workload = random_chain(random, ranks, placed.pieces + random.randint(0, 4))
+    workload = random_chain(random, ranks, placed.pieces + random.randint(0, 4 if placed.pieces < 6 else 2))
     stages = len(placed.rank_of_stage)
     recomputed = frozenset(stage for stage in range(stages) if random.random() < 0.2)
     found = largest_work_ns(problem_of(workload, layout_of(placed, balanced_partition(workload, placed, recomputed), recomputed)))
@@ -155,7 +155,7 @@ def test_memory(seed: int) -> None:
     ranks = random.randint(2, 4)
     placed = place(random.sample(range(ranks), ranks), ranks) if seed % 2 else random_placement(random, ranks)
     stages = len(placed.rank_of_stage)
-    workload = random_chain(random, ranks, placed.pieces + random.randint(1, 5))
+    workload = random_chain(random, ranks, placed.pieces + random.randint(1, 5 if placed.pieces < 6 else 2))
     workload = replace(
         workload,
         devices=tuple(
