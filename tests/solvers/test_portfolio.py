@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from problems import m70, make_problem
+from problems import m70, make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.cli.rendering.results import compiled_json
@@ -22,6 +22,7 @@ from schedc.text.plan.plan_to_file import plan_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Improvement, Incumbent
     from schedc.solvers.common.options import LocalOptions
 
@@ -129,8 +130,14 @@ def test_only_a_clock_lets_others_go_before_what_is_not_compiled_yet(
     assert begun == [first]
 
 
-def test_a_deterministic_limit_gives_the_same_bytes_twice() -> None:
-    problem = m70(2, 0.25, microbatches=8)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        m70(2, 0.25, microbatches=8),
+        pytest.param(with_fused_backward(m70(2, 0.25, microbatches=8), 9), marks=pytest.mark.slow),
+    ],
+)
+def test_a_deterministic_limit_gives_the_same_bytes_twice(problem: Problem) -> None:
     limits = Limits(deterministic=0.5, seed=3)
     plans = [plan_json(compile_problem(problem, limits=limits).plan) for _ in range(2)]
     assert plans[0] == plans[1]
