@@ -148,7 +148,7 @@ def _example() -> tuple[Any, ...]:
     return facts, duration, orders, orders, orders, room_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
 
 
-@kernel(_example)
+@kernel(_example, lean=True)
 def polish(
     facts: Facts,
     duration: Any,
