@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Layout", "Placement"]
+__all__ = ["Layout", "OpenLayout", "Placement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +51,41 @@ class Layout(Placement):
     """The stages that keep only their input from F, and run F again before their backward."""
     placement: str = "explicit"
     """What the job calls the placement; for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLayout:
+    """What a search over layouts may choose, and what is given. Microbatches take one path, and every rank has a stage."""
+
+    chunks: int = 4
+    """Where the placement is open: at most this many stages on a rank."""
+    placement: Placement | None = None
+    """None: the rank of each stage is open."""
+    layers_of_stage: tuple[tuple[int, int], ...] | None = None
+    """None: the partition is open."""
+    recompute: tuple[bool, ...] = (False,)
+    """Which stages recompute: one value for all stages, or one for each."""
+
+    def __post_init__(self) -> None:
+        """Refuse several paths, and numbers of stages that differ."""
+        if self.chunks < 1:
+            raise ValueError(f"chunks must be at least 1, got {self.chunks}")
+        if self.placement is not None and self.placement.paths != (tuple(range(len(self.placement.rank_of_stage))),):
+            raise ValueError(f"expected a placement with one path, its stages in order, got {self.placement.paths}")
+        given = (self.placement and self.placement.rank_of_stage, self.layers_of_stage, self.recompute[1:] and self.recompute)
+        counts = {len(values) for values in given if values}
+        if len(counts) > 1:
+            raise ValueError(f"placement, partition and recomputation are for different numbers of stages: {sorted(counts)}")
+
+    @property
+    def stages(self) -> int | None:
+        """How many stages there are, where something says it; else None."""
+        if self.placement is not None:
+            return len(self.placement.rank_of_stage)
+        if self.layers_of_stage is not None:
+            return len(self.layers_of_stage)
+        return len(self.recompute) if len(self.recompute) > 1 else None
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether the stage recomputes."""
+        return self.recompute[stage if len(self.recompute) > 1 else 0]

@@ -1,0 +1,73 @@
+"""The bound over layouts: no layout that a job leaves open has a schedule with a smaller objective.
+
+Takes a workload and what is open; gives one number. It shares no code with what makes a Problem of a layout, nor with solvers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
+from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
+from schedc.ir.problem import Objective
+
+if TYPE_CHECKING:
+    from schedc.ir.layout import OpenLayout
+    from schedc.ir.workload import Workload
+
+__all__ = ["LayoutBound", "layout_bound"]
+
+MOST_EXACT = 2**53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutBound:
+    """A lower bound over layouts."""
+
+    value_ns: int | None
+    """No layout has a schedule with a smaller objective; None: no layout has room on its ranks."""
+    detail: str
+    """By what argument."""
+
+
+def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
+    """The largest lower bound known on the objective of every schedule of every layout that is open.
+
+    Proofs: `one_stage_bound`, where every rank has one stage; `shared_ranks_bound`. Both count compute and the pipeline's messages.
+    All-gathers, the least of which ends before any forward begins, and reduce-scatters, the least of which begins after its stage's
+    last backward, come on top for the makespan: some gather precedes all that is counted, and some scatter follows whatever
+    compute is the last.
+
+    Args:
+        workload: a workload that `schedc.verify.workload` accepts.
+        open_layout: what may be chosen; there are at least as many layers as ranks.
+    """
+    around_ns, parallel = 0, workload.data_parallel
+    if parallel is not None and workload.objective is Objective.MAKESPAN:
+        around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
+    if _everything_ns(workload) >= MOST_EXACT:
+        return LayoutBound(value_ns=around_ns, detail="too long for exact arithmetic")
+    shared_ns = shared_ranks_bound(workload, open_layout)
+    stages = min(open_layout.stages or open_layout.chunks * workload.ranks, len(workload.layers))
+    if stages > workload.ranks:
+        return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
+    one_ns = one_stage_bound(workload, open_layout)
+    if one_ns is None:
+        return LayoutBound(value_ns=None, detail="no layout has room for its stages")
+    if one_ns >= shared_ns:
+        return LayoutBound(value_ns=around_ns + one_ns, detail="one stage on each rank")
+    return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
+
+
+def _everything_ns(workload: Workload) -> float:
+    """More than any bound: all blocks on the slowest rank, one after another, with every message."""
+    blocks_ns = sum(
+        max(layer.forward_ns) * 2
+        + max(layer.forward_again_ns or (0,))
+        + max(layer.backward_input_ns)
+        + max(layer.backward_weight_ns)
+        + max(layer.backward_ns)
+        for layer in workload.layers
+    )
+    return float(workload.microbatches * blocks_ns / min(device.speed for device in workload.devices))
