@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from toy_kernels import double, shout, sum_of_squares, whisper
 
-from schedc import compiled as module
-from schedc.compiled import at_hand, compile_ahead, compiled
+from schedc.compiled import compiler as module
+from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.solvers.common.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCRIPT = """
 import sys
 import numpy as np
-from schedc.compiled import at_hand, compiled
+from schedc.compiled.compiler import at_hand, compiled
 from toy_kernels import sum_of_squares
 before = at_hand(sum_of_squares)
 values = compiled(sum_of_squares)(np.arange(4))
@@ -189,7 +189,7 @@ def test_a_home_that_cannot_be_entered_is_as_one_without_the_file(tmp_path: Path
     """As with the environment of another user: not the file but its folder is forbidden."""
     (tmp_path / "home").mkdir(mode=0o700)
     become = "import os; os.setgid(12345); os.setuid(12345)\n"
-    look = "from pathlib import Path\nfrom schedc import compiled as module\nfrom toy_kernels import double\n"
+    look = "from pathlib import Path\nfrom schedc.compiled import compiler as module\nfrom toy_kernels import double\n"
     done = run(
         look + "import tempfile; module._file_name(double)\n" + become + "print(module.at_hand(double))\n",
         HOME=str(tmp_path / "home"),

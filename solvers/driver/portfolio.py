@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from schedc.compiled import at_hand, compile_ahead
+from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.common.failure import Failure, failure_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.compiled import at_hand, compile_ahead
+from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.board import count_by_stage, depth_by_stage

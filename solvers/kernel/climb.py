@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedc.compiled import compiled, kernel, variant
+from schedc.compiled.compiler import compiled
+from schedc.compiled.kernel import kernel, variant
 from schedc.solvers.kernel.arrays import as_arrays, example_board, read_back
 from schedc.solvers.kernel.board import board_of, count_by_stage, set_rule
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedc.compiled import kernel
+from schedc.compiled.kernel import kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

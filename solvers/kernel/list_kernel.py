@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from schedc.compiled import kernel
+from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.tables import NEVER
 
 __all__ = ["run_rule"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.compiled import at_hand, compile_ahead, compiled
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.kernel.board import board_of, set_rule
@@ -90,6 +89,8 @@ class ListScheduler:
         ops = 3 * len(self._board.blocks) * rules
         self._large = ops >= COMPILE_FROM_OPS
         if ops >= COMPILE_ANEW_FROM_OPS:
+            from schedc.compiled.compiler import compile_ahead  # loads much, for runs that take long
+
             compile_ahead(run_rule)
 
     def __call__(self, rule: Rule) -> ListSchedule:
@@ -106,15 +107,24 @@ class ListScheduler:
             raise ValueError(f"n_sub is {rule.n_sub}; expected at most {self._n_sub}, which the scheduler was made for")
         board = self._board
         set_rule(board, self.problem, rule)
-        if self._large and self._arrays is None and at_hand(run_rule):  # it may have come since the last rule
-            from schedc.solvers.kernel.arrays import as_arrays  # imports numpy
-
-            self._arrays = as_arrays(board)
+        if self._large and self._arrays is None:
+            self._arrays = _arrays_if_compiled(board)  # it may have come since the last rule
         if self._arrays is None:
             run_rule(*board)
         else:
             board = run_compiled(board, self._arrays)
         return list_schedule_of(board)
+
+
+def _arrays_if_compiled(board: Board) -> Board | None:
+    """Arrays of the board, if the compiled kernel is at hand."""
+    from schedc.compiled.compiler import at_hand
+
+    if not at_hand(run_rule):
+        return None
+    from schedc.solvers.kernel.arrays import as_arrays  # imports numpy
+
+    return as_arrays(board)
 
 
 def list_schedule_of(board: Board) -> ListSchedule:
@@ -140,6 +150,7 @@ def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
 
 def run_compiled(board: Board, arrays: Board) -> Board:
     """Run the compiled kernel on arrays of the board; returns the board with what it writes for others."""
+    from schedc.compiled.compiler import compiled
     from schedc.solvers.kernel.arrays import read_back, refresh  # imports numpy
 
     compiled(run_rule)(*refresh(arrays, board))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedc.compiled import compiled, kernel
+from schedc.compiled.compiler import compiled
+from schedc.compiled.kernel import kernel
 from schedc.ir.ops import Kind
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.facts import Facts, example_facts

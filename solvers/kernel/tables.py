@@ -90,7 +90,9 @@ class Board(NamedTuple):
 
 
 ROW = {
-    table: make_dataclass(f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True)
+    table: make_dataclass(
+        f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True, repr=False, eq=False
+    )
     for table, columns in COLUMNS.items()
 }
 """What a row of each table is when the kernel runs plain."""

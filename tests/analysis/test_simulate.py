@@ -16,7 +16,7 @@ from random_schedules import random_schedules
 from schedc.analysis.simulation.event_loop import event_loop
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compiled import compiled
+from schedc.compiled.compiler import compiled
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Collective

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.compiled import kernel, variant
+from schedc.compiled.kernel import kernel, variant
 
 
 @kernel()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.compiled import at_hand, compile_ahead, compiled, kernel
+from schedc.compiled.kernel import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,5 +130,7 @@ def event_loop_for(num_ops: int) -> tuple[Callable[..., int], bool]:
     """
     if num_ops < COMPILE_FROM_OPS:
         return event_loop, False
+    from schedc.compiled.compiler import at_hand, compile_ahead, compiled  # loads much, for large problems
+
     compile_ahead(event_loop)
     return (compiled(event_loop), True) if at_hand(event_loop) else (event_loop, False)

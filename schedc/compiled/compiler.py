@@ -1,19 +1,14 @@
-"""Kernels: functions that run as plain Python, or compiled by numba, from the same source.
+"""Kernels compiled: by a child process while other work goes on, kept in a cache, loaded from it.
 
-A kernel is plain Python: arithmetic, indexing and loops over what it is given. Called by its name it runs plain, at once, over
-lists or arrays. `compiled(kernel)` is the same function compiled, over arrays alone. Numba takes half a second to import and
-seconds to compile, so nothing imports it before compiled code is asked for, and a child process does the compiling: work that
-needs no compiled code goes on (`compile_ahead`, `at_hand`), and a signal need not wait until LLVM returns.
+Numba takes half a second to import and seconds to compile, so nothing imports it before compiled code is asked for, and a child
+process does the compiling: work that needs no compiled code goes on (`compile_ahead`, `at_hand`), and a signal need not wait until
+LLVM returns.
 
 What the child has compiled stays in the cache, one file for each kernel: under `NUMBA_CACHE_DIR` if that is set, else under
 `XDG_CACHE_HOME` or `~/.cache`, in `schedc`. Its name has the versions, the processor and the sources in it. It is written whole or
 not at all, so that several processes may write it at once, and it is read only if its checksum is right. A directory that cannot
 be written costs one line in the log; a temporary one takes its place. The child ends with its parent, so no process outlives
 the command; what it has finished by then stays, so the next run has less to compile.
-
-Numba compiles some things slowly: `array[:] = other` takes 5 s, `array.max()` 1.5 s, a `numpy.zeros` or `.copy()` up to 0.5 s. And
-its random numbers are not numpy's. So a kernel gets its arrays and its random numbers from its caller. Where a kernel and all that
-it calls make none themselves, `lean` leaves out the counting of references to them, which takes half the time of a small function.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +34,7 @@ from tempfile import TemporaryDirectory
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from schedc.compiled.kernel import KERNELS, renamed
 from schedc.errors import InvalidInput
 from schedc.files.atomic_write import check_target, write_atomically
 
@@ -49,28 +44,16 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
-__all__ = ["at_hand", "compile_ahead", "compiled", "fill", "kernel", "variant"]
+__all__ = ["at_hand", "compile_ahead", "compiled", "fill"]
 
 LOG = logging.getLogger("schedc")
 OPTIONS = {"nogil": True}
 """How every kernel is compiled: climbs run beside each other in threads."""
-CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.compiled import fill; fill(*sys.argv[2:])"
+CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from schedc.compiled.compiler import fill; fill(*sys.argv[2:])"
 
 LOOK_S = 0.05
 """How often a wait looks whether a kernel has been written."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """How a kernel is compiled: see `kernel`."""
-
-    example: Callable[[], tuple[Any, ...]] | None
-    without: tuple[str, ...]
-    lean: bool
-    inline: bool
-
-
-_kernels: dict[Any, _How] = {}
 _parts: dict[tuple[Any, tuple[str, ...], bool], Any] = {}
 """Kernels in numba's form, for those that call them: by function, what their caller does without, and whether it is lean."""
 _loaded: dict[Any, Any] = {}
@@ -82,38 +65,6 @@ _scratches: list[TemporaryDirectory[str]] = []
 _own: list[Path] = []
 """The cache of this process alone, where the usual one cannot be written."""
 _lock = threading.RLock()
-
-
-def kernel(
-    example: Callable[[], tuple[Any, ...]] | None = None,
-    *,
-    without: tuple[str, ...] = (),
-    lean: bool = False,
-    inline: bool = False,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function of a module as a kernel; it stays what it is. It may call other kernels by their names.
-
-    Args:
-        example: makes arguments of the types that the function is compiled for; None: it is called by other kernels alone.
-        without: names of features, constants that are True in the kernels' modules; compiled, they are False in this function and
-            in all that it calls, so that what depends on them is left out. Then it must not be called with what needs them.
-        lean: compiled, neither this function nor any that it calls makes lists or arrays.
-        inline: compiled, it becomes part of those that call it: for what is small, or called at one place.
-    """
-
-    def register(function: Callable[P, R]) -> Callable[P, R]:
-        _kernels[function] = _How(example=example, without=without, lean=lean, inline=inline)
-        return function
-
-    return register
-
-
-def variant(function: Callable[P, R], name: str, *, without: tuple[str, ...]) -> Callable[P, R]:
-    """The same kernel under another name, under which its module has it: compiled, it does without these features, too."""
-    copied: Any = _renamed(function, function.__globals__, name)
-    _kernels[copied] = replace(_kernels[function], without=(*_kernels[function].without, *without))
-    form: Callable[P, R] = copied
-    return form
 
 
 def at_hand(function: Callable[..., Any]) -> bool:
@@ -251,7 +202,7 @@ def _keep(target: Path, compiled_in: Path) -> None:
 def _compile(function: Callable[..., Any], directory: str | None) -> Any:
     """The function in numba's form, compiled for its example's types, or loaded if the directory has it; no others are compiled."""
     numba = _numba()
-    how = _kernels[function]
+    how = KERNELS[function]
     if how.example is None:
         raise ValueError(f"{function.__qualname__} has no example, so it is called by other kernels alone")
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, directory or ""
@@ -270,26 +221,18 @@ def _with_parts(function: Callable[..., Any], without: tuple[str, ...], lean: bo
     names = {name: value for name, value in function.__globals__.items() if name in function.__code__.co_names}
     names |= dict.fromkeys(names.keys() & set(without), False)
     for name, value in names.items():
-        if isinstance(value, FunctionType) and value in _kernels:
+        if isinstance(value, FunctionType) and value in KERNELS:
             key = value, without, lean
             if key not in _parts:
                 # Python calls no part, so it needs none of numba's wrappers.
                 wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
                 copied = _with_parts(value, without, lean)
-                _parts[key] = _numba().njit(copied, forceinline=_kernels[value].inline, _nrt=not lean, **wrappers, **OPTIONS)
+                _parts[key] = _numba().njit(copied, forceinline=KERNELS[value].inline, _nrt=not lean, **wrappers, **OPTIONS)
             names[name] = _parts[key]
     # Numba's names of compiled functions are unique in one process only. Of two loaded from the cache with one name, the first
     # would serve for both, so the name has all that may differ.
     name = "_".join((function.__name__, "without", *sorted(without), "lean" if lean else ""))
-    return _renamed(function, {**names, "__name__": function.__module__}, name)
-
-
-def _renamed(function: Any, names: dict[str, Any], name: str) -> Any:
-    """A copy of a function of a module, with these global names."""
-    copied = FunctionType(function.__code__, names, name)
-    copied.__module__, copied.__qualname__ = function.__module__, name
-    copied.__defaults__, copied.__doc__ = function.__defaults__, function.__doc__
-    return copied
+    return renamed(function, {**names, "__name__": function.__module__}, name)
 
 
 def _numba() -> Any:
@@ -326,19 +269,22 @@ def _found(function: Callable[..., Any]) -> Path | None:
 @cache
 def _file_name(function: Callable[..., Any]) -> str:
     """A name that is another wherever the compiled code could be another."""
-    digest = hashlib.sha256(repr((_machine(), sorted(_sources(function)))).encode())
+    digest = hashlib.sha256(repr((_machine(), sorted({_stamp(__file__), *_sources(function)}))).encode())
     return f"{function.__module__}.{function.__qualname__}-{digest.hexdigest()[:32]}.kernel"
 
 
 def _sources(function: Any) -> Iterator[tuple[str, int, int]]:
     """File, size and time of change of the sources of the function and of all kernels that it calls."""
-    path = function.__code__.co_filename
-    status = os.stat(path)
-    yield path, status.st_size, status.st_mtime_ns
+    yield _stamp(function.__code__.co_filename)
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
-        if isinstance(called, FunctionType) and called in _kernels and called is not function:
+        if isinstance(called, FunctionType) and called in KERNELS and called is not function:
             yield from _sources(called)
+
+
+def _stamp(path: str) -> tuple[str, int, int]:
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
 
 
 @cache

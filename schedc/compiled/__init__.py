@@ -1,0 +1,1 @@
+"""Kernels: functions that run plain, or compiled by numba, from one source."""
