@@ -1,0 +1,1 @@
+"""Layouts: partition, placement and recomputation chosen together with the schedule."""

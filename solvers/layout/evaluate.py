@@ -1,0 +1,156 @@
+"""What a layout is worth, thousands of times a second: its objective under a small table of rules, without making a Problem.
+
+A draft goes in; the objective of the best schedule that the rules give comes out, which is what the simulator says of that schedule
+and of the Problem of the draft. Memory limits are kept by every rule.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.compiled.compiler import at_hand, compiled
+from schedc.solvers.kernel.arrays import example_board
+from schedc.solvers.kernel.list_scheduler import ListSchedule
+from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, Board
+from schedc.solvers.layout.kernel import Found, Sketch, evaluate
+from schedc.solvers.layout.tables import costs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+    from schedc.solvers.layout.draft import Draft
+
+__all__ = ["NEVER", "Evaluator", "table_of_rules"]
+
+ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
+"""The places of F, B and W among ops that are ready; 0 goes first."""
+IN_FLIGHT = ((1, 0), (2, 1), (0, 0), (1, 1), (1, 2), (2, 3), (3, 0))
+"""Activations in flight, and this many more: see `RULE_COLUMNS`."""
+LOOK_AHEADS = (0, 5, 10)
+"""In 20ths of the longest op."""
+
+
+def table_of_rules(*, split: bool) -> NDArray[np.int64]:
+    """The rules, with the columns of `RULE_COLUMNS`; fused ones and those that leave W waiting only where B may be alone."""
+    kinds = ((0, 0), (1, 0), (0, 1)) if split else ((0, 0),)
+    orders = ORDERS if split else ORDERS[:2]
+    chosen = product(kinds, LOOK_AHEADS, orders, IN_FLIGHT)
+    rows = [(fused, look, *places, cap, more, lag) for (fused, lag), look, places, (cap, more) in chosen]
+    return np.array([row for row in rows if not (row[0] and row[4] < 2)], np.int64)  # the place of W counts for nothing if fused
+
+
+class Evaluator:
+    """The kernel at work on one workload, for one thread."""
+
+    def __init__(self, workload: Workload, *, plain: bool | None = None) -> None:
+        """Waits until the kernel is compiled, unless it is to run plain.
+
+        Args:
+            workload: what is to be laid out.
+            plain: None: unless the kernel is at hand.
+
+        Raises:
+            Unsupported: the numbers are too large.
+        """
+        self.workload = workload
+        self.rules = table_of_rules(split=workload.split_backward)
+        """The table of rules, of which `value` takes numbers."""
+        self.evaluated = 0
+        """How many drafts have been given a value or refused."""
+        self.runs = 0
+        """How many rules have been run on them."""
+        self.bound_ns = NEVER
+        """No schedule of the last draft is better; `NEVER`: it cannot run."""
+        self.rule = -1
+        """The best rule of the last draft; -1: none was run, or none can run it."""
+        self.all_rules = np.arange(len(self.rules))
+        costs, self._resources = costs_of(workload)
+        self._plain = not at_hand(evaluate) if plain is None else plain
+        self._evaluate = evaluate if self._plain else compiled(evaluate)
+        self._costs = costs if self._plain else type(costs)(*(np.array(values, np.int64) for values in costs))
+        self._table = self.rules.tolist() if self._plain else self.rules
+        self._rooms: dict[int, tuple[Sketch, Board]] = {}
+        self._found = Found(*([0] if self._plain else np.zeros(1, np.int64) for _ in Found._fields))
+
+    def value(self, draft: Draft, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0) -> int:
+        """The objective of the draft's best schedule, in nanoseconds; `NEVER` where no rule can run it, or it was refused.
+
+        Args:
+            draft: with a stage on each rank.
+            rules: the numbers of the rules to run, in this order.
+            refuse_ns: where a lower bound is as much or more, none is run.
+            enough_ns: once a rule gives as much or less, no more are run.
+        """
+        stages = len(draft.ranks)
+        if stages not in self._rooms:
+            self._rooms[stages] = self._room(stages)
+        sketch, board = self._rooms[stages]
+        if self._plain:
+            sketch = sketch._replace(cuts=list(draft.cuts), rank=list(draft.ranks), again=list(draft.again))
+        else:
+            sketch.cuts[:], sketch.rank[:], sketch.again[:] = draft
+        tried = [int(number) for number in rules] if self._plain else np.asarray(rules, np.int64)
+        value = int(self._evaluate(self._costs, sketch, board, self._table, tried, refuse_ns, enough_ns, self._found))
+        self.evaluated += 1
+        self.runs += int(self._found.runs[0])
+        self.bound_ns, self.rule = int(self._found.bound_ns[0]), int(self._found.rule[0])
+        return value
+
+    def schedule(self, draft: Draft, rule: int) -> Schedule:
+        """The schedule that the rule of this number gives.
+
+        Raises:
+            ValueError: the rule cannot run the draft.
+        """
+        if self.value(draft, [rule]) >= NEVER:
+            raise ValueError("the rule strands itself, or the layout cannot run")
+        stages = len(draft.ranks)
+        _, board = self._rooms[stages]
+        order = list(map(int, board.order))
+        spans = [self._span(board.ranks[rank]) for rank in range(self.workload.ranks)]
+        return ListSchedule(
+            packed=tuple(tuple(order[first:last]) for first, last in spans),
+            stages=stages,
+            width=2,
+            parts_of=(1,) * stages,
+            end_ns=0,
+            span_ns=0,
+        ).schedule
+
+    def _span(self, rank: Any) -> tuple[int, int]:
+        """Where in `order` the rank's ops are."""
+        if self._plain:
+            return rank.order_from, rank.order_at
+        return int(rank["order_from"]), int(rank["order_at"])
+
+    def _room(self, stages: int) -> tuple[Sketch, Board]:
+        """Room for drafts of this many stages."""
+        ranks, microbatches = self.workload.ranks, self.workload.microbatches
+        of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "static", "free"}
+        sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields}
+        lengths = {
+            "lanes": stages,
+            "ranks": ranks,
+            "blocks": stages * microbatches,
+            "reserves": 1,
+            "links": self._resources,
+            "left": stages,
+            "order": 3 * stages * microbatches,
+            "settings": 1,
+            "when": ranks,
+        }
+        if self._plain:
+            rows = {name: [ROW[name]() if name in COLUMNS else 0 for _ in range(size)] for name, size in lengths.items()}
+            return Sketch(*([0] * sizes[name] for name in Sketch._fields)), Board(held=[[0]], **rows)
+        like = example_board()
+        arrays = {name: np.zeros(size, getattr(like, name).dtype) for name, size in lengths.items()}
+        sketch = Sketch(*(np.zeros(sizes[name], np.int64) for name in Sketch._fields))
+        return sketch, Board(held=np.zeros((1, 1), np.int64), **arrays)

@@ -1,0 +1,158 @@
+"""A Workload as tables of sums over layers, from which a kernel computes what any stage of any layout costs."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedc.errors import Unsupported
+from schedc.ir.costs import MessageCost
+from schedc.ir.problem import Objective
+from schedc.ir.resource import Resource
+from schedc.ir.workload import Semantics
+from schedc.solvers.kernel.tables import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.workload import Workload
+
+__all__ = ["NUMBERS", "Costs", "costs_of"]
+
+NUMBERS = ("microbatches", "bytes_numerator", "bytes_denominator", "split", "torch", "span")
+"""The entries of `Costs.numbers`."""
+
+
+class Costs(NamedTuple):
+    """Tables of a workload; lists, or arrays for the compiled kernel. Times in nanoseconds, sizes in bytes."""
+
+    forward: Any
+    """[layer, n]: the sum over the layers before this one, for each n of the microbatches, or for n = 0 where they are alike; so
+    the next four."""
+    backward_input: Any
+    backward_weight: Any
+    backward: Any
+    forward_again: Any
+    activation: Any
+    """[layer]: the sum over the layers before this one; so the next two."""
+    after_input: Any
+    parameters: Any
+    message: Any
+    """[layer]: what F sends on after it."""
+    occupancy_on: Any
+    """[cost, layer]: how long what F sends on after this layer occupies a link of this cost."""
+    occupancy_back: Any
+    """The same for the gradient that comes back to it."""
+    latency: Any
+    """[cost]"""
+    cost: Any
+    """[source, destination]: the cost of the link between two ranks, -1: there is none."""
+    resource: Any
+    """[source, destination]: the link or trunk between two ranks, -1: there is none."""
+    collectives: Any
+    """[rank]: on what its collectives queue."""
+    speed_numerator: Any
+    """[rank], as the next four."""
+    speed_denominator: Any
+    capacity: Any
+    """`NEVER`: not said; so the next two."""
+    limit: Any
+    in_flight: Any
+    static: Any
+    """[stage], or one for all; so the next two."""
+    scatter: Any
+    """-1: there are no collectives of this kind."""
+    gather: Any
+    numbers: Any
+    """See `NUMBERS`."""
+
+
+def costs_of(workload: Workload) -> tuple[Costs, int]:
+    """The tables of the workload, as lists, and how many resources there are.
+
+    Raises:
+        Unsupported: its numbers are too large for the kernel's integers.
+    """
+    layers, ranks = workload.layers, range(workload.ranks)
+    again = [layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns for layer in layers]
+    durations = (
+        [layer.forward_ns for layer in layers],
+        [layer.backward_input_ns for layer in layers],
+        [layer.backward_weight_ns for layer in layers],
+        [layer.backward_ns for layer in layers],
+        again,
+    )
+    width = max(len(values) for kind in durations for values in kind)
+    sums = [_duration_sums(kind, width) for kind in durations]
+    parameters = _sums([layer.parameters for layer in layers])
+    numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
+    speeds = [device.speed.as_integer_ratio() for device in workload.devices]
+    largest = max(max(up_to[-1]) for up_to in sums) * 4 * max(max(speed) for speed in speeds) * workload.microbatches
+    if max(largest, numerator * parameters[-1] + denominator) >= NEVER:
+        raise Unsupported("the durations, speeds or bytes per parameter are too large to search over layouts; use coarser ones")
+    parallel = workload.data_parallel
+    resources: dict[Resource, int] = {}
+    kinds: dict[MessageCost, int] = {}
+    cost, resource = [[-1 for _ in ranks] for _ in ranks], [[-1 for _ in ranks] for _ in ranks]
+    for source in ranks:
+        for destination in ranks:
+            link = workload.network.link(source, destination) if source != destination else None
+            if link is not None:
+                resource[source][destination] = resources.setdefault(Resource.of_link(link), len(resources))
+                cost[source][destination] = kinds.setdefault(_cost_alone(link), len(kinds))
+    collectives = [resources.setdefault(Resource.of_collectives(parallel, rank), len(resources)) for rank in ranks]
+    costs = Costs(
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+        sums[4],
+        _sums([layer.activation_bytes for layer in layers]),
+        _sums([layer.activation_after_input_bytes for layer in layers]),
+        parameters,
+        [layer.message_bytes for layer in layers],
+        [[kind.occupancy_ns(layer.message_bytes) for layer in layers] for kind in kinds] or [[0]],
+        [[kind.occupancy_ns(layer.gradient_message_bytes) for layer in layers] for kind in kinds] or [[0]],
+        [kind.latency_ns for kind in kinds] or [0],
+        cost,
+        resource,
+        collectives,
+        [numerator for numerator, _ in speeds],
+        [denominator for _, denominator in speeds],
+        [_or_never(device.capacity_bytes) for device in workload.devices],
+        [_or_never(device.limit_bytes) for device in workload.devices],
+        [_or_never(device.in_flight) for device in workload.devices],
+        list(workload.static_bytes),
+        [-1] if parallel is None else list(parallel.reduce_scatter_ns),
+        [-1] if parallel is None or not parallel.all_gather_ns else list(parallel.all_gather_ns),
+        [
+            workload.microbatches,
+            numerator,
+            denominator,
+            int(workload.split_backward),
+            int(workload.semantics is Semantics.TORCH),
+            int(workload.objective is Objective.STAGE_SPAN),
+        ],
+    )
+    return costs, len(resources)
+
+
+def _cost_alone(link: MessageCost) -> MessageCost:
+    return MessageCost(latency_ns=link.latency_ns, transfer_ns=link.transfer_ns, bytes_per_second=link.bytes_per_second)
+
+
+def _sums(values: Sequence[int]) -> list[int]:
+    return [0, *accumulate(values)]
+
+
+def _duration_sums(durations_ns: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """[layer, n]: the sums over the layers before."""
+    rows = [[0] * width]
+    for values in durations_ns:
+        spread = values if len(values) == width else [values[0]] * width
+        rows.append([before + value for before, value in zip(rows[-1], spread, strict=True)])
+    return rows
+
+
+def _or_never(value: int | None) -> int:
+    return NEVER if value is None else min(value, NEVER)

@@ -1,0 +1,73 @@
+"""A layout's value: what the simulator says of the schedule of the Problem that the layout makes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from workloads import random_workload
+
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
+from schedc.lower.problem import problem_of
+from schedc.solvers.layout.draft import draft_of
+from schedc.solvers.layout.evaluate import NEVER, Evaluator
+from schedc.verify.layout import verify_layout
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+def shares_a_trunk(problem: Problem) -> bool:
+    """Whether transfers of several ranks queue on one trunk, which serves them in the order of starts while a rule runs."""
+    users = {(Resource.of_link(link), link.source) for link in problem.links}
+    users |= {(Resource.of_collectives(problem.data_parallel, rank), rank) for rank in range(problem.ranks)}
+    return len({resource for resource, _ in users}) < len(users)
+
+
+def agree(seed: int, *, plain: bool) -> bool:
+    """Whether the layout of this seed has a schedule; what is said of it is checked."""
+    random = Random(seed)
+    workload, layout = random_workload(random)
+    while len(layout.paths) > 1:
+        workload, layout = random_workload(random)
+    evaluator, draft = Evaluator(workload, plain=plain), draft_of(layout)
+    assert draft.layout() == layout
+    rules = random.sample(range(len(evaluator.rules)), 4)
+    value = evaluator.value(draft, rules)
+    assert evaluator.evaluated == 1
+    problem = problem_of(workload, layout)
+    held = [0] * problem.ranks
+    for stage in problem.stages:
+        held[stage.rank] += stage.activation_bytes
+    fits = all(limit is None or own <= limit for own, limit in zip(held, problem.memory_limit_bytes, strict=True))
+    assert (evaluator.bound_ns < NEVER) == fits
+    if value == NEVER:
+        assert evaluator.rule == -1
+        return False
+    assert evaluator.rule in rules
+    assert evaluator.bound_ns <= value
+    assert evaluator.value(draft, rules, refuse_ns=evaluator.bound_ns) == NEVER
+    assert not verify_layout(workload, layout)
+    assert evaluator.value(draft, rules) == value
+    schedule = evaluator.schedule(draft, evaluator.rule)
+    for order in schedule.orders:
+        assert problem.split_backward or not any(op.kind in (Kind.B, Kind.W) for op in order)
+    found = simulate(problem, schedule).objective_ns(problem.objective)
+    assert found == value or shares_a_trunk(problem)
+    assert found >= evaluator.bound_ns
+    peaks = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
+    assert all(limit is None or peak <= limit for peak, limit in peaks)
+    return True
+
+
+def test_the_value_is_what_the_simulator_says() -> None:
+    assert sum(agree(seed, plain=True) for seed in range(100)) > 50
+
+
+@pytest.mark.slow
+def test_compiled_it_is_the_same() -> None:
+    assert sum(agree(seed, plain=False) for seed in range(300)) > 150
