@@ -52,11 +52,25 @@ def check_equal(replicas: Sequence[Sequence[int]], digests: Mapping[int, str]) -
                 )
 
 
+def _check_shared(replicas: Sequence[Sequence[int]], shared: Sequence[Mapping[int, Sequence[int]]]) -> None:
+    """Refuse replicas whose weights belong to other stages, too, on one rank, but not on another; `shared` is by rank."""
+    for number, members in enumerate(replicas):
+        first, *others = [rank for rank, sets in enumerate(shared) if number in sets]
+        for other in others:
+            if shared[first][number] != shared[other][number]:
+                raise CheckFailed(
+                    f"stages {' and '.join(map(str, members))} are replicas, but the weights that they share with other stages"
+                    f" (tied weights) differ between ranks {first} and {other}; share the same ones on both"
+                )
+
+
 class ReplicaSums(ReplicaHooks):
     """All sets of replicas that this rank has a stage of."""
 
     def __init__(self, problem: Problem, stages: Mapping[int, nn.Module], groups: Groups) -> None:
         """Connect their ranks; all ranks do this together.
+
+        A weight that several of a rank's stages share (tied embeddings) is summed with the first set that has it.
 
         Args:
             problem: of the plan.
@@ -64,11 +78,14 @@ class ReplicaSums(ReplicaHooks):
             groups: makes the process groups.
 
         Raises:
+            CheckFailed: the replicas' stages do not share the same weights.
             TransferFailed: another rank does not come.
         """
         self._sums: list[tuple[Bucket, str]] = []
         """With each, who sums what with whom: `rank 0 sums the gradients of stages 0 and 7 with rank 3`."""
-        for members in replicas_of(problem):
+        summed: dict[nn.Parameter, int] = {}  # with which set of replicas, by its place in `replicas_of`
+        shared: dict[int, list[int]] = {}  # of each set, for each weight the set that sums it
+        for number, members in enumerate(replicas_of(problem)):
             modules = list(dict.fromkeys(stages[stage] for stage in members if stage in stages))
             if modules:
                 ranks = sorted({problem.stages[stage].rank for stage in members})
@@ -76,8 +93,11 @@ class ReplicaSums(ReplicaHooks):
                 others = " and ".join(f"rank {rank}" for rank in ranks if rank != groups.rank)
                 doing = f"rank {groups.rank} sums the gradients of stages {' and '.join(map(str, members))} with {others}"
                 weights = zip(*([weight for weight in one.parameters() if weight.requires_grad] for one in modules), strict=True)
-                same = {own[0]: own for own in weights}
+                each = [tuple(dict.fromkeys(own)) for own in weights]
+                shared[number] = [summed.setdefault(own[0], number) for own in each]
+                same = {own[0]: own for own, by in zip(each, shared[number], strict=True) if by == number}
                 self._sums += [(Bucket([same[first] for first in firsts], group), doing) for firsts in by_gradient_type(same)]
+        _check_shared(replicas_of(problem), groups.exchange(shared))
 
     def begin_step(self) -> None:
         """Put aside gradients from before the step, which are summed already."""

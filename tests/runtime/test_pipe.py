@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import feature_runs
 import pipeline_runs
 import pytest
+import replicated_runs
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -96,6 +97,15 @@ def test_any_valid_plan(four: Ranks, data: st.DataObject) -> None:
 def test_gradients_accumulate_over_steps(two: Ranks, name: str) -> None:
     for error in two.run(pipeline_runs.accumulate, plan(name, 2)):
         assert error < 1e-12
+
+
+def test_tied_weights_on_both_paths(two: Ranks) -> None:
+    """A weight of two pieces, which a rank of a bidirectional placement has both, is summed once."""
+    made = plan("bidirectional", 2)
+    for error in two.run(replicated_runs.tied_on_both_paths, made, [0, 1]):
+        assert error < 1e-12, error
+    for refused in two.run(replicated_runs.tied_on_both_paths, made, [0]):
+        assert "stages 1 and 3 are replicas, but the weights that they share with other stages (tied weights) differ" in refused
 
 
 @pytest.mark.slow

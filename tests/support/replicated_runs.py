@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,36 @@ def tie(pieces: dict[int, nn.Module], first: int, last: int) -> None:
         torch.manual_seed(last)
         embedding = next(module for module in pieces[first].modules() if isinstance(module, nn.Embedding))
         pieces[last] = Tied(embedding)
+
+
+def tied_on_both_paths(rank: int, plan: Plan, tying: Sequence[int]) -> float:
+    """On a bidirectional placement the last piece has the embedding's weight; the largest error of a gradient of two steps.
+
+    Ranks that are not in `tying` have a copy of it there.
+    """
+    count = len(plan.problem.paths[0])
+    pieces = {index: make_piece(index, count) for index in range(count)}
+    tie(pieces, 0, count - 1)
+    place = {stage: piece_of(plan, stage) for stage in plan.problem.stages_on(rank)}
+    own_pieces = {index: make_piece(index, count) for index in place.values()}
+    tie(own_pieces, 0, count - 1)
+    if rank not in tying:
+        own_pieces = {index: deepcopy(piece) for index, piece in own_pieces.items()}
+    stages = {stage: own_pieces[index] for stage, index in place.items()}
+    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
+        for step in range(2):
+            inputs, targets = whole_batch(plan, 1, step)
+            pipe.step(inputs, targets)
+            y = inputs
+            for index in range(count):
+                y = pieces[index](y)
+            torch.autograd.backward(loss_fn(y, targets))
+    pairs = [
+        (own.grad, other.grad)
+        for stage, module in stages.items()
+        for own, other in zip(module.parameters(), pieces[place[stage]].parameters(), strict=True)
+    ]
+    return max(relative_error(*pair) for pair in pairs)
 
 
 def optimizer_of(kind: str, parameters: Sequence[nn.Parameter]) -> Any:
