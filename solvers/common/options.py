@@ -95,7 +95,7 @@ class RuleTableOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """Of the local searches, `local` and `polish`."""
+    """Of the local searches, `local`, `polish` and `fused-ranges`."""
 
     rounds: Annotated[int, Meta(ge=1, le=10**6)] = 40
     """Rounds of climbing at most."""

@@ -1,10 +1,11 @@
 """The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
-A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history. Every
-search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate is
-followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods, then
-local search over a list scheduler's rule and over the orders, then CP-SAT, whole or relaxed. While a clock leaves time, the local
-searches go on from other seeds. It ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history.
+Every search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate
+is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods,
+then local search over a list scheduler's rule, over which backwards are fused, and over the orders, then CP-SAT, whole or
+relaxed. While a clock leaves time, the local searches go on from other seeds. It ends at the gap, the limit, or a proof; an
+interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def solve(
                 try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb_without_reserves, polish)
+                compile_ahead(climb_without_reserves, *((run_rule,) if can_pay(problem) else ()), polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
         if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb_without_reserves):
@@ -233,8 +234,10 @@ def _search_on(
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
     for number in count():
         rounds = first << min(number, 10)
-        searches = ((f"local{{rounds={rounds}}}", 0.3), (f"polish{{rounds={rounds}}}", 0.5))
-        runs = [(search, search_of(search), share) for search, share in searches]
+        searches = [("local", 0.3), ("polish", 0.5)]
+        if can_pay(incumbent.problem):
+            searches.insert(0, ("fused-ranges", 0.3))
+        runs = [(search, search_of(search), share) for name, share in searches for search in [f"{name}{{rounds={rounds}}}"]]
         if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), candidates, on_method, by_name=False):
             return
 
@@ -345,14 +348,17 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
+    ranges = (("fused-ranges{rounds=8}", 0.3),) if can_pay(problem) else ()
     if problem.num_ops > CPSAT_OPS:
-        return (("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
+        return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
-        # The rule of `local` does not mix fused and split backwards.
-        first = (("polish{rounds=6}", 0.3),) if can_pay(problem) else (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2))
-        return (*first, ("cpsat", 1.0))
+        if ranges:
+            # The rule of `local` does not mix fused and split backwards, and the searches find more than CP-SAT does.
+            return (*ranges, ("polish{rounds=6}", 0.3), ("cpsat", 0.5))
+        return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     return (
+        *ranges,
         ("local{rounds=4}", 0.3),
         ("polish{rounds=4}", 0.2),
         ("cpsat", 0.15),

@@ -54,6 +54,7 @@ METHODS = {
 
 SEARCHES = {
     "local": Entry("schedc.solvers.driver.searches:local", LocalOptions),
+    "fused-ranges": Entry("schedc.solvers.driver.searches:fused_ranges", LocalOptions),
     "polish": Entry("schedc.solvers.driver.searches:polish", LocalOptions),
     **{name: Entry(f"schedc.solvers.driver.searches:{name}") for name in ("periodic", "cpsat", "refute", "milp")},
 }

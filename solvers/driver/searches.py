@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["cpsat", "local", "milp", "periodic", "polish", "refute"]
+__all__ = ["cpsat", "fused_ranges", "local", "milp", "periodic", "polish", "refute"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
@@ -38,6 +38,23 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
     if best.ended_by is None and can_pay(incumbent.problem):
         incumbent.offer_valid(mixed(incumbent.problem, best.schedule, tables=incumbent.tables), "local + mixed")
     _end(best.ended_by)
+
+
+def fused_ranges(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
+    """Search over the range of microbatches whose backwards each stage fuses, and the rule of a list scheduler around it."""
+    from schedc.solvers.search.fused_ranges import search_fused_ranges
+
+    if not can_pay(incumbent.problem):
+        raise Unsupported("no backward that may be split takes less time fused")
+    incumbent.cut_short |= search_fused_ranges(
+        incumbent.problem,
+        evaluations=options.evaluations,
+        rounds=_rounds(options.rounds, limits),
+        seed=limits.seed,
+        time_s=None if limits.deterministic is not None else limits.time_s,
+        good_enough_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "fused-ranges"),
+    )
 
 
 def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:

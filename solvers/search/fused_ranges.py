@@ -1,0 +1,194 @@
+"""Search over which backwards of each stage are fused: a range of its microbatches; those before and after it are split.
+
+A Problem goes in, better and better Schedules come out. The first backwards of a stage are split to send gradients early while
+others wait for their first, the last ones to shorten the cool-down; between them, where ranks are busy, BW saves time. The list
+scheduler makes the schedule of such ranges, and of how far each stage runs ahead with F and behind with W. Rules are climbed in
+rounds of a fixed number of evaluations; a round's results do not depend on the clock, only how many rounds there are may.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedc.compiled.compiler import compiled
+from schedc.solvers.heuristics.greedy import GreedyRule
+from schedc.solvers.kernel.arrays import as_arrays, read_back
+from schedc.solvers.kernel.board import board_of, count_by_stage, depth_by_stage, set_rule
+from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.list_scheduler import list_schedule_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["search_fused_ranges"]
+
+CLIMBS = 8
+"""Rules that are climbed one after the other in each round; the best half of them starts the next round twice."""
+PLACED_OPS = 200_000
+"""A climb of a round places about this many ops."""
+STEPS = (1, 1, 2, 4)
+"""By how much a change changes a count."""
+LOOK_AHEADS = (0.0, 0.25, 0.5, 0.75)
+"""How long a rank may wait for an op that goes first, in units of the longest F."""
+
+
+@dataclass(slots=True)
+class Ranges:
+    """A rule of the list scheduler. Every list has one entry per stage."""
+
+    before: list[int]
+    """This many of the first backwards are split."""
+    after: list[int]
+    """And of the last."""
+    lag: list[int]
+    """`Rule.weight_lag`."""
+    cap: list[int]
+    """`Rule.in_flight`."""
+    look_ahead_ns: int
+    alternate: int
+
+    def copy(self) -> Ranges:
+        """The same rule in lists of its own."""
+        return replace(self, before=[*self.before], after=[*self.after], lag=[*self.lag], cap=[*self.cap])
+
+
+class Evaluator:
+    """The list scheduler's compiled kernel at work on one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Waits until the kernel is compiled.
+
+        Raises:
+            Unsupported: a rank's memory limit does not hold one microbatch.
+        """
+        self._lists = board_of(problem)
+        set_rule(self._lists, problem, GreedyRule().rule(problem, 1))
+        self._arrays, self._run = as_arrays(self._lists), compiled(run_rule)
+        lanes = self._arrays.lanes
+        self._stage = lanes["stage"].copy()
+        lengths = lanes["last"] - lanes["first"]
+        self._stage_at = np.repeat(self._stage, lengths)
+        self._number = np.arange(len(self._stage_at)) - np.repeat(lanes["first"], lengths)
+        self._left = np.repeat(lengths, lengths) - self._number
+
+    def __call__(self, rule: Ranges) -> int:
+        """The objective of the rule's schedule, which `schedule` makes then."""
+        before, after = np.array(rule.before, np.int64), np.array(rule.after, np.int64)
+        fused = (self._number >= before[self._stage_at]) & (self._left > after[self._stage_at])
+        board: Any = self._arrays
+        board.blocks["fused"] = fused
+        board.lanes["cap"], board.lanes["lag"] = np.array(rule.cap)[self._stage], np.array(rule.lag)[self._stage]
+        board.settings["look_ahead_ns"], board.settings["alternate"] = rule.look_ahead_ns, rule.alternate
+        return int(self._run(*board))
+
+    def schedule(self) -> Schedule:
+        """The schedule of the last call."""
+        return list_schedule_of(read_back(self._lists, self._arrays)).schedule
+
+
+def search_fused_ranges(
+    problem: Problem,
+    *,
+    evaluations: int = 0,
+    rounds: int = 20,
+    seed: int = 0,
+    time_s: float | None = None,
+    good_enough_ns: int = 0,
+    on_schedule: Callable[[Schedule], None],
+) -> bool:
+    """Climb from ranges that suit many problems; returns whether the clock ended it.
+
+    Args:
+        problem: one that splits backwards; any placement, any memory limits.
+        evaluations: rules tried per climb and round; 0: as many as suit the problem's size.
+        rounds: at most this many.
+        seed: of the random changes.
+        time_s: end after the climb in which this many seconds have passed.
+        good_enough_ns: end when this objective is reached, by the kernel's clock.
+        on_schedule: is called with each schedule that is better than all before it, when its climb has ended.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    evaluate, random, begun = Evaluator(problem), Random(seed), time.perf_counter()
+    counts = count_by_stage(board_of(problem))
+    evaluations = evaluations or min(400, max(20, PLACED_OPS // problem.num_ops))
+    longest_ns = max(max(stage.forward_ns) for stage in problem.stages)
+    looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]
+    starts = [(evaluate(rule), number, rule) for number, rule in enumerate(_starts(problem, counts))]
+    pool = [(value, rule) for value, _, rule in sorted(starts)[:CLIMBS]]
+    best_ns = pool[0][0]
+    evaluate(pool[0][1])
+    on_schedule(evaluate.schedule())
+    for _ in range(rounds):
+        for number, (value, rule) in enumerate(pool):
+            if best_ns <= good_enough_ns:
+                return False
+            if time_s is not None and time.perf_counter() - begun > time_s:
+                return True
+            for _ in range(evaluations):
+                tried = _changed(rule, counts, looks_ns, random)
+                reached = evaluate(tried)
+                if reached <= value:
+                    value, rule = reached, tried
+            pool[number] = value, rule
+            if value < best_ns:
+                best_ns = value
+                evaluate(rule)
+                on_schedule(evaluate.schedule())
+        pool = sorted(pool, key=lambda each: each[0])[: CLIMBS // 2] * 2
+    return False
+
+
+def _starts(problem: Problem, counts: list[int]) -> Iterator[Ranges]:
+    """Ranges by the stages' depth, W that wait or do not, and as many activations as memory holds."""
+    depth = depth_by_stage(problem)
+    longest = max(depth) + 1
+    cap = [max(1, count) for count in counts]
+    waves = [_slots(problem, stage, count) for stage, count in enumerate(counts)]
+    halves = [(at if 2 * at < longest else wave - 1) for at, wave in zip(depth, waves, strict=True)]
+    nothing = [0] * len(depth)
+    befores = (depth, [2 * at for at in depth], halves, [wave if at else 0 for at, wave in zip(depth, waves, strict=True)], nothing)
+    afters = (depth, [longest - 1 - at if at else 0 for at in depth], [3 * at for at in depth], nothing)
+    for before, after, lag, alternate in product(befores, afters, (nothing, depth, waves), (0, 1)):
+        yield Ranges([*before], [*after], [*lag], cap, 0, alternate)
+
+
+def _slots(problem: Problem, stage: int, count: int) -> int:
+    """How many activations of the stage fit at once."""
+    costs = problem.stages[stage]
+    limit_bytes = problem.memory_limit_bytes[costs.rank]
+    return count if limit_bytes is None or costs.activation_bytes == 0 else min(count, limit_bytes // costs.activation_bytes)
+
+
+def _changed(rule: Ranges, counts: list[int], looks_ns: list[int], random: Random) -> Ranges:
+    """The rule with one to three counts changed, of one stage or of some after each other."""
+    tried = rule.copy()
+    for _ in range(random.choice((1, 1, 2, 3))):
+        what = random.randrange(10)
+        first = random.randrange(len(counts))
+        last = random.randrange(first, len(counts)) if random.randrange(3) == 0 else first
+        step = random.choice(STEPS) * random.choice((-1, 1))
+        for stage in range(first, last + 1):
+            if what < 3:
+                tried.before[stage] = max(0, min(counts[stage], tried.before[stage] + step))
+            elif what < 6:
+                tried.after[stage] = max(0, min(counts[stage], tried.after[stage] + step))
+            elif what < 8:
+                tried.lag[stage] = max(0, tried.lag[stage] + step)
+            elif what < 9:
+                tried.cap[stage] = max(1, min(counts[stage], tried.cap[stage] + step))
+        if what == 9:
+            tried.look_ahead_ns = random.choice(looks_ns)
+            if random.randrange(3) == 0:
+                tried.alternate = 1 - tried.alternate
+    return tried
