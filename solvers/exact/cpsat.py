@@ -45,6 +45,7 @@ def solve_cpsat(
     *,
     limits: Limits,
     known_bound_ns: int = 0,
+    below_ns: int | None = None,
     on_schedule: Callable[[Schedule], None] = lambda _: None,
     on_bound: Callable[[int], None] = lambda _: None,
 ) -> Solved:
@@ -55,6 +56,8 @@ def solve_cpsat(
         incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
         limits: when to stop, and the seed.
         known_bound_ns: a lower bound that is known already; the search does not look below it.
+        below_ns: only schedules with a smaller objective are sought, though the incumbent has a larger one; if there is none, that
+            is proven. None: all that are as good as the incumbent.
         on_schedule: is called with every better schedule.
         on_bound: is called with every better bound, in nanoseconds.
 
@@ -76,14 +79,23 @@ def solve_cpsat(
     valid = blocks.complete and asked is problem and (grid.exact or problem.objective is Objective.MAKESPAN)
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
+    is_below = below_ns is not None and below_ns <= best_ns and asked is problem  # the incumbent is none of what is sought
+    most = grid.ticks(below_ns - 1 if is_below and below_ns is not None else asked_ns)
+
+    def bound_of_nothing_ns() -> int:
+        if is_below:
+            return (most + 1) * grid.tick_ns if valid else 0
+        return bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
+
     try:
-        variables = build(asked, blocks, windows, floor, grid.ticks(asked_ns))
+        variables = build(asked, blocks, windows, floor, most)
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
+        bound_ns = bound_of_nothing_ns()
         return Solved(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
-    add_hint(variables, incumbent, timeline, grid, asked_ns)
+    if not is_below:
+        add_hint(variables, incumbent, timeline, grid, asked_ns)
     solver = solver_of(limits)
     listener = _Listener(variables, problem, on_schedule)
     if valid:
@@ -97,7 +109,7 @@ def solve_cpsat(
     if status == cp_model.MODEL_INVALID:
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
     if status == cp_model.INFEASIBLE:
-        bound_ns = bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
+        bound_ns = bound_of_nothing_ns()
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
     name = SolverStatus(solver.status_name(status))

@@ -64,18 +64,18 @@ def is_sound(seed: int, *, layers: int, microbatches: int) -> bool:
     return best is None or (bound.value_ns is not None and bound.value_ns <= best)
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(56))
 def test_bound_is_not_above_the_best_of_all_layouts(seed: int) -> None:
     assert is_sound(seed, layers=3, microbatches=1 + seed % 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1024))
+@pytest.mark.parametrize("seed", range(1000, 1012))
 def test_bound_is_not_above_the_best_of_all_larger_layouts(seed: int) -> None:
     assert is_sound(seed, layers=4, microbatches=1 + (seed % 8 == 0))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_bound_is_not_above_a_known_schedule_of_torch(seed: int) -> None:
     random = Random(seed)
     workload = tiny_workload(random, layers=4, ranks=2, microbatches=3)
@@ -103,7 +103,7 @@ def one_by_one_ns(problem: Problem) -> int:
 def test_one_stage_on_each_rank_is_bounded_nearly_as_each_layout_is() -> None:
     """The arguments are those about single layouts, so they say nearly as much as the least of these does."""
     bounds_ns = single_ns = 0
-    for seed in range(12):
+    for seed in range(8):
         workload = tiny_workload(Random(seed), layers=4, ranks=3, microbatches=4)
         problems = [problem_of(workload, layout) for layout in all_layouts(workload, OpenLayout(chunks=1))]
         runnable = [problem for problem in problems if has_room(problem)]
@@ -154,7 +154,7 @@ def test_slow_links_are_crossed_where_they_are_cheapest() -> None:
 
 def test_too_many_kinds_of_ranks_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(5)
-    for _ in range(12):
+    for _ in range(8):
         workload = tiny_workload(random, layers=5, ranks=3, microbatches=3)
         exact_ns = layout_bound(workload, OpenLayout(chunks=1)).value_ns
         with monkeypatch.context() as patch:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bound",
     "best_bound",
+    "cheap_bound_ns",
     "lower_bounds",
     "minimum_limit_bytes",
 ]
@@ -59,8 +60,17 @@ class Bound:
 def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
     """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
     frames = frames_of(problem, microbatch_classes(problem))
+    return (*_but_idle_gaps(problem, frames), _idle_gaps(problem, frames))
+
+
+def cheap_bound_ns(problem: Problem) -> int:
+    """The largest of `lower_bounds` but for idle gaps, which take by far the longest where ranks hold several chunks."""
+    return max(bound.value_ns for bound in _but_idle_gaps(problem, frames_of(problem, microbatch_classes(problem))))
+
+
+def _but_idle_gaps(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
     simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
-    return (*simple, _warm_up(problem, frames), _idle_gaps(problem, frames))
+    return (*simple, _warm_up(problem, frames))
 
 
 def best_bound(problem: Problem) -> Bound:

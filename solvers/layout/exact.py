@@ -1,0 +1,212 @@
+"""The exact search over layouts: in the order of their lower bounds, each with CP-SAT, until none can be better.
+
+Takes a workload and what is open; gives the best layout with its schedule, and a lower bound over all of them. It is for small
+problems, whose layouts can be listed. It may end at any time, with what is known then.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.gap import check_bound, relative_gap
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.solvers.layout.enumerate import cuts_of, layout_of
+from schedc.solvers.layout.order import Entry, Queue
+from schedc.solvers.layout.solve import solve_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.ir.layout import Layout, OpenLayout
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+    from schedc.solvers.common.base import Limits, Solved
+    from schedc.solvers.layout.enumerate import Cut
+
+__all__ = ["LayoutOutcome", "LayoutProgress", "search_layouts"]
+
+MOST_LAYOUTS = 500_000
+"""Of more layouts the exact search makes no list, which takes some 20 µs for each."""
+FIRST_SHARE = 1 / 8
+"""Of what a limit leaves, the first try of a layout gets this share, each later one twice as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutProgress:
+    """What is known at some moment."""
+
+    seconds: float
+    evaluated: int
+    """How many layouts were handed to CP-SAT."""
+    objective_ns: int | None
+    """Of the best schedule; None: there is none yet."""
+    lower_bound_ns: int
+    """Over all layouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOutcome:
+    """The best layout, with its schedule of whole blocks."""
+
+    layout: Layout
+    problem: Problem
+    schedule: Schedule
+    objective_ns: int
+    lower_bound_ns: int
+    """No layout has a schedule of whole blocks with a smaller objective; part of it is CP-SAT's word."""
+    layouts: int
+    """How many there are, but for symmetric ones and those that a quick look refutes."""
+    evaluated: int
+    """How many of them were handed to CP-SAT."""
+    seconds: float
+    interrupted: bool
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no layout has a better schedule of whole blocks."""
+        return self.lower_bound_ns == self.objective_ns
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What is known so far."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    over_all_ns: int
+    """The analytic bound over all layouts."""
+    closed_ns: int | None = None
+    """The least bound of a layout that is done with."""
+    best: tuple[Cut, Problem, Schedule] | None = None
+    objective_ns: int | None = None
+    evaluated: int = 0
+    work: float = 0.0
+    """What CP-SAT spent, in the units of a deterministic limit."""
+
+    def bound_ns(self, queue: Queue) -> int:
+        """Over all layouts: the least bound of any that is left or done with, or the analytic one."""
+        known = [each for each in (queue.least_ns, self.closed_ns, self.objective_ns) if each is not None]
+        return max(self.over_all_ns, min(known, default=0))
+
+    def left(self, limits: Limits) -> float | None:
+        """What the limits leave, in seconds or units of work; None: all."""
+        if limits.deterministic is not None:
+            return limits.deterministic - self.work
+        return None if limits.time_s is None else limits.time_s - (time.perf_counter() - self.begun)
+
+    def is_over(self, limits: Limits) -> bool:
+        """Whether the limits leave nothing."""
+        left = self.left(limits)
+        return left is not None and left <= 0
+
+
+def search_layouts(
+    workload: Workload,
+    open_layout: OpenLayout,
+    limits: Limits,
+    report: Callable[[LayoutProgress], None] = lambda _: None,
+) -> LayoutOutcome:
+    """The best layout and schedule of whole blocks, and the bound over all layouts.
+
+    Proof that it is a bound: every layout is in the queue with a bound of its own, or symmetric to one that is (`rank_kinds`), or
+    without room, or done with, with the bound that CP-SAT proved of it: its optimum, or an objective that is known already. The
+    least of these is one over all.
+
+    Args:
+        workload: what `schedc.verify.workload` accepts.
+        open_layout: what may be chosen.
+        limits: when to stop, the seed, and CP-SAT's workers.
+        report: is called with each better objective or bound at once.
+
+    Raises:
+        Infeasible: no layout has room on its ranks.
+        Unsupported: there are too many layouts to list.
+        NoPlanFound: the limits ended the search before there was a schedule.
+    """
+    bound = layout_bound(workload, open_layout)
+    if bound.value_ns is None:
+        raise Infeasible(f"{workload.name}: no layout has room for its stages on its ranks; more memory may suffice")
+    known = _Known(over_all_ns=bound.value_ns)
+    queue = Queue(workload, open_layout, _listed(workload, open_layout))
+    interrupted = False
+    reported: tuple[int | None, int] = (None, -1)
+    while not interrupted:
+        if known.objective_ns is not None and _is_enough(known, queue, limits):
+            break
+        entry = queue.pop(known.objective_ns, lambda: known.is_over(limits))
+        if entry is None or entry.problem is None:
+            break
+        left = known.left(limits)
+        share = None if left is None else max(0.0, left) * min(1.0, FIRST_SHARE * 2**entry.tries)
+        solved = solve_below(entry.problem, known.objective_ns, entry.bound_ns, _given(limits, share))
+        interrupted = solved.ended_by is not None
+        _take(known, queue, entry, solved)
+        if reported != (known.objective_ns, known.bound_ns(queue)):
+            reported = known.objective_ns, known.bound_ns(queue)
+            report(_progress(known, queue))
+        if interrupted and known.best is None and solved.ended_by is not None:
+            raise solved.ended_by
+    if known.best is None or known.objective_ns is None:
+        if queue.least_ns is None:
+            raise Infeasible(f"{workload.name}: no layout has room for its stages and one microbatch on its ranks")
+        raise NoPlanFound(f"{workload.name}: no plan found in the limits given; none of {queue.layouts} layouts was settled")
+    cut, problem, schedule = known.best
+    lower_bound_ns = known.bound_ns(queue)
+    check_bound(lower_bound_ns, known.objective_ns, "over all layouts")
+    return LayoutOutcome(
+        layout=layout_of(open_layout, cut),
+        problem=problem,
+        schedule=schedule,
+        objective_ns=known.objective_ns,
+        lower_bound_ns=lower_bound_ns,
+        layouts=queue.layouts,
+        evaluated=known.evaluated,
+        seconds=time.perf_counter() - known.begun,
+        interrupted=interrupted,
+    )
+
+
+def _listed(workload: Workload, open_layout: OpenLayout) -> Iterator[Cut]:
+    for number, cut in enumerate(cuts_of(workload, open_layout)):
+        if number >= MOST_LAYOUTS:
+            raise Unsupported(f"the exact search lists up to {MOST_LAYOUTS} layouts, and there are more")
+        yield cut
+
+
+def _is_enough(known: _Known, queue: Queue, limits: Limits) -> bool:
+    """Whether the best is as good as was asked for."""
+    assert known.objective_ns is not None
+    return relative_gap(known.objective_ns, known.bound_ns(queue), "over all layouts") <= limits.gap
+
+
+def _given(limits: Limits, share: float | None) -> Limits:
+    """The limits of one layout."""
+    if limits.deterministic is not None:
+        return replace(limits, deterministic=share, gap=0.0)
+    return replace(limits, time_s=share, gap=0.0)
+
+
+def _take(known: _Known, queue: Queue, entry: Entry, solved: Solved) -> None:
+    """Keep what was found of a layout, and put it back if it is not settled."""
+    known.evaluated += entry.tries == 0
+    known.work += solved.work
+    if known.objective_ns is None or solved.objective_ns < known.objective_ns:
+        assert entry.problem is not None
+        known.best, known.objective_ns = (entry.cut, entry.problem, solved.schedule), solved.objective_ns
+    bound_ns = max(entry.bound_ns, solved.lower_bound_ns)
+    if solved.status.is_final:
+        known.closed_ns = bound_ns if known.closed_ns is None else min(known.closed_ns, bound_ns)
+    else:
+        queue.push(replace(entry, bound_ns=bound_ns, tries=entry.tries + 1))
+
+
+def _progress(known: _Known, queue: Queue) -> LayoutProgress:
+    return LayoutProgress(
+        seconds=time.perf_counter() - known.begun,
+        evaluated=known.evaluated,
+        objective_ns=known.objective_ns,
+        lower_bound_ns=known.bound_ns(queue),
+    )

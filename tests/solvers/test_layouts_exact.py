@@ -1,0 +1,156 @@
+"""The exact search over layouts: beside brute force over all of them, its bound at any time, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from all_layouts import all_layouts, best_of_all, tiny_workload
+from brute_force import optimum
+
+from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.ir.layout import OpenLayout
+from schedc.ir.problem import Objective
+from schedc.ir.workload import Device
+from schedc.lower.placement import place
+from schedc.lower.problem import problem_of
+from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.common.options import GreedyOptions
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.layout import exact
+from schedc.solvers.layout.enumerate import cuts_of, layout_of
+from schedc.solvers.layout.exact import LayoutProgress, search_layouts
+from schedc.solvers.layout.order import has_room
+from schedc.solvers.layout.quick_bound import QuickBound
+from schedc.verify.layout import verify_layout
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.ir.workload import Workload
+
+ONE = Limits(workers=1)
+
+
+def tiny(seed: int, *, layers: int, ranks: int = 2, microbatches: int = 2) -> Workload:
+    workload = tiny_workload(Random(seed), layers=layers, ranks=ranks, microbatches=microbatches)
+    return replace(workload, objective=Objective.MAKESPAN)
+
+
+def is_best(workload: Workload, open_layout: OpenLayout, best: int | None) -> bool:
+    """Whether the search finds what is known to be the best, and proves it."""
+    if best is None:
+        with pytest.raises(Infeasible):
+            search_layouts(workload, open_layout, ONE)
+        return True
+    found = search_layouts(workload, open_layout, ONE)
+    assert verify_layout(workload, found.layout) == ()
+    assert found.problem == problem_of(workload, found.layout)
+    assert verify_schedule(found.problem, found.schedule) == ()
+    assert simulate(found.problem, found.schedule).makespan_ns == found.objective_ns
+    assert found.lower_bound_ns <= best <= found.objective_ns
+    return found.is_proven and found.objective_ns == best
+
+
+def optimum_by_cpsat(problem: Problem) -> int | None:
+    """The optimum of one layout; None without room."""
+    held = [0] * problem.ranks
+    for stage in problem.stages:
+        held[stage.rank] += stage.activation_bytes
+    if any(limit is not None and size > limit for size, limit in zip(held, problem.memory_limit_bytes, strict=True)):
+        return None
+    found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=ONE)
+    assert found.lower_bound_ns == found.objective_ns
+    return found.objective_ns
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_search_finds_the_best_of_all_layouts(seed: int) -> None:
+    workload, open_layout = tiny(seed, layers=2 + seed % 2), OpenLayout(chunks=1 + seed % 2)
+    assert is_best(workload, open_layout, best_of_all(workload, open_layout, optimum))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 105))
+def test_search_finds_the_best_of_all_larger_layouts(seed: int) -> None:
+    workload, open_layout = tiny(seed, layers=4, ranks=2 + seed % 2, microbatches=3), OpenLayout(chunks=2 - seed % 2)
+    assert is_best(workload, open_layout, best_of_all(workload, open_layout, optimum_by_cpsat))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_enumeration_leaves_out_symmetric_layouts_alone(seed: int) -> None:
+    random = Random(seed)
+    workload = tiny_workload(random, layers=4, ranks=3, microbatches=1)
+    network = replace(workload.network, links=random.choice([(), workload.network.links[:1]]))
+    workload = replace(workload, network=network, devices=(Device(),) * 3)
+    open_layout = OpenLayout(chunks=random.choice([1, 2]))
+    kinds = rank_kinds(workload)
+
+    def representative(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks of a kind renamed in the order in which they come first."""
+        renamed: dict[int, int] = {}
+        for rank in ranks:
+            (kind,) = (kind for kind in kinds if rank in kind)
+            if rank not in renamed:
+                renamed[rank] = kind[sum(other in kind for other in renamed)]
+        return tuple(renamed[rank] for rank in ranks)
+
+    listed = [layout_of(open_layout, cut) for cut in cuts_of(workload, open_layout)]
+    expected = {(layout.layers_of_stage, representative(layout.rank_of_stage)) for layout in all_layouts(workload, open_layout)}
+    assert sorted((layout.layers_of_stage, layout.rank_of_stage) for layout in listed) == sorted(expected)
+
+
+def test_the_enumeration_keeps_what_is_given() -> None:
+    workload = tiny(3, layers=4, ranks=2)
+    given = OpenLayout(placement=place("wave", 2, 2))
+    assert list(cuts_of(workload, given)) == [((0, 1, 2, 3, 4), (0, 1, 1, 0))]
+    cuts = {cuts for cuts, _ in cuts_of(workload, OpenLayout(chunks=1, layers_of_stage=((0, 3), (3, 4))))}
+    assert cuts == {(0, 3, 4)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_quick_bound_is_not_above_the_optimum(seed: int) -> None:
+    random = Random(seed)
+    workload = tiny_workload(random, layers=3, ranks=2, microbatches=2 - seed % 2, differ=True)
+    open_layout = OpenLayout(chunks=2, recompute=(random.random() < 0.3,))
+    quick = QuickBound(workload, open_layout)
+    for cut in random.sample(listed := list(cuts_of(workload, open_layout)), min(3, len(listed))):
+        layout = layout_of(open_layout, cut)
+        problem = problem_of(workload, layout)
+        bound_ns, best = quick.of(cut), optimum(problem) if has_room(workload, layout, problem) else None
+        assert best is None or (bound_ns is not None and bound_ns <= best)
+
+
+def test_a_search_that_ends_early_has_a_valid_bound() -> None:
+    workload, open_layout = tiny(4, layers=5, ranks=3, microbatches=4), OpenLayout(chunks=2)
+    reports: list[LayoutProgress] = []
+    best = search_layouts(workload, open_layout, ONE, reports.append)
+    assert best.is_proven and reports[-1].objective_ns == best.objective_ns
+    assert all(report.lower_bound_ns <= best.objective_ns for report in reports)
+    short = search_layouts(workload, open_layout, replace(ONE, deterministic=1e-9))
+    assert short.lower_bound_ns <= best.objective_ns <= short.objective_ns
+    near = search_layouts(workload, open_layout, replace(ONE, gap=0.9))
+    assert near.evaluated == 1 and near.lower_bound_ns <= best.objective_ns <= near.objective_ns
+    with pytest.raises(NoPlanFound):
+        search_layouts(workload, open_layout, replace(ONE, time_s=0.0))
+
+
+def test_too_many_layouts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MOST_LAYOUTS", 3)
+    with pytest.raises(Unsupported, match="lists up to 3 layouts"):
+        search_layouts(tiny(1, layers=5), OpenLayout(chunks=2), ONE)
+
+
+def test_cpsat_proves_that_nothing_is_below_an_objective() -> None:
+    problem = problem_of(tiny(2, layers=2), layout_of(OpenLayout(chunks=1), ((0, 1, 2), (0, 1))))
+    start = greedy(problem, GreedyOptions(n_sub=1))
+    best = solve_cpsat(problem, start, limits=ONE)
+    none = solve_cpsat(problem, start, limits=ONE, below_ns=best.objective_ns)
+    assert none.status is SolverStatus.INFEASIBLE and none.lower_bound_ns == best.objective_ns
+    one = solve_cpsat(problem, start, limits=ONE, below_ns=best.objective_ns + 1)
+    assert one.objective_ns == best.objective_ns
