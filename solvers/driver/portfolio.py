@@ -26,7 +26,7 @@ from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
-from schedc.solvers.kernel.climb import climb_without_reserves
+from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
 from schedc.units import format_bytes
@@ -148,7 +148,7 @@ def solve(
     runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
     candidates: list[Candidate] = []
     limit_s = limits.time_s if limits.deterministic is None else None
-    interrupted = False
+    interrupted, climb = False, climb_mixing if can_pay(problem) else climb_without_reserves
     try:
         least_s = CONSTRUCTIVE_S if problem.num_ops <= SMALL_OPS else CONSTRUCTIVE_S / 3
         constructive_s = None if limit_s is None else max(limit_s, least_s)
@@ -157,15 +157,15 @@ def solve(
                 try_methods(incumbent, (method,), candidates)
         else:
             if problem.num_ops > SMALL_OPS:
-                compile_ahead(climb_without_reserves, polish, run_rule)  # the last for the next job, if this one takes as long
+                compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb_without_reserves, *((run_rule,) if can_pay(problem) else ()), polish)
+                compile_ahead(climb, *((run_rule,) if can_pay(problem) else ()), polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
-        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb_without_reserves):
+        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
             left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
         with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
@@ -353,7 +353,7 @@ def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
         return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
         if ranges:
-            # The rule of `local` does not mix fused and split backwards, and the searches find more than CP-SAT does.
+            # The searches find more than CP-SAT does.
             return (*ranges, ("polish{rounds=6}", 0.3), ("cpsat", 0.5))
         return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.

@@ -2,7 +2,8 @@
 
 Greedy tries some fifteen rules in plain Python; the kernel places an op in some 50 ns, so that a table of rules and short climbs
 from the best of them take a few milliseconds (design notes: search over the rule, not over the order). Nothing depends on a clock:
-the same problem gives the same schedule. Blocks stay whole.
+the same problem gives the same schedule. Blocks stay whole. Where BW takes less time than B and W, the best rules of the table are
+tried with some backwards fused, too, and the best of all are climbed from, with moves that fuse and split.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
-from schedc.solvers.kernel.climb import Climber, PackedRule, climb, climb_without_reserves, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -63,27 +65,43 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     blocks = len(board.blocks)
     ops = blocks * (3 if problem.split_backward else 2)
     table = _table(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
-    placed = max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops
-    climber = _climber(board, placed, climb_without_reserves)
+    placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + board.settings[0].mixes)
+    climber = _climber(board, placed)
     values = np.array([climber.run(rule) for rule in table])
     if values.min() >= NEVER:
-        climber = _climber(climbing_board(problem, reserves=True), placed, climb)
+        climber = _climber(climbing_board(problem, reserves=True), placed)
         values = np.array([climber.run(rule) for rule in table])
-    ranking = np.argsort(values, kind="stable")
-    value, best = int(values[ranking[0]]), table[ranking[0]]
     evaluations = options.climb_ops // (CLIMBS * max(1, ops))
-    with stop_flag() as stop:  # nothing sets it before the end
-        for number, start in enumerate(ranking[:CLIMBS].tolist() if evaluations else ()):
-            rule = PackedRule(*(each.copy() for each in table[start]))
-            reached = climber.climb(rule, evaluations, number, 0.0, stop)
-            if reached < value:
-                value, best = reached, rule
+    best, value = _climbed(climber, table, values, evaluations, mixing=False)
+    _, *mixtures = policies(board, depth_by_stage(problem), longest_op_ns(board))
+    if mixtures:
+        starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
+        more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
+        values = np.concatenate((values, [climber.run(rule) for rule in more]))
+        mixed, mixed_value = _climbed(climber, [*table, *more], values, evaluations, mixing=True)
+        best = mixed if mixed_value < value else best
     climber.run(best)
     return climber.schedule()
 
 
-def _climber(board: Board, placed: int, kernel: Callable[..., int]) -> Climber:
+def _climbed(
+    climber: Climber, table: list[PackedRule], values: NDArray[np.int64], evaluations: int, *, mixing: bool
+) -> tuple[PackedRule, int]:
+    """The best of the rules, whose values are given, and of climbs from the best of them; and its value."""
+    ranking = np.argsort(values, kind="stable").tolist()
+    best, value = table[ranking[0]], int(values[ranking[0]])
+    with stop_flag() as stop:  # nothing sets it before the end
+        for number, start in enumerate(ranking[:CLIMBS] if evaluations else ()):
+            rule = PackedRule(*(each.copy() for each in table[start]))
+            reached = climber.climb(rule, evaluations, number, 0.0, stop, mixing=mixing)
+            if reached < value:
+                best, value = rule, reached
+    return best, value
+
+
+def _climber(board: Board, placed: int) -> Climber:
     """The climber that will place this many ops: plain where that pays and the kernel is not compiled yet."""
+    kernel = climb_of(board)
     plain = placed <= PLAIN_OPS and not at_hand(kernel)
     if plain and next(_plain_tables) >= PLAIN_TABLES:
         compile_ahead(kernel)
@@ -104,9 +122,11 @@ def _table(problem: Problem, board: Board, most: int) -> list[PackedRule]:
     in_flight += [np.minimum(in_flight[0], trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
-    looks_ns = [int(share * longest_op_ns(board)) for share in LOOK_AHEADS]
+    longest_ns = longest_op_ns(board)
+    none_fused = policies(board, depth_by_stage(problem), longest_ns)[0]
+    looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]
     chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
     return [
-        PackedRule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64))
+        PackedRule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64), none_fused)
         for lag, look_ns, priority, cap in chosen
     ]

@@ -1,7 +1,8 @@
 """A climb over the rules of the list scheduler: perturb a rule, keep what is no worse; a kernel, plain or compiled.
 
 It works on a `Board` and on packed rules, with foresight. Reserves keep F out, so the searches climb without them first: a rule may
-then strand itself on memory, and is worth `NEVER`, so that the climb moves away from it.
+then strand itself on memory, and is worth `NEVER`, so that the climb moves away from it. Where BW takes less time than B and W, a
+rule says by its patience which backwards are fused.
 """
 
 from __future__ import annotations
@@ -14,28 +15,44 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
+from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.kernel.arrays import as_arrays, example_board, read_back
 from schedc.solvers.kernel.board import board_of, count_by_stage, set_rule
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
+from schedc.solvers.kernel.patience import levels_ns_of
 from schedc.solvers.kernel.rule import Rule
 from schedc.solvers.kernel.tables import NEVER, Board
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["Climber", "PackedRule", "climb", "climb_without_reserves", "climbing_board", "longest_op_ns", "stop_flag"]
+__all__ = [
+    "Climber",
+    "PackedRule",
+    "climb",
+    "climb_mixing",
+    "climb_of",
+    "climb_without_reserves",
+    "climbing_board",
+    "longest_op_ns",
+    "stop_flag",
+]
 
 DRAWS = 32
 """Random numbers that an evaluation takes, at most but for rare cases."""
 LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
 """What no packed rule needs of the list scheduler."""
+MIXING = True
+"""Patience, which a compiled form may leave out."""
+MOVES, MIXING_MOVES = 12, 2
+"""The chances of moves, and those of patience beside them."""
 
 
 @contextmanager
@@ -49,7 +66,7 @@ def stop_flag() -> Iterator[NDArray[np.bool_]]:
 
 
 class PackedRule(NamedTuple):
-    """What a climb changes of a rule, in place; arrays or lists, by stage. The rest is in the board, which BW are fused, too."""
+    """What a climb changes of a rule, in place; arrays or lists, by stage. The rest is in the board."""
 
     cap: Any
     """`Rule.in_flight`."""
@@ -59,6 +76,8 @@ class PackedRule(NamedTuple):
     """`Rule.priority`, entry kind × stages + stage."""
     look_ahead_ns: Any
     """One entry."""
+    patience_ns: Any
+    """By position on the board; none where the board does not mix."""
 
 
 class Climb(NamedTuple):
@@ -72,8 +91,10 @@ class Climb(NamedTuple):
     tried: PackedRule
     most_cap: Any
     """By stage."""
+    levels_ns: Any
+    """The patience that moves give."""
     ranges: tuple[int, int, int, int, int]
-    """2, 3, the 12 chances of moves, the 59 steps of a priority and how many look-aheads there are; from outside, as numba would
+    """2, 3, the chances of moves, the 59 steps of a priority and how many look-aheads there are; from outside, as numba would
     compile `below` anew for each number written there."""
     evaluations: int
     """With none, the rule itself is run."""
@@ -85,14 +106,14 @@ class Climb(NamedTuple):
 
 def _example() -> tuple[Any, ...]:
     row = np.zeros(1, np.int64)
-    rule = PackedRule(row, row, row, row)
-    return (Climb(example_board(), rule, rule, rule, row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)),)
+    rule = PackedRule(row, row, row, row, row)
+    return (Climb(example_board(), rule, rule, rule, row, row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)),)
 
 
 @kernel(_example, without=LEAN, lean=True)
 def climb(given: Climb) -> Any:
     """Perturb the rule this many times and keep what is no worse, or little worse while hot; returns the best end."""
-    board, rule, now_rule, tried, most_cap, ranges, evaluations, draws, heat, stop = given
+    board, rule, now_rule, tried, most_cap, levels_ns, ranges, evaluations, draws, heat, stop = given
     stages = len(rule.cap)
     two, three, moves, steps, looks = ranges
     now = best = NEVER
@@ -132,6 +153,17 @@ def climb(given: Climb) -> Any:
                 else:
                     for other in range(stages):
                         tried.lag[other] = max(0, tried.lag[other] + change)
+            elif MIXING and what >= MOVES:
+                level_ns = levels_ns[below(len(levels_ns), draws)]
+                lane = board.lanes[below(len(board.lanes), draws)]
+                begin, end, how = lane.first, lane.last, below(three, draws)
+                at = begin + below(end - begin, draws)
+                if how == 0:
+                    begin, end = at, at + 1
+                elif how == 1:  # all before, or all from there on; else all of the lane
+                    begin, end = (begin, at + 1) if below(two, draws) else (at, end)
+                for position in range(begin, end):
+                    tried.patience_ns[position] = level_ns
             elif below(two, draws):
                 tried.look_ahead_ns[0] = below(looks, draws)
             else:
@@ -148,8 +180,17 @@ def climb(given: Climb) -> Any:
     return best
 
 
-climb_without_reserves = variant(climb, "climb_without_reserves", without=("RESERVES",))
-"""`climb` for boards without reserves."""
+climb_without_reserves = variant(climb, "climb_without_reserves", without=("RESERVES", "MIXING"))
+"""`climb` for boards without reserves that do not mix."""
+climb_mixing = variant(climb, "climb_mixing", without=("RESERVES",))
+"""`climb` for boards without reserves that mix."""
+
+
+def climb_of(board: Board) -> Callable[[Climb], Any]:
+    """The form that compiled climbs on the board take."""
+    if any(rank.reserves >= 0 for rank in board.ranks):
+        return climb
+    return climb_mixing if board.settings[0].mixes else climb_without_reserves
 
 
 @kernel(inline=True)
@@ -162,6 +203,9 @@ def _value(rule: PackedRule, board: Board) -> Any:
         lane.cap, lane.lag = rule.cap[stage], rule.lag[stage]
         lane.priority_f, lane.priority_b = rule.priority[stage], rule.priority[stages + stage]
         lane.priority_w = rule.priority[2 * stages + stage]
+    if MIXING:
+        for position in range(len(rule.patience_ns)):
+            board.blocks[position].patience_ns = rule.patience_ns[position]
     settings = board.settings[0]
     settings.look_ahead_ns = rule.look_ahead_ns[0]
     return run_rule(*board)
@@ -174,10 +218,15 @@ def _copy(rule: PackedRule, target: PackedRule) -> None:
         target.cap[stage], target.lag[stage] = rule.cap[stage], rule.lag[stage]
     for entry in range(len(rule.priority)):
         target.priority[entry] = rule.priority[entry]
+    if MIXING:
+        for position in range(len(rule.patience_ns)):
+            target.patience_ns[position] = rule.patience_ns[position]
 
 
 def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
-    """The problem's board for climbs; with reserves no rule strands itself, but fewer F may start.
+    """The problem's board for climbs, which mixes fused and split backwards where that can pay.
+
+    With reserves no rule strands itself, but fewer F may start.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
@@ -185,6 +234,7 @@ def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
     board, count = board_of(problem), len(problem.stages)
     nothing = (0,) * count
     set_rule(board, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
+    board.settings[0].mixes = int(can_pay(problem))
     for rank in board.ranks if not reserves else ():
         rank.reserves = -1
     return board
@@ -207,24 +257,28 @@ class Climber:
         """Waits until the kernel is compiled, unless it is to run plain. It has a copy of the board, unless it is plain."""
         self.plain = plain
         self._lists, self._board = board, board if plain else as_arrays(board)
-        has_reserves = any(rank.reserves >= 0 for rank in board.ranks)
-        self._climb = climb if plain else compiled(climb if has_reserves else climb_without_reserves)
+        self._climb = climb if plain else compiled(climb_of(board))
         most_cap = [max(1, count) for count in count_by_stage(board)]
         self._most_cap = most_cap if plain else np.array(most_cap, np.int64)
-        self._ranges = 2, 3, 12, 59, longest_op_ns(board) + 1
+        self._mixes, self._longest_ns = board.settings[0].mixes, longest_op_ns(board)
+        levels_ns = list(levels_ns_of(self._longest_ns))
+        self._levels_ns = levels_ns if plain else np.array(levels_ns, np.int64)
 
     def run(self, rule: PackedRule) -> int:
         """The end of the rule's schedule, which `schedule` makes then."""
         return self.climb(rule, 0, 0, 0.0, np.zeros(1, np.bool_))
 
-    def climb(self, rule: PackedRule, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
-        """The best end of that many rules beside this one; `rule` is changed to the best."""
+    def climb(
+        self, rule: PackedRule, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_], *, mixing: bool = True
+    ) -> int:
+        """The best end of that many rules beside this one; `rule` is changed to the best. Without `mixing` its patience is kept."""
         copies = [PackedRule(*(each.copy() for each in rule)) for _ in range(3)]
         draws = draw(seed, DRAWS * evaluations)
         if self.plain:
             copies, draws = list(map(_as_lists, copies)), _as_lists(draws)
         best, now, tried = copies
-        given = Climb(self._board, best, now, tried, self._most_cap, self._ranges, evaluations, draws, heat, stop)
+        ranges = 2, 3, MOVES + MIXING_MOVES * (self._mixes if mixing else 0), 59, self._longest_ns + 1
+        given = Climb(self._board, best, now, tried, self._most_cap, self._levels_ns, ranges, evaluations, draws, heat, stop)
         value = int(self._climb(given))
         for array, values in zip(rule, best, strict=True):
             array[:] = values

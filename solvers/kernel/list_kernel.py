@@ -18,9 +18,10 @@ FIRST_OF_ALL = 1 << 40
 """Taken off a priority to put it before all that a rule gives."""
 F, B, W, BW = 0, 1, 2, 3
 KINDS = 4
-HEAP = MYOPIC = PARTS = RESERVES = TURNS = True
+HEAP = MIXING = MYOPIC = PARTS = RESERVES = TURNS = True
 """What a compiled form may leave out, so that it is smaller and faster: the heap of events (it takes the soonest of all ranks),
-rules without foresight, W in parts, reserves, and what is particular to single heuristics (`hold`, `alternate`, `oldest_first`)."""
+patience, rules without foresight, W in parts, reserves, and what is particular to single heuristics (`hold`, `alternate`,
+`oldest_first`)."""
 
 
 def _example() -> tuple[Any, ...]:
@@ -60,6 +61,8 @@ def run_rule(
         changed = number
         if rank.kind >= 0:
             if rank.running == 0:
+                if MIXING and settings.mixes and rank.kind == B:
+                    decide(rank, lanes, ranks, blocks)
                 start(number, rank, lanes, blocks, reserves, held, order, settings)
                 if not foresight:
                     when[number] = soonest = 2 * rank.free_ns
@@ -302,6 +305,32 @@ def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: 
         kind = BW if block.fused else B
     rank.free_ns = start_ns + duration_ns
     write(rank, lane, block.microbatch, kind, 0, order, settings)
+
+
+@kernel(inline=True)
+def decide(rank: Any, lanes: Any, ranks: Any, blocks: Any) -> None:
+    """Fuse or split the backward that the rank starts now, as its patience has it: `NEVER`: fuse, `-NEVER`: split.
+
+    Others are fused if the gradient of BW comes no later, beyond this patience, than the receiver could take it: as far as is known
+    now, after what it runs and the backwards of the lane that it has waiting. Where nobody receives a gradient, they are fused.
+    """
+    lane, start_ns = lanes[rank.lane], rank.start_ns
+    block = blocks[lane.next_b]
+    patience_ns = block.patience_ns
+    fused = patience_ns > -NEVER
+    if fused and patience_ns < NEVER and lane.previous >= 0:
+        to = lanes[lane.previous]
+        receiver = ranks[to.rank]
+        taken_ns, first = max(start_ns, receiver.free_ns), to.next_b
+        if receiver.running and receiver.kind == B and receiver.lane == lane.previous:  # with foresight it counts as done
+            first += 1
+        for position in range(first, to.known_b):
+            taken_ns = max(taken_ns, blocks[position].b_at_ns) + blocks[position].backward_input_ns
+        arrival_ns = start_ns + block.backward_ns
+        if lane.gradient_on >= 0:
+            arrival_ns += lane.gradient_occupancy_ns + lane.gradient_latency_ns
+        fused = arrival_ns <= taken_ns + patience_ns
+    block.fused = 1 if fused else 0
 
 
 @kernel(inline=True)

@@ -42,8 +42,10 @@ COLUMNS = {
         *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
     ),
     "blocks": (
-        # By position: costs, whether the backward is BW, and what changes: when the inputs of F and of B are there.
-        *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns", "fused", "f_at_ns", "b_at_ns"),
+        # By position: costs, how much later than its receiver could take it the gradient of a fused backward may come (see
+        # `list_kernel.decide`), whether the backward is BW, and what changes: when the inputs of F and of B are there.
+        *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns"),
+        *("patience_ns", "fused", "f_at_ns", "b_at_ns"),
     ),
     "reserves": (
         # What a microbatch of the path holds on the rank in all; the path's last lane on the rank, or -1; what changes: the lowest
@@ -52,13 +54,15 @@ COLUMNS = {
     ),
     "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
     "settings": (
-        # One row: the rule's; the objective; sizes; what changes: when the last reduce-scatter ends.
+        # One row: the rule's; whether patience decides which backwards are fused; the objective; sizes; what changes: when the last
+        # reduce-scatter ends.
         *(
             "look_ahead_ns",
             "alternate",
             "oldest_first",
             "foresight",
             "width",
+            "mixes",
             "span",
             "stages",
             "paths",

@@ -1,4 +1,4 @@
-"""Local search over the rule of a list scheduler, not over the order: caps, priorities, and a look-ahead.
+"""Local search over the rule of a list scheduler, not over the order: caps, priorities, a look-ahead, fusing.
 
 A Problem goes in, the best Schedule of many rules comes out (design notes: search over the rule, not over the order). Rules are
 climbed in rounds of a fixed number of evaluations, several climbs beside each other; a round's results do not depend on the clock,
@@ -17,10 +17,13 @@ import numpy as np
 
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
@@ -28,6 +31,8 @@ __all__ = ["Found", "local_search"]
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
+POLICIES = (0, 5, 0, 3)
+"""Which of `policies` the climbs start from, in turn, where the board mixes: none fused, all but the last, where little waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ def local_search(
     evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(board.blocks))))
     climbers = [Climber(board) for _ in range(CLIMBS)]
     generator = np.random.default_rng(seed)
-    pool = [_first_rule(problem, counts, number, generator) for number in range(CLIMBS)]
+    start = policies(board, depth_by_stage(problem), longest_op_ns(board))
+    pool = [
+        _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
+    ]
     values = [NEVER] * CLIMBS
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
@@ -100,7 +108,9 @@ def local_search(
     return Found(climbers[best].schedule(), end_ns, cut_short, ended_by)
 
 
-def _first_rule(problem: Problem, counts: list[int], number: int, generator: np.random.Generator) -> PackedRule:
+def _first_rule(
+    problem: Problem, counts: list[int], number: int, generator: np.random.Generator, patience_ns: NDArray[np.int64]
+) -> PackedRule:
     """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
     depth = np.array(depth_by_stage(problem), np.int64)
     longest = int(depth.max()) + 1
@@ -110,4 +120,5 @@ def _first_rule(problem: Problem, counts: list[int], number: int, generator: np.
     priority[1] = depth - longest
     priority[2] = 300
     lag = np.full(len(counts), number % 3, np.int64)
-    return PackedRule(cap, lag, (priority + generator.integers(-3, 4, size=priority.shape)).ravel(), np.zeros(1, np.int64))
+    priority += generator.integers(-3, 4, size=priority.shape)
+    return PackedRule(cap, lag, priority.ravel(), np.zeros(1, np.int64), patience_ns)

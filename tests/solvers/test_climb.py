@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from example_counts import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from problems import make_problem, problems
+from problems import make_problem, problems, with_fused_backward
 
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table as module
@@ -33,6 +34,10 @@ def test_random_numbers_are_numpys(seed: int, limits: list[int]) -> None:
 @given(problems())
 @example(make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2]))  # without reserves all strand
 def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None:
+    check_plain_and_compiled(problem)
+
+
+def check_plain_and_compiled(problem: Problem) -> None:
     found: list[object] = []
     for ready in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -40,6 +45,12 @@ def test_the_rule_table_is_the_same_plain_and_compiled(problem: Problem) -> None
             patch.setattr(module, "TABLE_OPS", 1500)
             found.append(module.rule_table(problem, RuleTableOptions(climb_ops=1500)))
     assert found[0] == found[1]
+
+
+@examples(10)
+@given(problems(), st.integers(0, 9))
+def test_so_it_is_where_backwards_mix(problem: Problem, tenths: int) -> None:
+    check_plain_and_compiled(with_fused_backward(replace(problem, split_backward=True), tenths))
 
 
 def test_a_process_that_needs_the_kernel_often_has_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from example_counts import examples
+from fused_problems import with_fused
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
@@ -21,8 +22,9 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.kernel.arrays import as_arrays
 from schedc.solvers.kernel.board import board_of, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
+from schedc.solvers.kernel.list_scheduler import list_schedule, list_schedule_of, run_compiled
 from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.tables import NEVER
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -208,3 +210,22 @@ def keeps_needs(order: tuple[Op, ...]) -> bool:
     """Whether F comes before B or BW, and B before W."""
     place = {(op.kind is Kind.F, op.kind is Kind.W, op.microbatch): at for at, op in enumerate(order)}
     return all(place[True, False, n] < place[False, False, n] < place.get((False, True, n), len(order)) for n in range(2))
+
+
+@pytest.mark.parametrize(
+    ("patience_ns", "kinds"), [(-NEVER, "B B"), (NEVER, "BW BW"), (0, "B B"), (1, "B BW"), (4, "B BW"), (5, "BW BW")]
+)
+def test_patience_fuses_where_the_receiver_could_not_take_the_gradient_earlier(patience_ns: int, kinds: str) -> None:
+    """Rank 1 takes 5 for BW, and rank 0 is free when the first begins. The second begins at 6, so that its BW would end at
+    11: rank 0 runs BW until 10 if the first was split, and until 12 if it was fused.
+    """
+    problem = with_fused(make_problem(2, 2, costs_ns=(1, 3, 3)), 5)
+    board = board_of(problem)
+    rule = Rule(priority=((1, 0, 2),) * 2, in_flight=(None,) * 2, weight_lag=(0, 0), foresight=True)
+    set_rule(board, problem, rule)
+    board.settings[0].mixes = 1
+    for block in board.blocks:
+        block.patience_ns = patience_ns
+    run_rule(*board)
+    last = list_schedule_of(board).schedule.orders[1]
+    assert " ".join(op.kind.name for op in last if op.kind in (Kind.B, Kind.BW)) == kinds

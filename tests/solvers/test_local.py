@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from example_counts import examples
 from hypothesis import given
-from problems import M70_NS, m70, make_problem, problems
+from problems import M70_NS, m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.search.local import local_search
 from schedc.solvers.search.polish import polish_schedule
@@ -35,6 +36,21 @@ def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
 def test_without_shared_trunks_its_clock_is_the_simulators(problem: Problem) -> None:
     found = local_search(problem, evaluations=8, rounds=2)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
+
+
+@examples(30)
+@given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False))
+def test_mixed_backwards_are_valid_and_its_clock_the_simulators(problem: Problem) -> None:
+    problem = with_fused_backward(dataclasses.replace(problem, split_backward=True), 8)
+    found = local_search(problem, evaluations=8, rounds=2)
+    assert not verify_schedule(problem, found.schedule)
+    assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
+
+
+def test_it_mixes_fused_and_split_backwards() -> None:
+    problem = with_fused_backward(m70(2, 2), 9)
+    found = local_search(problem, evaluations=100, rounds=3)
+    assert {op.kind for order in found.schedule.orders for op in order} == set(Kind)
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

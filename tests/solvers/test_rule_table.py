@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from example_counts import examples
 from hypothesis import given
-from problems import m70, make_problem, problems
+from hypothesis import strategies as st
+from problems import m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
@@ -60,10 +62,32 @@ def test_climbs_make_it_better() -> None:
     assert climbed < table
 
 
+@examples(40)
+@given(problems(max_ranks=4, max_microbatches=5), st.integers(5, 9))
+def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths: int) -> None:
+    fused = with_fused_backward(dataclasses.replace(problem, split_backward=True), tenths)
+    split = with_fused_backward(fused, 10)
+    options = RuleTableOptions(climb_ops=200)
+    found = rule_table(fused, options)
+    assert verify_schedule(fused, found) == ()
+    without = simulate(split, rule_table(split, options)).objective_ns(split.objective)
+    # On a shared trunk the kernel's clock is not quite the simulator's.
+    assert any(link.trunk for link in fused.links) or simulate(fused, found).objective_ns(fused.objective) <= without
+
+
+def test_it_mixes_fused_and_split_backwards() -> None:
+    problem = with_fused_backward(m70(2, 2), 9)
+    found = rule_table(problem)
+    assert {op.kind for order in found.orders for op in order} == set(Kind)
+    unsplit = dataclasses.replace(problem, split_backward=False)
+    only = (rule_table(with_fused_backward(problem, 10)), rule_table(unsplit))
+    assert simulate(problem, found).makespan_ns < min(simulate(problem, each).makespan_ns for each in only)
+
+
 def test_where_every_rule_strands_without_reserves_it_keeps_them() -> None:
     """Memory for one microbatch on two chunks: a second one on the first chunk would leave no room for the second chunk."""
     problem = make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2])
-    rule = PackedRule([3] * 4, [0] * 4, [0] * 12, [0])
+    rule = PackedRule([3] * 4, [0] * 4, [0] * 12, [0], [])
     assert climb_plain(climbing_board(problem), rule) == NEVER
     assert climb_plain(climbing_board(problem, reserves=True), rule) < NEVER
     assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=0))) == ()
