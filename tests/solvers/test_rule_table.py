@@ -62,7 +62,7 @@ def test_climbs_make_it_better() -> None:
     assert climbed < table
 
 
-@examples(40)
+@examples(15)
 @given(problems(max_ranks=4, max_microbatches=5), st.integers(5, 9))
 def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths: int) -> None:
     fused = with_fused_backward(dataclasses.replace(problem, split_backward=True), tenths)
