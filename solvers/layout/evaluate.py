@@ -97,7 +97,7 @@ class Evaluator:
             sketch = sketch._replace(cuts=list(draft.cuts), rank=list(draft.ranks), again=list(draft.again))
         else:
             sketch.cuts[:], sketch.rank[:], sketch.again[:] = draft
-        tried = [int(number) for number in rules] if self._plain else np.asarray(rules, np.int64)
+        tried = [int(number) for number in rules] if self._plain else np.ascontiguousarray(rules, np.int64)
         value = int(self._evaluate(self._costs, sketch, board, self._table, tried, refuse_ns, enough_ns, self._found))
         self.evaluated += 1
         self.runs += int(self._found.runs[0])

@@ -277,6 +277,7 @@ def set_blocks(costs: Costs, sketch: Sketch, board: Any, lane: Any, stage: int) 
         block = board.blocks[lane.first + n]
         block.microbatch, block.forward_ns, block.backward_input_ns, block.weight_ns = n, f_ns, b_ns, w_ns
         block.backward_ns, block.fused = backward_ns, 1 - numbers[SPLIT]
+        block.f_at_ns = 0  # another draft's is there
         sum_f_ns += f_ns
         sum_b_ns += b_ns
         sum_w_ns += w_ns

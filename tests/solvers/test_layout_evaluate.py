@@ -37,8 +37,9 @@ def agree(seed: int, *, plain: bool) -> bool:
     evaluator, draft = Evaluator(workload, plain=plain), draft_of(layout)
     assert draft.layout() == layout
     rules = random.sample(range(len(evaluator.rules)), 4)
+    evaluator.value(draft._replace(ranks=draft.ranks[::-1]), rules)  # whose traces must not count
     value = evaluator.value(draft, rules)
-    assert evaluator.evaluated == 1
+    assert evaluator.evaluated == 2
     problem = problem_of(workload, layout)
     held = [0] * problem.ranks
     for stage in problem.stages:

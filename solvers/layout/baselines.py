@@ -1,0 +1,98 @@
+"""What a person would try by hand: even and balanced partitions in the known placements, with the known schedules.
+
+Each is a result with a name, such as `balanced wave 2 hanayo`. `mist-like` is what AdaPtis compares with Mist (its section 3): the
+partition alone adapts, to compute and memory; placement and schedule are those of 1F1B.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.layout import Layout
+from schedc.lower.partition import balanced_partition
+from schedc.lower.placement import place
+from schedc.solvers.layout.laid_out import laid_out
+from schedc.solvers.templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from schedc.ir.layout import OpenLayout, Placement
+    from schedc.ir.workload import Workload
+    from schedc.solvers.layout.laid_out import LaidOut
+
+__all__ = ["MIST_LIKE", "baselines", "named_layouts", "stage_count"]
+
+METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
+"""Those that exist for each placement; for one that the job gives: all of them."""
+MIST_LIKE = "balanced unidirectional 1f1b"
+
+
+def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[LaidOut, ...]:
+    """Every known method in every named layout where it exists and keeps memory; the best first, equal ones in the order tried.
+
+    Args:
+        workload: what `schedc.verify.workload` accepts.
+        open_layout: what may be chosen.
+    """
+    found = []
+    for name, layout in named_layouts(workload, open_layout).items():
+        methods = METHODS.get(layout.placement) or [method for each in METHODS.values() for method in each]
+        for method in methods:
+            title = f"{name} {method}"
+            title = f"mist-like ({title})" if title == MIST_LIKE else title
+            found.append(laid_out(workload, layout, TEMPLATES[method].construct, title))
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.objective_ns))
+
+
+def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:
+    """Layouts by name: even and balanced partitions, or the given one, in the known placements, or the given one.
+
+    Some may be unsound: memory need not hold what they hold, nor every two ranks be connected.
+    """
+    found = {}
+    for name, placed in _placements(workload, open_layout).items():
+        stages = len(placed.rank_of_stage)
+        again = frozenset(stage for stage in range(stages) if open_layout.recomputes(stage))
+        partitions = {"given": open_layout.layers_of_stage}
+        if open_layout.layers_of_stage is None:
+            partitions = {"even": _even(len(workload.layers), stages), "balanced": balanced_partition(workload, placed, again)}
+        for kind, layers_of_stage in partitions.items():
+            found[f"{kind} {name}"] = Layout(
+                rank_of_stage=placed.rank_of_stage,
+                paths=placed.paths,
+                layers_of_stage=layers_of_stage or (),
+                recomputed=again,
+                placement=name.partition(" ")[0],
+            )
+    return found
+
+
+def stage_count(workload: Workload, open_layout: OpenLayout) -> int | None:
+    """How many stages every layout has, where the job says it: by placement, partition, or values for each stage; else None."""
+    parallel = workload.data_parallel
+    lists = [workload.static_bytes]
+    if parallel is not None:
+        lists += [parallel.reduce_scatter_ns, parallel.all_gather_ns]
+    return open_layout.stages or next((len(values) for values in lists if len(values) > 1), None)
+
+
+def _placements(workload: Workload, open_layout: OpenLayout) -> dict[str, Placement]:
+    """The given placement, or those with a name that fit the layers and the number of stages."""
+    if open_layout.placement is not None:
+        return {"explicit": open_layout.placement}
+    ranks, stages = workload.ranks, stage_count(workload, open_layout)
+    most = min(open_layout.chunks, len(workload.layers) // ranks)
+    found = {"unidirectional": place("unidirectional", ranks)}
+    if ranks > 1:
+        found |= {f"{name} {chunks}": place(name, ranks, chunks) for chunks in range(2, most + 1) for name in ("loop", "wave")}
+    if stages is not None:
+        found = {name: placed for name, placed in found.items() if len(placed.rank_of_stage) == stages}
+        if not found:
+            found["explicit"] = place([stage % ranks for stage in range(stages)], ranks)
+    return found
+
+
+def _even(layers: int, pieces: int) -> tuple[tuple[int, int], ...]:
+    """As many layers for each piece, the first ones one more."""
+    cuts = (piece * (layers // pieces) + min(piece, layers % pieces) for piece in range(pieces + 1))
+    return tuple(pairwise(cuts))

@@ -1,0 +1,140 @@
+"""Small changes of a draft: what a search over layouts tries next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.solvers.layout.draft import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+    from typing import TypeAlias
+
+    Move: TypeAlias = Callable[[Draft, Random, int, int], Draft | None]
+
+__all__ = ["changed", "moves_of"]
+
+
+def moves_of(*, partition: bool, placement: bool, stages: bool, recompute: bool) -> tuple[Move, ...]:
+    """The moves where these are open; what is more likely is there several times.
+
+    Args:
+        partition: boundaries may move.
+        placement: stages may change ranks.
+        stages: there may be more of them, or fewer.
+        recompute: whether a stage recomputes may change.
+    """
+    found: list[Move] = []
+    if partition:
+        found += [_boundary, _boundary, _boundary, _slide, _slide]
+    if placement:
+        found += [_swap, _elsewhere]
+    if partition and placement and stages:
+        found += [_split, _merge, _split_and_merge]
+    if recompute:
+        found += [_recompute]
+    return tuple(found)
+
+
+def changed(draft: Draft, moves: tuple[Move, ...], random: Random, ranks: int, chunks: int) -> Draft | None:
+    """The draft after one to three moves; None where the moves drawn do not fit it.
+
+    Every rank keeps a stage and has at most `chunks`, every stage keeps a layer.
+    """
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        after = random.choice(moves)(draft, random, ranks, chunks)
+        if after is None:
+            return None
+        draft = after
+    return draft
+
+
+def _boundary(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+    """One boundary moves by one layer, seldom more."""
+    cuts = list(draft.cuts)
+    if len(cuts) < 3:
+        return None
+    at = random.randrange(1, len(cuts) - 1)
+    cuts[at] += random.choice((-1, 1)) * random.choice((1, 1, 1, 2, 3))
+    return draft._replace(cuts=tuple(cuts)) if cuts[at - 1] < cuts[at] < cuts[at + 1] else None
+
+
+def _slide(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+    """Neighbouring boundaries move together, so that a layer goes from one stage to another one far away."""
+    cuts = list(draft.cuts)
+    if len(cuts) < 4:
+        return None
+    first, last = sorted(random.sample(range(1, len(cuts) - 1), 2))
+    by = random.choice((-1, 1))
+    for at in range(first, last + 1):
+        cuts[at] += by
+    return draft._replace(cuts=tuple(cuts)) if cuts[first - 1] < cuts[first] and cuts[last] < cuts[last + 1] else None
+
+
+def _swap(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+    """Two stages change ranks with each other, or all stages of their ranks do."""
+    ranks = list(draft.ranks)
+    if len(ranks) < 2:
+        return None
+    a, b = random.sample(range(len(ranks)), 2)
+    one, other = ranks[a], ranks[b]
+    if one == other:
+        return None
+    if random.random() < 0.3:
+        change = {one: other, other: one}
+        return draft._replace(ranks=tuple(change.get(rank, rank) for rank in ranks))
+    ranks[a], ranks[b] = other, one
+    return draft._replace(ranks=tuple(ranks))
+
+
+def _elsewhere(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+    """A stage goes to another rank."""
+    stage, rank = random.randrange(len(draft.ranks)), random.randrange(ranks)
+    if draft.ranks.count(rank) >= chunks or draft.ranks.count(draft.ranks[stage]) < 2:
+        return None
+    return draft._replace(ranks=(*draft.ranks[:stage], rank, *draft.ranks[stage + 1 :]))
+
+
+def _split(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+    """A stage becomes two, one of them on any rank."""
+    stage, rank = random.randrange(len(draft.ranks)), random.randrange(ranks)
+    first, last = draft.cuts[stage], draft.cuts[stage + 1]
+    if last - first < 2 or draft.ranks.count(rank) >= chunks:
+        return None
+    two = (rank, draft.ranks[stage]) if random.random() < 0.5 else (draft.ranks[stage], rank)
+    return Draft(
+        cuts=(*draft.cuts[: stage + 1], random.randrange(first + 1, last), *draft.cuts[stage + 1 :]),
+        ranks=(*draft.ranks[:stage], *two, *draft.ranks[stage + 1 :]),
+        again=(*draft.again[:stage], draft.again[stage], *draft.again[stage:]),
+    )
+
+
+def _merge(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+    """Two neighbouring stages become one, on the rank of either."""
+    if len(draft.ranks) < 2:
+        return None
+    stage = random.randrange(len(draft.ranks) - 1)
+    goes = stage + random.randrange(2)
+    if draft.ranks.count(draft.ranks[goes]) < 2:
+        return None
+    return Draft(
+        cuts=draft.cuts[: stage + 1] + draft.cuts[stage + 2 :],
+        ranks=draft.ranks[:goes] + draft.ranks[goes + 1 :],
+        again=draft.again[:goes] + draft.again[goes + 1 :],
+    )
+
+
+def _split_and_merge(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+    """One stage becomes two, and two others become one."""
+    split = _split(draft, random, ranks, chunks + 1)
+    merged = None if split is None else _merge(split, random, ranks, chunks)
+    if merged is None or max(map(merged.ranks.count, merged.ranks)) > chunks:
+        return None
+    return merged
+
+
+def _recompute(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+    """A stage recomputes, or no longer does."""
+    stage = random.randrange(len(draft.again))
+    return draft._replace(again=(*draft.again[:stage], not draft.again[stage], *draft.again[stage + 1 :]))

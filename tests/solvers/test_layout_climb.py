@@ -1,0 +1,157 @@
+"""The baselines and the search over layouts: sound, within what is open, repeatable, never worse than what it starts with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from random import Random
+
+import pytest
+from all_layouts import tiny_workload
+
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.ir.costs import MessageCost
+from schedc.ir.layout import OpenLayout
+from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.lower.placement import place
+from schedc.solvers.common.options import RuleTableOptions
+from schedc.solvers.heuristics import rule_table
+from schedc.solvers.layout import climb
+from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
+from schedc.solvers.layout.climb import Kept, LayoutClimb
+from schedc.verify.layout import verify_layout
+
+
+def chain(forward_ns: list[int], ranks: int, capacity_bytes: int | None = None) -> Workload:
+    layers = tuple(
+        Layer(
+            forward_ns=(each,),
+            backward_input_ns=(each,),
+            backward_weight_ns=(each,),
+            backward_ns=(2 * each,),
+            activation_bytes=10,
+            activation_after_input_bytes=4,
+            parameters=5,
+        )
+        for each in forward_ns
+    )
+    network = Network(site_of_rank=(0,) * ranks, within=MessageCost(latency_ns=1))
+    devices = (Device(capacity_bytes=capacity_bytes),) * ranks
+    return Workload(
+        name="chain", microbatches=8, layers=layers, devices=devices, network=network, static_bytes_per_parameter=Fraction(2)
+    )
+
+
+HEADED = chain([20, 20, 20, 20, 20, 20, 20, 20, 90], 4)
+UNEVEN = chain([12, 50, 20, 35, 20, 60, 20, 15, 40, 25], 3)
+
+
+@pytest.fixture(autouse=True)
+def _few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule_table, "TABLE_OPS", 1000)
+    monkeypatch.setattr(climb, "rule_table", partial(rule_table.rule_table, options=RuleTableOptions(climb_ops=0)))
+
+
+def test_the_baselines_have_names() -> None:
+    found = baselines(HEADED, OpenLayout(chunks=2))
+    names = [each.name for each in found]
+    assert len(set(names)) == len(names)
+    assert f"mist-like ({MIST_LIKE})" in names
+    assert {
+        "even unidirectional 1f1b",
+        "balanced unidirectional zb-h1",
+        "even loop 2 interleaved",
+        "balanced wave 2 hanayo",
+    } <= set(names)
+    assert [each.objective_ns for each in found] == sorted(each.objective_ns for each in found)
+    by_name = {each.name: each.objective_ns for each in found}
+    assert by_name[f"mist-like ({MIST_LIKE})"] < by_name["even unidirectional 1f1b"]
+
+
+def test_a_given_placement_or_partition_is_kept() -> None:
+    placed = place([0, 1, 3, 2, 0], 4)
+    assert {layout.rank_of_stage for layout in named_layouts(HEADED, OpenLayout(placement=placed)).values()} == {(0, 1, 3, 2, 0)}
+    bounds = ((0, 2), (2, 4), (4, 6), (6, 9))
+    assert {layout.layers_of_stage for layout in named_layouts(HEADED, OpenLayout(layers_of_stage=bounds)).values()} == {bounds}
+
+
+def test_the_search_is_repeatable_and_better_than_the_baselines() -> None:
+    found = []
+    for _ in range(2):
+        reports: list[int] = []
+
+        def report(_evaluated: int, best: Kept, reports: list[int] = reports) -> None:
+            reports.append(best.value_ns)
+
+        search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), seed=3, plain=True)
+        begun = search.evaluated
+        search.run(evaluations=100, report=report)
+        assert begun + 100 <= search.evaluated < begun + 200
+        assert reports == sorted(reports, reverse=True)
+        assert search.best[0].value_ns == reports[-1]
+        found.append(search.best)
+    assert found[0] == found[1]
+    best, *others = search.finished(2)
+    assert best.objective_ns <= search.best[0].value_ns
+    assert best.objective_ns < baselines(UNEVEN, OpenLayout(chunks=2))[0].objective_ns
+    assert all(each.objective_ns >= best.objective_ns for each in others)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_not_open_stays_and_no_layout_beats_the_bound(seed: int) -> None:
+    random = Random(seed)
+    workload = tiny_workload(random, layers=7, ranks=3, microbatches=4, parallel=True)
+    named = next(iter(named_layouts(workload, OpenLayout()).values()))
+    openings = [
+        OpenLayout(chunks=2),
+        OpenLayout(placement=place([0, 2, 1, 0], 3)),
+        OpenLayout(layers_of_stage=named.layers_of_stage),
+        OpenLayout(chunks=3, recompute=(True,)),
+    ]
+    for open_layout in openings:
+        search = LayoutClimb(workload, open_layout, recompute=seed % 2 == 0, seed=seed, plain=True)
+        search.run(evaluations=40)
+        for layout in search.layouts:
+            assert not verify_layout(workload, layout)
+            assert open_layout.layers_of_stage in (None, layout.layers_of_stage)
+            assert open_layout.placement is None or open_layout.placement.rank_of_stage == layout.rank_of_stage
+            assert open_layout.placement is not None or max(map(layout.rank_of_stage.count, range(3))) <= open_layout.chunks
+            if seed % 2:
+                stages = range(len(layout.rank_of_stage))
+                assert layout.recomputed == {stage for stage in stages if open_layout.recomputes(stage)}
+        if seed % 2 and search.best:
+            bound_ns = layout_bound(workload, open_layout).value_ns
+            assert bound_ns is not None
+            assert search.finished(1)[0].objective_ns >= bound_ns
+
+
+def test_it_recomputes_where_memory_asks_for_it() -> None:
+    roomy = chain([20] * 4, 2, capacity_bytes=45)
+    layers = tuple(replace(layer, activation_after_input_bytes=0, forward_again_ns=(1,)) for layer in roomy.layers)
+    tight = replace(roomy, layers=layers)
+    found = []
+    for recompute in (False, True):
+        search = LayoutClimb(tight, OpenLayout(chunks=1), recompute=recompute, plain=True)
+        search.run(evaluations=40)
+        found.append(search.best[0])
+    assert found[1].value_ns < found[0].value_ns
+    assert any(found[1].draft.again)
+
+
+def test_an_interruption_leaves_what_was_found() -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(_evaluated: int, _best: Kept) -> None:
+        raise Stop
+
+    search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), plain=True)
+    before = search.best[0]
+    with pytest.raises(Stop):
+        search.run(evaluations=10_000, report=stop)
+    assert search.best[0].value_ns < before.value_ns
+    assert search.finished(1)[0].objective_ns <= search.best[0].value_ns
+    search.run(seconds=0.01)
+    with pytest.raises(ValueError, match="expected a number"):
+        search.run()
