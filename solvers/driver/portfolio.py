@@ -348,7 +348,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
-    ranges = (("fused-ranges{rounds=8}", 0.3),) if can_pay(problem) else ()
+    ranges = (("fused-ranges{rounds=12}", 0.3),) if can_pay(problem) else ()
     if problem.num_ops > CPSAT_OPS:
         return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
