@@ -21,6 +21,7 @@ from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import check_method, constructive
+from schedc.solvers.search import local
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -101,10 +102,13 @@ def test_only_a_constructive_method_can_be_followed_by_its_mixture(method: str) 
 
 
 def test_what_local_search_finds_is_followed_by_its_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it finds: here a schedule without any fused backward."""
     monkeypatch.setattr(
         portfolio, "try_methods", lambda incumbent, _, candidates, *__, **___: try_methods(incumbent, ("zb-h1",), candidates)
     )
     problem = with_fused_backward(make_problem(4, 8, costs_ns=(38, 46, 20), in_flight=4), 8)
-    compiled = compile_problem(problem, method="local{rounds=1,evaluations=20}")
+    found = local.Found(constructive("zb-h1")(problem), end_ns=0, cut_short=False)
+    monkeypatch.setattr(local, "local_search", lambda *_, **__: found)
+    compiled = compile_problem(problem, method="local{rounds=1}")
     assert compiled.plan.made_by.method == "local + mixed"
     assert {op.kind for order in compiled.plan.schedule().orders for op in order} == set(Kind)
