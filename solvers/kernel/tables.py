@@ -95,7 +95,7 @@ class Board(NamedTuple):
 
 ROW = {
     table: make_dataclass(
-        f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True, repr=False, eq=False
+        f"Row of {table}".title().replace(" ", ""), [(column, int, 0) for column in columns], slots=True, repr=False
     )
     for table, columns in COLUMNS.items()
 }
