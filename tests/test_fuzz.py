@@ -24,7 +24,7 @@ COSTLY = 60
 
 @pytest.mark.slow
 def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
-    """`benchmarks/fuzz.py` runs more of them."""
+    """`benchmarks/compiler/fuzz.py` runs more of them."""
     counts, found = Counter[str](), list[tuple[str, Finding]]()
     for number in range(JOBS):
         seed, costly = f"1:{number}", number % COSTLY == 0

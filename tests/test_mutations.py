@@ -1,4 +1,4 @@
-"""Plans broken on purpose: refused, or proven to be as good as they claim. `benchmarks/mutations.py` makes 10,000 of them."""
+"""Plans broken on purpose: refused, or proven as good as they claim. `benchmarks/compiler/mutations.py` makes 10,000 of them."""
 
 from __future__ import annotations
 

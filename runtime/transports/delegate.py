@@ -7,7 +7,7 @@ other, and receives may be posted in any order. A queue may wait in vain for a s
 `schedc.runtime.transports.gloo`); it ends when this end is closed, as the step does that finds the peer gone.
 
 Helpers are threads, not processes as PipeMorph's. They spend their time in gloo and CUDA, which leave Python's lock alone, and need
-no memory shared between processes, nor signals through it; `benchmarks/transports.py` measures what they add.
+no memory shared between processes, nor signals through it; `benchmarks/runtime/transports.py` measures what they add.
 
 How many queues: `queues_needed`. Memory: sends that are under way, receives that are posted, and at most one message for each queue
 that has come before its receive was posted.
@@ -59,7 +59,7 @@ def queues_needed(produced_per_s: float, carried_per_s: float) -> int:
 
     Args:
         produced_per_s: tensors of a wire that the sending stage produces in a second of its steady phase, 1 / (F + B + W).
-        carried_per_s: tensors that one queue carries in a second; `benchmarks/transports.py` prints it for several sizes.
+        carried_per_s: tensors that one queue carries in a second; `benchmarks/runtime/transports.py` prints it for several sizes.
     """
     return max(1, math.ceil(produced_per_s / carried_per_s))
 

@@ -96,7 +96,7 @@ def planned(method: str, ranks: int = 4, microbatches: int = 8) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), [("1f1b", "kill"), ("zb-v", "exit"), ("chimera", "kill")])
 def test_a_rank_that_ends_at_any_moment(tmp_path_factory: pytest.TempPathFactory, method: str, way: str) -> None:
-    """In the second step, somewhere in its middle; `benchmarks/faults.py` does it fifty times at random moments."""
+    """In the second step, somewhere in its middle; `benchmarks/runtime/faults.py` does it fifty times at random moments."""
     directory = tmp_path_factory.mktemp("dying")
     plan = planned(method)
     death = fault_runs.Death(1, len(plan.ranks[1].compute) * 3 // 2, 0.5, way, str(directory / "diary"))
@@ -190,7 +190,7 @@ def test_a_peer_with_another_plan(four: Ranks) -> None:
 
 @pytest.mark.slow
 def test_steps_leave_nothing_behind(four: Ranks) -> None:
-    """After 10 steps as many tensors live as after 40; `benchmarks/overhead.py` looks at 1,000 steps and the process's memory."""
+    """After 10 steps as many tensors live as after 40; `benchmarks/runtime/overhead.py` looks at 1,000, and at memory."""
     for found in four.run(fault_runs.grow, planned("zb-v", microbatches=2), 40, 10):
         assert len(found) == 4
         assert {living for _, living in found} == {found[0][1]}

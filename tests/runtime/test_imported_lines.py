@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_LINES = {"fused": 4_600, "split": 5_000}
-"""`python benchmarks/runtime_lines.py` prints which modules they are in. Lower it when it falls; look twice before it is raised."""
+"""`python benchmarks/runtime/imported_lines.py` prints the modules. Lower it when it falls; look twice before it is raised."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the rank processes of benchmarks/gpu.py and two_gpus.py run: a pipeline of two ranks, on one GPU or on two."""
+"""What the rank processes of benchmarks/runtime/gpu.py and two_gpus.py run: a pipeline of two ranks, on one GPU or on two."""
 
 from __future__ import annotations
 

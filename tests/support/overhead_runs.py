@@ -1,4 +1,4 @@
-"""What the rank processes of `benchmarks/overhead.py` run: steps in which nothing is computed, and what they take all the same."""
+"""What the rank processes of `benchmarks/runtime/overhead.py` run: steps in which nothing is computed, and what they take."""
 
 from __future__ import annotations
 

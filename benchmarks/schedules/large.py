@@ -1,0 +1,153 @@
+"""Large problems: how near the best schedule is to the best bound, within a time limit on this machine.
+
+M70's costs (CrossPipe) on a pipeline whose middle link is slow or not; activations are half released by B, half by W. Cheap methods
+run first; where their gap is above the target, the search that suits the problem gets the rest of the time. Every schedule is
+verified and timed by the simulator; bounds are the analytic ones.
+
+Run it as `python benchmarks/schedules/large.py [part of an instance's name]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.gap import relative_gap
+from schedc.analysis.simulation.simulate import simulate
+from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
+from schedc.errors import Unsupported
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.options import GreedyOptions
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.search.periodic import periodic
+from schedc.solvers.search.spread import spread
+from schedc.solvers.templates import TEMPLATES
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+MS = 1_000_000
+M70_NS = (38 * MS, 46_500_000, 20_500_000)
+CHEAP: dict[str, Callable[[Problem], Schedule]] = {
+    "zb-h1": TEMPLATES["zb-h1"].construct,
+    "greedy, W whole": partial(greedy, options=GreedyOptions(n_sub=1)),
+    "greedy": greedy,
+    "greedy, spread": spread,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One problem and what is asked of it."""
+
+    ranks: int
+    microbatches: int
+    in_flight: int
+    """The memory limit of each rank, in activations."""
+    latency: float
+    """Of the middle link, in units of F; so is its occupancy."""
+    occupancy: float
+    target: float
+    """The largest gap that meets the target."""
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return f"{self.ranks}x{self.microbatches} ({self.latency:g},{self.occupancy:g}) memory {self.in_flight}"
+
+    def problem(self) -> Problem:
+        """The problem itself."""
+        cost = LinkTimes(int(self.latency * M70_NS[0]), int(self.occupancy * M70_NS[0]))
+        slow = both_ways((self.ranks // 2 - 1,), cost)
+        return pipeline(self.name, self.ranks, self.microbatches, M70_NS, in_flight=self.in_flight, slow=slow)
+
+
+SLOW = ((2, 0.25), (0.25, 2), (2, 2))
+INSTANCES = (
+    *(
+        Instance(ranks=8, microbatches=1024, in_flight=held, latency=a, occupancy=b, target=0.005, seconds=60)
+        for a, b in ((0, 0), (0.25, 0.25), *SLOW)
+        for held in (8, 12, 16)
+    ),
+    Instance(ranks=64, microbatches=128, in_flight=64, latency=2, occupancy=2, target=0.03, seconds=300),
+    Instance(ranks=32, microbatches=64, in_flight=32, latency=0, occupancy=0, target=0, seconds=60),
+    *(Instance(ranks=16, microbatches=32, in_flight=16, latency=a, occupancy=b, target=0.01, seconds=120) for a, b in SLOW),
+)
+
+
+def searched(problem: Problem, incumbent: Schedule, seconds: float) -> tuple[str, Callable[[], Schedule]]:
+    """The search that suits the problem: waves where there are many microbatches, CP-SAT on the whole problem where not."""
+    limits = Limits(time_s=seconds)
+    if problem.microbatches >= 16 * problem.ranks:
+        return "periodic", lambda: periodic(problem, limits=limits)
+    return "cpsat", lambda: solve_cpsat(problem, incumbent, limits=limits).schedule
+
+
+def solve(instance: Instance, table: Table, console: Console) -> None:
+    """One row for each method tried."""
+    problem = instance.problem()
+    begun = time.perf_counter()
+    bound = max(lower_bounds(problem), key=lambda each: each.value_ns)
+    bound_ns, bound_name = bound.value_ns, bound.name
+    best: tuple[int, Schedule] | None = None
+
+    def judge(method: str, construct: Callable[[], Schedule]) -> float:
+        nonlocal best
+        try:
+            schedule = construct()
+        except Unsupported:
+            return 1.0
+        if violations := verify_schedule(problem, schedule):
+            raise RuntimeError(f"{method} on {instance.name}: {violations[0]}")
+        makespan_ns = simulate(problem, schedule).makespan_ns
+        if best is None or makespan_ns < best[0]:
+            best = (makespan_ns, schedule)
+        gap = relative_gap(makespan_ns, bound_ns, bound_name)
+        seconds = time.perf_counter() - begun
+        met = "yes" if gap <= instance.target and seconds <= instance.seconds else "no"
+        cells = [instance.name, method, f"{makespan_ns / MS:.2f}", f"{bound_ns / MS:.2f} ({bound_name})", f"{gap:.2%}"]
+        table.add_row(*cells, f"{seconds:.1f}", f"{instance.target:.1%}", met)
+        console.log(*cells, f"{seconds:.1f} s", met)
+        return gap
+
+    gap = 1.0
+    for method, construct in CHEAP.items():
+        if gap > instance.target:
+            gap = min(gap, judge(method, partial(construct, problem)))
+    if gap > instance.target and best is not None:
+        judge(*searched(problem, best[1], instance.seconds * 0.95 - (time.perf_counter() - begun)))
+
+
+def main() -> None:
+    """Print the table; progress goes to standard error."""
+    parser = argparse.ArgumentParser(description="How near the best schedule of a large problem is to the best bound.")
+    parser.add_argument("instance", nargs="?", default="", help="part of an instance's name; without it, all run")
+    part = parser.parse_args().instance
+    wanted = [instance for instance in INSTANCES if part in instance.name]
+    if not wanted:
+        parser.error(f"{part!r} is in no instance's name; expected a part of {', '.join(each.name for each in INSTANCES)}")
+    table = Table(title="Large problems, M70 costs; (latency, occupancy) of the middle link in units of F")
+    for name in ("instance", "method", "makespan ms", "bound ms", "gap", "seconds", "target", "met"):
+        table.add_column(name, justify="left" if name in ("instance", "method") else "right")
+    console = Console(stderr=True)
+    for instance in wanted:
+        solve(instance, table, console)
+    output = Console()
+    (output if output.is_terminal else Console(width=140)).print(table)
+
+
+if __name__ == "__main__":
+    main()
