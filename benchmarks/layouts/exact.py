@@ -5,18 +5,21 @@ links; it counts where it has at most 500 layouts, but for symmetric ones. Brute
 best objective so far as its limit, and no bound of ours. It takes some 5 s of a core for each model, half an hour for all. Exit
 status 1: an objective differs, a bound is above it, or fewer than 90 % are proven.
 
-Run it as `python benchmarks/layouts/exact.py [MODELS [FIRST_SEED]]`.
+Run it as `python benchmarks/layouts/exact.py [MODELS [FIRST_SEED]] [--rows FILE.csv]`. With a file, each model's row is kept there
+as soon as it is done, and those that are there already count and are not done again; 0 models: the table of these.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from itertools import combinations, count, islice, pairwise, product
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -36,8 +39,11 @@ from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.layout.exact import search_layouts
 from schedc.verify.layout import verify_layout
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from kept_rows import append_row, rows_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 MODELS = 320
 MOST_LAYOUTS = 500
@@ -51,6 +57,7 @@ US = 1000
 class Result:
     """One model."""
 
+    seed: int
     group: str
     best_ns: int | None
     """By brute force."""
@@ -75,6 +82,12 @@ class Result:
     def is_proven(self) -> bool:
         """Whether the search proved its result."""
         return self.found_ns == self.lower_bound_ns
+
+    @classmethod
+    def of_row(cls, row: dict[str, str]) -> Result:
+        """The result that became this row."""
+        kinds = {"str": str, "int": int, "float": float, "int | None": lambda text: int(text) if text else None}
+        return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})
 
 
 def random_model(seed: int) -> tuple[str, Workload, OpenLayout]:
@@ -156,9 +169,11 @@ def brute_force_ns(workload: Workload, layouts: list[Layout]) -> int | None:
     return best_ns
 
 
-def results(first_seed: int) -> Iterator[Result]:
-    """All models that count, from this seed on."""
+def results(first_seed: int, done: Container[int]) -> Iterator[Result]:
+    """All models that count, from this seed on, but for those that are done."""
     for seed in count(first_seed):
+        if seed in done:
+            continue
         group, workload, open_layout = random_model(seed)
         layouts = layouts_of(workload, open_layout.chunks)
         if layouts is None:
@@ -177,6 +192,7 @@ def results(first_seed: int) -> Iterator[Result]:
         search_s = time.perf_counter() - begun
         over_all_ns = layout_bound(workload, open_layout).value_ns
         result = Result(
+            seed=seed,
             group=group,
             best_ns=best_ns,
             found_ns=found_ns,
@@ -194,10 +210,18 @@ def results(first_seed: int) -> Iterator[Result]:
 
 def main() -> int:
     """Run all models and print a line for each group."""
-    models = int(sys.argv[1]) if len(sys.argv) > 1 else MODELS
-    first_seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("models", nargs="?", type=int, default=MODELS, help="how many")
+    parser.add_argument("first_seed", nargs="?", type=int, default=0)
+    parser.add_argument("--rows", type=Path, help="a CSV that keeps what is done")
+    options = parser.parse_args()
+    kept = [Result.of_row(row) for row in rows_of(options.rows)] if options.rows else []
     groups: defaultdict[str, list[Result]] = defaultdict(list)
-    for result in islice(results(first_seed), models):
+    for result in kept:
+        groups[result.group].append(result)
+    for result in islice(results(options.first_seed, {each.seed for each in kept}), max(0, options.models - len(kept))):
+        if options.rows:
+            append_row(options.rows, asdict(result))
         groups[result.group].append(result)
     table = Table("models", title="the exact search over layouts, beside brute force over all of them")
     for heading in (
