@@ -21,7 +21,7 @@ from fractions import Fraction
 from itertools import combinations, count, islice, pairwise, product
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from kept_rows import append_row, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
 
 MODELS = 320
 MOST_LAYOUTS = 500
@@ -86,7 +86,12 @@ class Result:
     @classmethod
     def of_row(cls, row: dict[str, str]) -> Result:
         """The result that became this row."""
-        kinds = {"str": str, "int": int, "float": float, "int | None": lambda text: int(text) if text else None}
+        kinds: dict[str, Callable[[str], Any]] = {
+            "str": str,
+            "int": int,
+            "float": float,
+            "int | None": lambda text: int(text) if text else None,
+        }
         return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})
 
 
