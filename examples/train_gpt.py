@@ -205,7 +205,8 @@ def main() -> None:
             if options.check and step == 0:
                 error = largest_error(plan, pipe, stages, options.blocks, loss, batch)
                 who = f"rank {rank}" if pipelines == 1 else f"rank {rank} of pipeline {pipeline}"
-                print(f"{who}: the loss and all gradients are within {error:.1e} of those without a pipeline", flush=True)
+                line = f"{who}: the loss and all gradients are within {error:.1e} of those without a pipeline\n"
+                print(line, end="", flush=True)  # in one write, or two processes' lines may become one
                 if not error < TOLERANCE:
                     raise SystemExit(f"{who}: expected at most {TOLERANCE:.0e}")
             optimizer.step()
