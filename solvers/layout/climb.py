@@ -1,7 +1,7 @@
 """The search over layouts: simulated annealing over boundaries, the ranks of stages, merges and splits, recomputation and rules.
 
 It begins with the named layouts (`schedc.solvers.layout.baselines`). A candidate is first held against a lower bound, then timed
-under the rule of the draft that it comes from and at times under another one (`schedc.solvers.layout.evaluate`), so layouts and
+under the rule of the draft that it comes from and at times under another one (`schedc.solvers.layout.evaluation`), so layouts and
 schedules move together. It may end at any moment: what it has found is whole after every candidate.
 """
 
@@ -16,7 +16,7 @@ from schedc.ir.workload import Semantics
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.draft import Draft, draft_of
-from schedc.solvers.layout.evaluate import NEVER, Evaluator
+from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
 from schedc.solvers.layout.laid_out import laid_out
 from schedc.solvers.layout.moves import changed, moves_of
 

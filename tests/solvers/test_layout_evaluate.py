@@ -14,7 +14,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.resource import Resource
 from schedc.lower.problem import problem_of
 from schedc.solvers.layout.draft import draft_of
-from schedc.solvers.layout.evaluate import NEVER, Evaluator
+from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.tables import NEVER
-from schedc.solvers.layout.tables import NUMBERS, Costs
+from schedc.solvers.layout.evaluation.tables import NUMBERS, Costs
 from schedc.units import MAX_QUANTITY
 
 __all__ = ["RULE_COLUMNS", "Found", "Sketch", "evaluate"]

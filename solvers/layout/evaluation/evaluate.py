@@ -7,7 +7,7 @@ and of the Problem of the draft. Memory limits are kept by every rule.
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from schedc.compiled.compiler import at_hand, compiled
 from schedc.solvers.kernel.arrays import example_board
 from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, Board
-from schedc.solvers.layout.kernel import Found, Sketch, evaluate
-from schedc.solvers.layout.tables import costs_of
+from schedc.solvers.layout.evaluation.kernel import Found, Sketch, evaluate
+from schedc.solvers.layout.evaluation.tables import costs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.layout.draft import Draft
 
-__all__ = ["NEVER", "Evaluator", "table_of_rules"]
+__all__ = ["NEVER", "Evaluator", "Load", "table_of_rules"]
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
 """The places of F, B and W among ops that are ready; 0 goes first."""
@@ -45,6 +45,19 @@ def table_of_rules(*, split: bool) -> NDArray[np.int64]:
     chosen = product(kinds, LOOK_AHEADS, orders, IN_FLIGHT)
     rows = [(fused, look, *places, cap, more, lag) for (fused, lag), look, places, (cap, more) in chosen]
     return np.array([row for row in rows if not (row[0] and row[4] < 2)], np.int64)  # the place of W counts for nothing if fused
+
+
+class Load(NamedTuple):
+    """What a draft asks of its ranks, whatever its schedule."""
+
+    work_ns: list[int]
+    """By rank: the least work of all microbatches."""
+    stage_ns: list[int]
+    """By stage, as the next two: of one microbatch, in the mean."""
+    arrive_ns: list[int]
+    """The soonest that its first F may start."""
+    after_ns: list[int]
+    """The least time from the end of a fused backward to the end of all."""
 
 
 class Evaluator:
@@ -103,6 +116,23 @@ class Evaluator:
         self.runs += int(self._found.runs[0])
         self.bound_ns, self.rule = int(self._found.bound_ns[0]), int(self._found.rule[0])
         return value
+
+    def load(self, draft: Draft) -> Load:
+        """What the draft asks of its ranks.
+
+        Raises:
+            ValueError: it cannot run.
+        """
+        self.value(draft, ())
+        if self.bound_ns >= NEVER:
+            raise ValueError("the layout cannot run")
+        sketch, _ = self._rooms[len(draft.ranks)]
+        stage_ns = [sum(map(int, each)) for each in zip(sketch.f_ns, sketch.b_ns, sketch.w_ns, strict=True)]
+        return Load(
+            [int(each) for each in sketch.work_ns],
+            stage_ns,
+            *(list(map(int, each)) for each in (sketch.arrive_ns, sketch.after_ns)),
+        )
 
     def schedule(self, draft: Draft, rule: int) -> Schedule:
         """The schedule that the rule of this number gives.
