@@ -1,0 +1,282 @@
+"""AdaPtis's generator (section 4.3 of the paper): the phase of a pipeline that leaves ranks idle most is tuned, again and again.
+
+A workload and what is open go in; a layout with its schedule comes out. It starts from the named layouts (`baselines`). Each turn
+asks which phase leaves ranks idle most, and tries the changes of that phase one by one, each with its schedule adjusted; the first
+that makes the step shorter is taken, any other is rolled back. Where no change of the phase helps, the phase that is next has its
+turn; where none of any phase helps, the search ends. It draws no random numbers.
+
+Where the paper is silent:
+
+- *Which phase is the bottleneck* ("e.g. the phase contributing the largest BubbleTime"). A rank's idle time is what the step takes
+  less its work, and its mean over the ranks is split in three: the work of the busiest rank less the mean work is the partition's;
+  what a microbatch takes to reach a rank and to come back from it, in the mean, is the placement's; what is left is the
+  schedule's, as far as it is above 0.
+- *Partition.* Layers move from the stage with the least idle time to the one with the most, one layer at a time. As stages are
+  consecutive, all boundaries between the two move by one. A rank may have several stages: the two of a pair of ranks that are
+  closest are taken, and a pair that does not help is followed by the one with the next largest difference. As in the paper it ends
+  when idle times differ by less than the costliest stage takes for one microbatch.
+- *Placement.* Two stages change ranks, or two neighbours on different ranks become four, their halves by turns on the two ranks, so
+  that adjacent layers are on different ranks and each rank keeps as many layers, or two stages of a rank with one stage between
+  them become one. The paper draws only the second; the other two undo it and reach ranks that are far apart.
+- *Schedule.* The list scheduler's rules (`solvers.layout.evaluation`) are the paper's policies. F, B, W in this order as early as
+  memory allows, and the orders of the baselines, are priorities with limits in flight. That dependent work is delayed while
+  something else can run is what a list scheduler does without look-ahead. That B and W come earlier where memory would overflow is
+  what its limit does. A change of another phase is timed under the rule so far and a few others, in turn.
+- *Starts.* The paper prunes baselines of low performance and does not say how: tuning starts from the best `STARTS`.
+
+The paper leaves recomputation to future work: stages recompute as the job says. Schedules of the templates that are better than all
+of these are kept (S-1F1B, I-1F1B, zero bubble, Hanayo, Mist-like), so that the result is never worse than a baseline.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedc.errors import NoPlanFound
+from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
+from schedc.solvers.layout.draft import Draft, draft_of
+from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
+from schedc.solvers.layout.laid_out import laid_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from schedc.ir.layout import OpenLayout
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+    from schedc.solvers.layout.laid_out import LaidOut
+
+    Phase: TypeAlias = Callable[["_Tuned"], Iterator[tuple[Draft, list[int]]]]
+
+__all__ = ["adaptis"]
+
+STARTS = 3
+"""Tuning starts from this many of the named layouts."""
+START_RULES, TANDEM = 8, 2
+"""A start is timed under this many rules, evenly taken from the table; a change of partition or placement under its own, and this
+many others of these."""
+MOST_CHANGES = 64
+"""Of one phase this many changes are tried at most before it is given up."""
+
+
+class _Tuned(NamedTuple):
+    value_ns: int
+    draft: Draft
+    rule: int
+
+
+def adaptis(
+    workload: Workload,
+    open_layout: OpenLayout,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[int, int], None] = lambda _evaluated, _best_ns: None,
+    plain: bool | None = None,
+) -> LaidOut:
+    """The best of the baselines and of what tuning makes of the best named layouts; the same for the same arguments.
+
+    Args:
+        workload: what `schedc.verify.workload` accepts.
+        open_layout: what may be chosen; where nothing is, the schedule alone is tuned.
+        stop: is called between candidates; the best so far is the result once it returns True.
+        report: is called with how many layouts were evaluated, and the objective, whenever there is a better one.
+        plain: see `Evaluator`.
+
+    Raises:
+        Unsupported: the numbers are too large.
+        NoPlanFound: no named layout has a schedule within memory.
+    """
+    generator = _Generator(workload, open_layout, Evaluator(workload, plain=plain), stop, report)
+    found = list(baselines(workload, open_layout))
+    for start in generator.starts():
+        if not stop():
+            tuned = generator.tuned(start)
+            schedule = partial(generator.schedule, tuned)
+            by_rule = laid_out(workload, tuned.draft.layout(), schedule, "adaptis")
+            found += [] if by_rule is None else [by_rule]
+    if not found:
+        raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")
+    return min(found, key=lambda each: each.objective_ns)
+
+
+class _Generator:
+    """The tuning of one workload."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        open_layout: OpenLayout,
+        evaluator: Evaluator,
+        stop: Callable[[], bool],
+        report: Callable[[int, int], None],
+    ) -> None:
+        self._evaluator = evaluator
+        self._workload, self._open, self._stop, self._report = workload, open_layout, stop, report
+        rules = evaluator.all_rules
+        self._some = [int(number) for number in rules[:: max(1, len(rules) // START_RULES)]]
+        self._best_ns = NEVER
+
+    def starts(self) -> list[_Tuned]:
+        """The best of the named layouts, the best first."""
+        found: dict[Draft, _Tuned] = {}
+        for layout in named_layouts(self._workload, self._open).values():
+            draft = draft_of(layout)
+            if draft not in found and not self._stop():
+                found[draft] = self._timed(draft, self._some)
+        runnable = [each for each in found.values() if each.value_ns < NEVER]
+        return sorted(runnable, key=lambda each: each.value_ns)[:STARTS]
+
+    def tuned(self, now: _Tuned) -> _Tuned:
+        """The pipeline tuned phase by phase, until no phase makes it better."""
+        while not self._stop():
+            for phase in self._phases(now):
+                after = self._better(now, phase)
+                if after is not None:
+                    now = after
+                    break
+            else:
+                return now
+        return now
+
+    def schedule(self, tuned: _Tuned, _: Problem) -> Schedule:
+        """The schedule of a pipeline."""
+        return self._evaluator.schedule(tuned.draft, tuned.rule)
+
+    def _phases(self, now: _Tuned) -> list[Phase]:
+        """The phases that are open, the one that leaves ranks idle most first."""
+        load = self._evaluator.load(now.draft)
+        ranks = range(self._workload.ranks)
+        mean_ns = sum(load.work_ns) / len(ranks)
+        first = [now.draft.ranks.index(rank) for rank in ranks]
+        by_partition_ns = max(load.work_ns) - mean_ns
+        by_placement_ns = sum(load.arrive_ns[stage] + load.after_ns[stage] for stage in first) / len(ranks)
+        by_schedule_ns = now.value_ns - mean_ns - by_partition_ns - by_placement_ns
+        phases: list[tuple[float, Phase]] = [(by_schedule_ns, self._schedules)]
+        if self._open.layers_of_stage is None:
+            phases.append((by_partition_ns, self._partitions))
+        if self._open.placement is None:
+            phases.append((by_placement_ns, self._placements))
+        return [phase for _, phase in sorted(phases, key=lambda each: -each[0])]
+
+    def _better(self, now: _Tuned, phase: Phase) -> _Tuned | None:
+        """The first change of the phase that makes the step shorter; None: none does."""
+        for draft, rules in islice(phase(now), MOST_CHANGES):
+            if self._stop():
+                return None
+            after = self._timed(draft, rules, now.value_ns)
+            if after.value_ns < now.value_ns:
+                return after
+        return None
+
+    def _schedules(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+        """The same draft under every rule of the table."""
+        yield now.draft, [int(number) for number in self._evaluator.all_rules]
+
+    def _partitions(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+        """A layer goes from a rank with little idle time to one with more; what differs most comes first."""
+        load, ranks = self._evaluator.load(now.draft), range(self._workload.ranks)
+        pairs = sorted((load.work_ns[taker] - load.work_ns[giver], giver, taker) for giver in ranks for taker in ranks)
+        for less_ns, giver, taker in pairs:
+            if -less_ns < max(load.stage_ns):
+                return
+            moved = _moved(now.draft, giver, taker)
+            if moved is not None:
+                yield moved, self._tandem(now.rule)
+
+    def _placements(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+        """Stages interleaved, joined, or on each other's ranks."""
+        work_ns = self._evaluator.load(now.draft).work_ns
+        for draft in _placed(now.draft, self._open.chunks, busiest=work_ns.index(max(work_ns)), free=self._is_free()):
+            yield draft, self._tandem(now.rule)
+
+    def _tandem(self, rule: int) -> list[int]:
+        """The rules under which a change is timed: others in turn, so that none is left out for long."""
+        at = self._evaluator.evaluated
+        return [rule, *(self._some[(at + more) % len(self._some)] for more in range(TANDEM))]
+
+    def _is_free(self) -> bool:
+        """Whether the number of stages is open."""
+        return self._open.layers_of_stage is None and stage_count(self._workload, self._open) is None
+
+    def _timed(self, draft: Draft, rules: list[int], refuse_ns: int = NEVER) -> _Tuned:
+        """The draft under these rules; of the best of them, or of the first that is better than `refuse_ns`."""
+        value_ns = self._evaluator.value(draft, rules, refuse_ns=refuse_ns, enough_ns=refuse_ns - 1 if refuse_ns < NEVER else 0)
+        if value_ns < self._best_ns:
+            self._best_ns = value_ns
+            self._report(self._evaluator.evaluated, value_ns)
+        return _Tuned(value_ns, draft, max(0, self._evaluator.rule))
+
+
+def _moved(draft: Draft, giver: int, taker: int) -> Draft | None:
+    """A layer goes from one rank to another: all boundaries between their closest stages move by one; None: none has two layers."""
+    pairs = [
+        (abs(a - b), a, b)
+        for a, rank in enumerate(draft.ranks)
+        if rank == giver and draft.cuts[a + 1] - draft.cuts[a] > 1
+        for b, other in enumerate(draft.ranks)
+        if other == taker
+    ]
+    if not pairs:
+        return None
+    _, a, b = min(pairs)
+    cuts = list(draft.cuts)
+    for at in range(a + 1, b + 1):  # it gives its last layer to a later stage ...
+        cuts[at] -= 1
+    for at in range(b + 1, a + 1):  # ... or its first one to an earlier stage
+        cuts[at] += 1
+    return draft._replace(cuts=tuple(cuts))
+
+
+def _placed(draft: Draft, chunks: int, *, busiest: int, free: bool) -> Iterator[Draft]:
+    """The placements that are one change away; stages of the busiest rank change ranks before others.
+
+    Args:
+        draft: where it begins.
+        chunks: at most this many stages on a rank.
+        busiest: a rank.
+        free: whether there may be more or fewer stages.
+    """
+    stages = range(len(draft.ranks))
+    if free:
+        for stage, (one, other) in enumerate(pairwise(draft.ranks)):
+            if one != other and max(draft.ranks.count(one), draft.ranks.count(other)) < chunks:
+                interleaved = _interleaved(draft, stage)
+                if interleaved is not None:
+                    yield interleaved
+        for stage in stages[2:]:
+            if draft.ranks[stage] == draft.ranks[stage - 2]:
+                yield _joined(draft, stage)
+    pairs = [(a, b) for a in stages for b in stages[a + 1 :] if draft.ranks[a] != draft.ranks[b]]
+    for a, b in sorted(pairs, key=lambda pair: busiest not in (draft.ranks[pair[0]], draft.ranks[pair[1]])):
+        ranks = list(draft.ranks)
+        ranks[a], ranks[b] = ranks[b], ranks[a]
+        yield draft._replace(ranks=tuple(ranks))
+
+
+def _interleaved(draft: Draft, stage: int) -> Draft | None:
+    """The stage and the next one become four, their halves by turns on the two ranks; None: one has a single layer."""
+    first, middle, last = draft.cuts[stage : stage + 3]
+    if middle - first < 2 or last - middle < 2:
+        return None
+    one, other = (middle - first) // 2, (last - middle) // 2
+    cuts = (first, first + one, first + one + other, first + one + other + (middle - first - one), last)
+    return Draft(
+        cuts=draft.cuts[:stage] + cuts + draft.cuts[stage + 3 :],
+        ranks=draft.ranks[:stage] + 2 * draft.ranks[stage : stage + 2] + draft.ranks[stage + 2 :],
+        again=draft.again[:stage] + 2 * draft.again[stage : stage + 2] + draft.again[stage + 2 :],
+    )
+
+
+def _joined(draft: Draft, stage: int) -> Draft:
+    """The stage goes into the one two before it, which is on the same rank; the one between comes after both, or before."""
+    first, middle, last, end = draft.cuts[stage - 2 : stage + 2]
+    both = middle - first + end - last
+    return Draft(
+        cuts=(*draft.cuts[: stage - 1], first + both, *draft.cuts[stage + 1 :]),
+        ranks=draft.ranks[:stage] + draft.ranks[stage + 1 :],
+        again=draft.again[:stage] + draft.again[stage + 1 :],
+    )
