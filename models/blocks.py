@@ -5,10 +5,12 @@ parts where the problem allows its weights to be cut. Where the problem does not
 backward is B and W, or fused where BW takes less than both (`Blocks.fused`); elsewhere B followed by W at once does everything
 that BW does, no later (cost model).
 
-On a stage, each kind of block runs in microbatch order, B and BW as one kind. Where microbatches are alike, this loses nothing.
-Proof: take any schedule, keep every start, and name the blocks of each stage anew: the k-th forward, the k-th backward (B or BW)
-belong to microbatch k, the k-th W to the k-th B among the backwards that are B. What a rank does at any time, and so what it
-holds, stays the same; only names change.
+On a stage, each kind of block runs in microbatch order, B and BW as one kind, among microbatches that are alike (a group: the same
+path, the same durations). This loses nothing. Proof: take any schedule, keep every start, and name the blocks of each stage and
+group anew: the k-th forward, the k-th backward (B or BW) belong to the k-th microbatch of the group, the k-th W to the k-th B among
+its backwards that are B. What a rank does at any time, and so what it holds, stays the same; only names change. Between groups the
+order is open, but for what the problem asks: where microbatches enter in the order of their numbers, the forwards of a path's first
+stage are one chain. There the new names are the old ones.
 
 - If x(m) + d <= y(m) for every microbatch m, then the k-th least x, plus d, is at most the k-th least y: of the k microbatches
   with the least y, each has an x that is at most its y - d. So every need and every transfer between a sorted kind and a sorted
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
+from schedc.models.alike import groups_of
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -67,14 +70,13 @@ class Blocks:
     """(before, after) without a transfer: on one rank."""
     transfers: tuple[Transfer, ...]
     chains: tuple[tuple[Op, ...], ...]
-    """Per stage and kind, its ops in microbatch order: where microbatches are alike, this loses nothing (CrossPipe 4.1)."""
+    """Ops of one stage and kind that run one after another: those of each group of microbatches that are alike, in the order of
+    their numbers, as this loses nothing (CrossPipe 4.1), or all that enter in order."""
     parts: tuple[Parts, ...]
     gather: dict[int, int]
     """Per stage, its all-gather, where there is one."""
     scatter: dict[int, int]
     """Per stage, its reduce-scatter, where there is one."""
-    complete: bool
-    """Whether every schedule of the problem is matched by one of these blocks; else a bound holds for these blocks only."""
 
     def backward_of(self, weight: Op) -> Op:
         """The B whose W this op is, or is a part of."""
@@ -97,12 +99,10 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     fused: dict[Op, int] = {}
     needs: list[tuple[Op, Op]] = []
     transfers: list[Transfer] = []
-    chains: dict[tuple[int, Kind], list[Op]] = {}
+    chains: dict[tuple[int, Kind, int], list[Op]] = {}
     cut = weight_parts if problem.split_backward and problem.cut_blocks else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
-    alike = all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
-    # Only microbatches that are alike, and on one path, may be taken in their order on a stage without losing anything.
-    complete = alike and sum(map(len, problem.paths)) == len({stage for path in problem.paths for stage in path})
+    groups = groups_of(problem)
     for stage, microbatch in problem.blocks():
         halves = 0
         for kind in kinds:
@@ -115,7 +115,9 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
             for op, op_ns in ops:
                 duration[op] = grid.ticks(op_ns)
                 halves += duration[op] if kind is not Kind.F else 0
-                chains.setdefault((stage, kind), []).append(op)
+                enters = problem.in_order and kind is Kind.F and problem.path(microbatch)[0] == stage
+                group = -1 - problem.path_of[microbatch] if enters else groups[microbatch]
+                chains.setdefault((stage, kind, group), []).append(op)
         needs.append((Op(Kind.F, stage, microbatch), Op(backward, stage, microbatch)))
         if problem.split_backward:
             needs.append((Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch, 0 if cut > 1 else WHOLE)))
@@ -149,14 +151,13 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
         parts,
         {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(gathers) if stage in used},
         {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(scatters) if stage in used},
-        complete,
     )
 
 
 def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
     """Per op, what follows it directly, and how many ticks after its end at the least; every op is behind all that it follows.
 
-    An op follows what it needs, what sends to it, and the one before it in its stage's and kind's microbatch order. A W that is
+    An op follows what it needs, what sends to it, and the one before it in its chain. A W that is
     fused follows, at a moment at which nothing need happen: when its backward and all W before it have ended.
     """
     edges = [(before, op, 0) for before, op in blocks.needs]

@@ -42,14 +42,15 @@ class Windows:
 def certain_first_ops(problem: Problem) -> list[Op]:
     """The op with which each rank begins at its head in every schedule that takes microbatches in order; empty where that is open.
 
-    Microbatch 0 comes to every rank before any other, and finds every link free, if one path visits each rank once before it visits
-    any again, no two links share a trunk, and no all-gather is waited for.
+    Microbatch 0 comes to every rank before any other, and finds every link free, if all are alike, one path visits each rank once
+    before it visits any again, no two links share a trunk, and no all-gather is waited for.
     """
     trunks = [link.trunk for link in problem.links if link.trunk is not None]
     parallel = problem.data_parallel
     head = problem.paths[0][: problem.ranks]
     certain = (
-        len(problem.paths) == 1
+        problem.alike
+        and len(problem.paths) == 1
         and len({problem.stages[stage].rank for stage in head}) == problem.ranks
         and len(set(trunks)) == len(trunks)
         and (parallel is None or not parallel.all_gather_ns)
@@ -58,7 +59,7 @@ def certain_first_ops(problem: Problem) -> list[Op]:
 
 
 def windows_of(problem: Problem, blocks: Blocks) -> Windows:
-    """Heads and tails along needs, transfers, collectives, and the microbatch order of each stage and kind."""
+    """Heads and tails along needs, transfers, collectives, and the chains."""
     after = followers_of(blocks)
     head = {op: blocks.gather.get(op.stage, 0) for op in blocks.duration}
     for op, followers in after.items():

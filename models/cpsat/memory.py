@@ -1,7 +1,8 @@
-"""The memory limit in CP-SAT: precedences for one stage per rank, a cumulative constraint for several."""
+"""The memory limit in CP-SAT: precedences for one stage per rank and microbatches in order, else a cumulative constraint."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
@@ -17,13 +18,18 @@ __all__ = ["add_memory_limit", "release_pairs"]
 
 def add_memory_limit(variables: Variables, problem: Problem, horizon: int) -> None:
     """On each rank, what is held never exceeds its limit; everything ends by the horizon."""
+    of_stage: dict[int, list[tuple[Op, ...]]] = defaultdict(list)
+    for chain in variables.blocks.chains:
+        of_stage[chain[0].stage].append(chain)
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         stages = problem.stages_on(rank)
         microbatches = [microbatch for microbatch in range(problem.microbatches) if set(stages) & set(problem.path(microbatch))]
         if limit_bytes is None or limit_bytes >= len(microbatches) * sum(problem.stages[s].activation_bytes for s in stages):
             continue
-        if len(stages) == 1:
-            _add_precedences(variables, problem, stages[0], microbatches, limit_bytes)
+        chains = of_stage[stages[0]]
+        if len(stages) == 1 and len(chains) == len({chain[0].kind for chain in chains}):
+            forwards = next(chain for chain in chains if chain[0].kind is Kind.F)
+            _add_precedences(variables, problem, stages[0], [op.microbatch for op in forwards], limit_bytes)
         else:
             _add_cumulative(variables, problem, stages, limit_bytes, horizon)
 
@@ -58,7 +64,7 @@ def _last_release(variables: Variables, backward: Op) -> Op:
 
 
 def _add_precedences(variables: Variables, problem: Problem, stage: int, microbatches: list[int], limit_bytes: int) -> None:
-    """Where the rank has one stage: each F starts after one of the pairs of releases that make room for it.
+    """Where the rank has one stage, which takes microbatches in order: each F starts after one of the pairs of releases.
 
     W run in microbatch order, so the w-th of them ends after those before it. A fused backward releases all at once, while W of
     earlier microbatches may still wait: where backwards may be fused, the microbatches that have released all are counted.
@@ -105,7 +111,7 @@ def _released(variables: Variables, forward: cp_model.IntVar, backward: Op, weig
 
 
 def _add_cumulative(variables: Variables, problem: Problem, stages: tuple[int, ...], limit_bytes: int, horizon: int) -> None:
-    """Where it has several: what B releases is held from F's start to B's end, the rest to W's end."""
+    """Any other: what B releases is held from F's start to B's end, the rest to W's end."""
     model = variables.model
     intervals, demands = [], []
     for stage, microbatch in problem.blocks():

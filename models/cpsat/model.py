@@ -25,6 +25,7 @@ from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.variables import Variables
 
 if TYPE_CHECKING:
+    from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks
     from schedc.models.start_windows import Windows
@@ -99,10 +100,11 @@ def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
 def add_transfers(variables: Variables, windows: Windows, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
-    The transfers of one stage and kind keep their microbatch order, as their producers do.
+    The transfers of a chain keep its order, as their producers do.
     """
     model, start = variables.model, variables.start
-    lanes: dict[tuple[Kind, int], list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
+    chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
+    lanes: dict[int, list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
     for move in variables.blocks.transfers:
         consumer = start[move.consumer]
         if move.occupancy == 0:
@@ -116,14 +118,14 @@ def add_transfers(variables: Variables, windows: Windows, upper: int, shared: di
         variables.add_after(send, move.producer)
         model.add(consumer >= send + move.occupancy + move.latency)
         shared[move.resource].append(model.new_fixed_size_interval_var(send, move.occupancy, ""))
-        lanes[move.producer.kind, move.producer.stage].append((send, move.occupancy))
+        lanes[chain_of[move.producer]].append((send, move.occupancy))
     for lane in lanes.values():
         for (first, occupancy), (second, _) in pairwise(lane):
             model.add(second >= first + occupancy)
 
 
 def add_microbatch_order(variables: Variables) -> None:
-    """Per stage and kind, the ops run in microbatch order; this removes the symmetry between alike microbatches."""
+    """The ops of a chain run one after another; this removes the symmetry between alike microbatches."""
     for chain in variables.blocks.chains:
         for before, after in pairwise(chain):
             variables.add_after(variables.start[after], before)
@@ -135,21 +137,25 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
     if parallel is None:
         return
     model, blocks = variables.model, variables.blocks
-    ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
+    chains: dict[tuple[int, Kind], list[tuple[Op, ...]]] = defaultdict(list)
+    for chain in blocks.chains:
+        chains[chain[0].stage, chain[0].kind].append(chain)
     last_kind = Kind.W if problem.split_backward else Kind.BW
     for stage in sorted({op.stage for op in blocks.duration}):
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
-            model.add(variables.start[ends[stage, Kind.F][0]] >= begin + length)
+            for chain in chains[stage, Kind.F]:
+                model.add(variables.start[chain[0]] >= begin + length)
         length = blocks.scatter.get(stage, 0)
         if (
             length and problem.objective is Objective.MAKESPAN
         ):  # the stage span ends with compute, and what follows can always come last
             begin = model.new_int_var(0, upper, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
-            variables.add_after(begin, ends[stage, last_kind][-1])
+            for chain in chains[stage, last_kind]:
+                variables.add_after(begin, chain[-1])
             model.add(variables.objective >= begin + length)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.models.milp.variables import op_name, send_name
 
@@ -36,18 +36,21 @@ def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -
                 found[kind, op.stage][op.microbatch] = (start_ns, number, half)
     for chain in blocks.chains:
         kind, stage = chain[0].kind, chain[0].stage
-        alike = sorted(found[kind, stage].values())
+        mine = dict.fromkeys(op.microbatch for op in chain)
+        alike = sorted(found[kind, stage][microbatch] for microbatch in mine)
         if kind is Kind.W and any(blocks.may_vanish(op) for op in chain):
-            alike = _weights(found[Kind.B, stage], found[Kind.W, stage])
+            backwards, weights = ({m: found[half, stage][m] for m in mine} for half in (Kind.B, Kind.W))
+            alike = _weights(backwards, weights)
         cut = len(chain) // len(alike)
         when |= {op_name(op): alike[index // cut] for index, op in enumerate(chain)}
-    lanes: dict[tuple[Kind, int], list[tuple[int, int, int]]] = defaultdict(list)
+    chain_of = {op: number for number, chain in enumerate(blocks.chains) for op in chain}
+    lanes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for move in timeline.transfers:
         kind = Kind.B if move.op.kind is Kind.BW and _is_split(variables) else move.op.kind
-        lanes[kind, move.op.stage].append((move.start_ns, move.ready_ns, move.source))
+        lanes[chain_of[move.op._replace(kind=kind, part=WHOLE)]].append((move.start_ns, move.ready_ns, move.source))
     for times in lanes.values():
         times.sort(reverse=True)
-    when |= {send_name(producer): lanes[producer.kind, producer.stage].pop() for producer in sorted(variables.send)}
+    when |= {send_name(producer): lanes[chain_of[producer]].pop() for producer in sorted(variables.send)}
     for span in timeline.collectives:
         when[f"{span.collective.kind}{span.collective.stage}"] = (span.start_ns, span.ready_ns, span.rank)
     return {(a, b): int(when[a] < when[b]) for a, b in variables.order}
@@ -68,7 +71,9 @@ def fused_values(variables: Variables, schedule: Schedule) -> dict[Op, int]:
     orders = {op.stage: [each for each in order if each.stage == op.stage] for order in schedule.orders for op in order}
     for chain in variables.blocks.chains:
         if chain[0].kind is Kind.B:
-            backwards = [op for op in orders[chain[0].stage] if op.kind in (Kind.B, Kind.BW) and op.part <= 0]
+            mine = {op.microbatch for op in chain}
+            on_stage = (op for op in orders[chain[0].stage] if op.microbatch in mine)
+            backwards = [op for op in on_stage if op.kind in (Kind.B, Kind.BW) and op.part <= 0]
             values |= {b: int(op.kind is Kind.BW) for b, op in zip(chain, backwards, strict=True) if b in variables.fused}
     return values
 

@@ -70,12 +70,12 @@ def horizon_of(problem: Problem, blocks: Blocks, graph: Graph, upper: int) -> Ho
 def _certain_first_ops(problem: Problem, blocks: Blocks) -> dict[int, Op]:
     """The ranks whose first op starts at the same time in every schedule, with that op.
 
-    It is the first forward of the rank's first stage on the path, if what sends its input is such an op itself and sends it
-    through a link of its own.
+    It is the first forward of the rank's first stage on the path, if microbatches are alike, what sends its input is such an op
+    itself and sends it through a link of its own.
     """
     parallel = problem.data_parallel
     queued = parallel is not None and parallel.trunk is not None and any(blocks.gather.values())
-    if queued or len(set(problem.path_of)) > 1:
+    if queued or not problem.alike or len(set(problem.path_of)) > 1:
         return {}
     resource = {move.producer: move.resource for move in blocks.transfers}
     certain: dict[int, Op] = {}

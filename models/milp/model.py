@@ -100,9 +100,10 @@ def _task(variables: Variables, horizon: Horizon, op: Op) -> Task:
 def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
-    The transfers of one stage and kind keep their microbatch order, as their producers do.
+    The transfers of a chain keep its order, as their producers do.
     """
-    lanes: dict[tuple[Kind, int], list[Task]] = defaultdict(list)
+    chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
+    lanes: dict[int, list[Task]] = defaultdict(list)
     for move in variables.blocks.transfers:
         ready, consumer = variables.end(move.producer), variables.start[move.consumer]
         if move.occupancy == 0:
@@ -110,7 +111,7 @@ def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource,
             continue
         earliest = horizon.earliest[move.producer] + variables.blocks.least(move.producer)
         latest = horizon.latest[move.consumer] - move.latency - move.occupancy
-        name, lane = send_name(move.producer), (move.producer.kind, move.producer.stage)
+        name, lane = send_name(move.producer), chain_of[move.producer]
         send = variables.model.add_variable(name, earliest, latest)
         variables.send[move.producer] = send
         variables.model += send >= ready
@@ -124,7 +125,7 @@ def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource,
 
 
 def add_microbatch_order(variables: Variables) -> None:
-    """Per stage and kind, the ops run in microbatch order; this removes the symmetry between alike microbatches."""
+    """The ops of a chain run one after another; this removes the symmetry between alike microbatches."""
     for chain in variables.blocks.chains:
         for before, after in pairwise(chain):
             variables.model += variables.start[after] >= variables.end(before)
@@ -139,20 +140,25 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
     if parallel is None:
         return
     blocks = variables.blocks
-    ends = {(chain[0].stage, chain[0].kind): chain for chain in blocks.chains}
+    chains: dict[tuple[int, Kind], list[tuple[Op, ...]]] = defaultdict(list)
+    for chain in blocks.chains:
+        chains[chain[0].stage, chain[0].kind].append(chain)
     last_kind = Kind.W if problem.split_backward else Kind.BW
     for stage in sorted({op.stage for op in blocks.duration}):
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
-            forward = ends[stage, Kind.F][0]
-            task = _collective(variables, f"AG{stage}", length, 0, horizon.latest[forward] - length, until=forward)
-            variables.model += variables.start[forward] >= task.start + length
+            forwards = [chain[0] for chain in chains[stage, Kind.F]]
+            latest = min(horizon.latest[forward] for forward in forwards) - length
+            task = _collective(variables, f"AG{stage}", length, 0, latest, until=forwards[0])
+            for forward in forwards:
+                variables.model += variables.start[forward] >= task.start + length
             shared[resource].append(task)
         if (length := blocks.scatter.get(stage, 0)) and problem.objective is Objective.MAKESPAN:
-            last = ends[stage, last_kind][-1]
-            earliest = horizon.earliest[last] + blocks.least(last)
-            task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=last)
-            variables.model += task.start >= variables.end(last)
+            ends = [chain[-1] for chain in chains[stage, last_kind]]
+            earliest = max(horizon.earliest[last] + blocks.least(last) for last in ends)
+            task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=ends[0])
+            for last in ends:
+                variables.model += task.start >= variables.end(last)
             variables.model += variables.objective >= task.start + length
             shared[resource].append(task)
 

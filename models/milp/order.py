@@ -15,7 +15,7 @@ import pulp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.ops import Kind, Op
+    from schedc.ir.ops import Op
     from schedc.models.milp.graph import Graph
     from schedc.models.milp.variables import Variables
 
@@ -36,8 +36,8 @@ class Task:
     """It starts when this op has ended, or is this op."""
     until: Op | None
     """This op starts when it has ended, or is it."""
-    lane: tuple[Kind, int] | None = None
-    """Transfers of one lane keep the order of their microbatches."""
+    lane: int | None = None
+    """Transfers of one lane keep the order of their microbatches: those that the ops of one chain send."""
     longer: pulp.LpAffineExpression | int = 0
     """By how much it is longer than `length`, a decision; at most `most_longer`."""
     most_longer: int = 0

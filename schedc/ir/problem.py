@@ -106,6 +106,8 @@ class Problem:
     """Whether B and W may run apart. A schedule may always fuse them."""
     cut_blocks: bool = True
     """Whether blocks may be cut into parts. False: what executes the plan runs them whole."""
+    in_order: bool = False
+    """Whether microbatches enter in the order of their numbers: the first stage of a path runs their F so. False: in any order."""
     placement: str = "explicit"
     """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
     data_parallel: DataParallel | None = None
@@ -115,6 +117,11 @@ class Problem:
     def num_ops(self) -> int:
         """The compute ops of a schedule that splits every backward and cuts no block."""
         return 3 * sum(len(self.paths[path]) * count for path, count in Counter(self.path_of).items())
+
+    @property
+    def alike(self) -> bool:
+        """Whether the microbatches of each path take the same time everywhere."""
+        return all(len(set(stage.durations_ns(kind))) == 1 for stage in self.stages for kind in Kind)
 
     def path(self, microbatch: int) -> tuple[int, ...]:
         """The stages that the microbatch visits, in forward order."""

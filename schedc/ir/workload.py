@@ -141,6 +141,8 @@ class Workload:
     data_parallel: DataParallel | None = None
     split_backward: bool = True
     """Whether B and W may run apart."""
+    in_order: bool = True
+    """Whether microbatches enter the pipeline in the order of their numbers; False: in any order."""
     semantics: Semantics = Semantics.SCHEDC
     objective: Objective = Objective.MAKESPAN
 

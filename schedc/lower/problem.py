@@ -48,7 +48,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         if link is None:
             raise ValueError(f"nothing connects rank {source} to rank {destination}")
         links.append(link)
-    return Problem(
+    problem = Problem(
         name=workload.name,
         ranks=workload.ranks,
         microbatches=workload.microbatches,
@@ -63,6 +63,8 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         data_parallel=None if workload.data_parallel is None else _collectives(workload.data_parallel, len(stages)),
         objective=workload.objective,
     )
+    # The order of microbatches that are alike says nothing.
+    return replace(problem, in_order=True) if workload.in_order and not problem.alike else problem
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ def solve_cpsat(
         asked, asked_ns = dataclasses.replace(problem, objective=Objective.MAKESPAN), timeline.makespan_ns
         windows = windows_of(asked, blocks)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
-    valid = blocks.complete and asked is problem and (grid.exact or problem.objective is Objective.MAKESPAN)
+    valid = asked is problem and (grid.exact or problem.objective is Objective.MAKESPAN)
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
     is_below = below_ns is not None and below_ns <= best_ns and asked is problem  # the incumbent is none of what is sought

@@ -83,7 +83,7 @@ def solve_milp(
     blocks = blocks_of(problem, grid, weight_parts)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
     exact = grid.exact and weight_parts == 1  # equal parts of a W need not be whole ticks
-    is_bound = blocks.complete and (exact or problem.objective is Objective.MAKESPAN)
+    is_bound = exact or problem.objective is Objective.MAKESPAN
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say.
     floor = -(-known_bound_ns // grid.tick_ns) if exact else 0
     try:

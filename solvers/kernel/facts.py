@@ -52,12 +52,14 @@ class Facts(NamedTuple):
     split: bool
     span: bool
     """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
+    in_order: bool
+    """Whether microbatches enter in the order of their numbers."""
 
 
 def example_facts() -> Facts:
     """Facts of no problem, but of the right types."""
     row = np.zeros(1, np.int64)
-    return Facts(row, row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False)
+    return Facts(row, row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False, False)
 
 
 def microbatches_by_stage(problem: Problem) -> list[list[int]]:
@@ -113,4 +115,5 @@ def facts_of(problem: Problem) -> Facts:
         mine=np.argsort(rank_of_stage, kind="stable"),
         split=problem.split_backward,
         span=problem.objective is Objective.STAGE_SPAN,
+        in_order=problem.in_order,
     )

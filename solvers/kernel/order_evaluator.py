@@ -51,6 +51,8 @@ class Room(NamedTuple):
     """[stage, n]: the same for W."""
     left: Any
     """Per stage."""
+    entered: Any
+    """Per stage: how many of its F have run; kept where microbatches enter in order."""
     placed: Any
     """Per rank, as the next three: how many of its ops have run."""
     free_ns: Any
@@ -63,7 +65,7 @@ class Room(NamedTuple):
 def room_of(facts: Facts) -> Room:
     """Room for `time_orders` on this problem."""
     ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
-    sizes = (2, stages, most), (stages, most), stages, ranks, ranks, ranks, ranks, facts.resources
+    sizes = (2, stages, most), (stages, most), stages, stages, ranks, ranks, ranks, ranks, facts.resources
     return Room(*(np.zeros(size, np.int64) for size in sizes))
 
 
@@ -71,18 +73,20 @@ def room_of(facts: Facts) -> Room:
 def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> Any:
     """The end of the orders; `STRANDED` if they deadlock, run an op before its needs, or exceed a memory limit.
 
+    The same if microbatches enter out of order where they must not.
+
     Args:
         facts: the problem, except for its durations.
         duration: [kind, stage, n], or [kind, stage, 0] where microbatches are alike.
         orders: what each rank runs.
         scratch: room for it.
     """
-    ready, done_backward, left, placed, free_ns, begun_ns, left_bytes, link_free_ns = scratch
+    ready, done_backward, left, entered, placed, free_ns, begun_ns, left_bytes, link_free_ns = scratch
     codes, lengths = orders
     stages, ranks, most = len(facts.stage_rank), len(facts.limit), ready.shape[2]
     differ = 1 if duration.shape[2] > 1 else 0
     for stage in range(stages):
-        left[stage] = facts.count[stage]
+        left[stage], entered[stage] = facts.count[stage], 0
         for n in range(facts.count[stage]):
             ready[0, stage, n] = facts.gate[stage] if facts.fed_by[stage] < 0 else -1
             ready[1, stage, n] = done_backward[stage, n] = -1
@@ -106,6 +110,10 @@ def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> A
                 if ready_ns < 0:
                     break
                 if kind == F:
+                    if facts.in_order and facts.fed_by[stage] < 0:
+                        if n != entered[stage]:
+                            return STRANDED
+                        entered[stage] += 1
                     left_bytes[rank] -= facts.held[stage]
                     if left_bytes[rank] < 0:
                         return STRANDED

@@ -153,6 +153,13 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
     assert list(problem.path_of) == [microbatch % len(layout.paths) for microbatch in range(workload.microbatches)]
     assert (problem.split_backward, problem.objective) == (workload.split_backward, workload.objective)
     assert problem.cut_blocks == (workload.semantics is not Semantics.TORCH)
+    differs = any(
+        problem.duration_ns(kind, stage, microbatch) != problem.duration_ns(kind, stage, 0)
+        for stage in range(len(problem.stages))
+        for kind in Kind
+        for microbatch in range(problem.microbatches)
+    )
+    assert problem.in_order == (workload.in_order and differs)
     if parallel is None:
         assert problem.data_parallel is None
         return

@@ -41,14 +41,14 @@ MILP_OPS = 12
 
 
 def is_exact(problem: Problem) -> bool:
-    """Whether the models are the problem, and no relaxation: links carry one stage's transfers, and spans begin where they say."""
+    """Whether the models are the problem, and no relaxation: links carry one chain's transfers, and spans begin where they say."""
     blocks = blocks_of(problem, TimeGrid(1, True))
-    users: dict[Resource, set[tuple[Kind, int]]] = {}
+    users: dict[Resource, set[int]] = {}
     for move in blocks.transfers:
         if move.occupancy:
-            users.setdefault(move.resource, set()).add((move.producer.kind, move.producer.stage))
+            users.setdefault(move.resource, set()).update(at for at, chain in enumerate(blocks.chains) if move.producer in chain)
     certain = problem.objective is Objective.MAKESPAN or bool(certain_first_ops(problem))
-    return certain and blocks.complete and all(len(each) == 1 for each in users.values())
+    return certain and all(len(each) == 1 for each in users.values())
 
 
 def is_mixed(schedule: Schedule) -> bool:

@@ -84,9 +84,6 @@ def test_limits_end_it() -> None:
     assert refuted(STARVED, limits=deterministic) == refuted(STARVED, limits=deterministic)
 
 
-def test_speaks_only_of_makespans_of_whole_blocks_that_are_alike() -> None:
+def test_speaks_only_of_makespans() -> None:
     with pytest.raises(Unsupported, match="the objective is stage-span"):
         refuted(replace(STARVED, objective=Objective.STAGE_SPAN))
-    first, *others = STARVED.stages
-    with pytest.raises(Unsupported, match="alike"):
-        refuted(replace(STARVED, stages=(replace(first, forward_ns=(2, 3)), *others)))

@@ -171,13 +171,11 @@ def best_schedule(
         state.declined[rank] = before
 
     def out_of_turn(state: State, op: Op) -> bool:
-        if not symmetry or op.kind != Kind.F or op.part > 0 or problem.path(op.microbatch)[0] != op.stage:
+        if op.kind != Kind.F or op.part > 0 or problem.path(op.microbatch)[0] != op.stage:
             return False
-        twin = facts.twins.get(op.microbatch)
-        if twin is None:
-            return False
-        key = (Kind.F, op.stage, twin)
-        return key not in state.complete and key not in state.parts_done
+        before = facts.before.get(op.microbatch) if problem.in_order else facts.twins.get(op.microbatch) if symmetry else None
+        key = (Kind.F, op.stage, before)
+        return before is not None and key not in state.complete and key not in state.parts_done
 
     visit_moment(State(facts))
     if best == FAR:

@@ -160,7 +160,7 @@ def load(text: str, directory: Path) -> Problem:
             dataclasses.replace(stage, forward_ns=each(), backward_input_ns=each(), backward_weight_ns=each(), backward_ns=each())
             for stage in problem.stages
         ]
-        problem = dataclasses.replace(problem, stages=tuple(stages))
+        problem = dataclasses.replace(problem, stages=tuple(stages), in_order=extra["vary"] % 2 == 1)
     return problem
 
 

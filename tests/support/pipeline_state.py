@@ -35,6 +35,7 @@ class Facts:
         self.visitors = Counter(stage for stage, _ in self.visits)
         self.chain = {visit: self.chain_from(*visit) for visit in self.visits}
         self.twins = self.identical_before()
+        self.before = self.same_path_before()
         self._neighbours: dict[tuple[int, int, int], int | None] = {}
         self._pieces: dict[tuple[Kind, int, int], list[int]] = {}
         for microbatch in range(problem.microbatches):
@@ -99,6 +100,11 @@ class Facts:
             for s in path[at:]
         )
         return there + back, back
+
+    def same_path_before(self) -> dict[int, int]:
+        """Per microbatch, the one before it on the same path."""
+        path_of = self.problem.path_of
+        return {b: a for b in range(len(path_of)) for a in range(b) if path_of[a] == path_of[b]}
 
     def identical_before(self) -> dict[int, int]:
         """Per microbatch, the one before it that costs the same everywhere on the same path."""

@@ -288,9 +288,9 @@ def edit_pipeline(file: File, random: Random) -> bool:
 
 
 def _edit_scalar(pipeline: dict[str, Any], random: Random) -> bool:
-    key = random.choice(["ranks", "microbatches", "split_backward", "cut_blocks"])
-    if key in ("split_backward", "cut_blocks"):
-        pipeline[key] = not pipeline.get(key, True)
+    key = random.choice(["ranks", "microbatches", "split_backward", "cut_blocks", "in_order"])
+    if key in ("split_backward", "cut_blocks", "in_order"):
+        pipeline[key] = not pipeline.get(key, key != "in_order")
     else:
         pipeline[key] += random.choice([-1, 1])
     return True

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["random_parts", "random_schedule", "tiny_problem"]
 
 
+FAR = 1 << 60
+
+
 def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) -> Problem:
     """Up to 3 ranks and 3 microbatches, with at most `most_ops` ops: any placement, unequal costs and links, fused or split."""
     while True:
@@ -86,7 +89,10 @@ def random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
 
 
 def random_schedule(random: Random, problem: Problem, parts: Sequence[Parts] = ()) -> Schedule | None:
-    """A valid schedule: ops in a random order that respects all needs and memory; None if it ran into a memory limit."""
+    """A valid schedule: ops in a random order that respects all needs and memory; None if it ran into a memory limit.
+
+    Where microbatches must enter in order, they do.
+    """
     counts = {(each.kind, each.stage): len(each.shares) for each in parts}
     orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
     held = [0] * problem.ranks
@@ -97,12 +103,19 @@ def random_schedule(random: Random, problem: Problem, parts: Sequence[Parts] = (
         backwards = [(Kind.BW if fused[stage] else Kind.B, stage) for stage in reversed(path)]
         blocks = [(Kind.F, stage) for stage in path] + backwards
         chains.append([op for kind, stage in blocks for op in _pieces(random, kind, stage, microbatch, counts)])
+    outside = [{m for m, path in enumerate(problem.path_of) if path == number} for number in range(len(problem.paths))]
     while any(chains):
         able: list[list[Op]] = []
         for waiting in chains:
             if waiting:
                 op, rank = waiting[0], problem.rank_of(waiting[0])
                 limit, need = problem.memory_limit_bytes[rank], problem.stages[op.stage].activation_bytes
+                if (
+                    op.kind == Kind.F
+                    and problem.in_order
+                    and op.microbatch > min(outside[problem.path_of[op.microbatch]], default=FAR)
+                ):
+                    continue
                 if op.kind != Kind.F or op.part > 0 or limit is None or held[rank] + need <= limit:
                     able.append(waiting)
         if not able:
@@ -111,6 +124,7 @@ def random_schedule(random: Random, problem: Problem, parts: Sequence[Parts] = (
         op = chain.pop(0)
         stage, rank = problem.stages[op.stage], problem.rank_of(op)
         orders[rank].append(op)
+        outside[problem.path_of[op.microbatch]].discard(op.microbatch)
         if op.kind == Kind.F:
             held[rank] += stage.activation_bytes if op.part <= 0 else 0
         elif op.part == WHOLE or op.part == counts[op.kind, op.stage] - 1:

@@ -54,6 +54,7 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
         split_backward=random.random() < 0.5,
         semantics=semantics,
         objective=random.choice(list(Objective)),
+        in_order=random.random() < 0.5,
     )
     cuts = [0, *sorted(random.sample(range(1, count), placed.pieces - 1)), count]
     first = {stage: count * (copies - 1) * index for index, path in enumerate(placed.paths) for stage in path}

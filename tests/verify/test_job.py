@@ -26,6 +26,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "memory_limit_bytes": (),
         "split_backward": None,
         "cut_blocks": None,
+        "in_order": None,
         "placement": "another",
         "data_parallel": PARALLEL,
         "objective": "another",

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 TWO = make_problem(2, 2)
 FUSED = make_problem(2, 2, split_backward=False)
 WAVE = make_problem(1, 1, placement=[0, 0])
+BOTH = replace(make_problem(2, 2, placement="bidirectional"), in_order=True)
+"""Microbatch 0 takes stages 0 and 1, microbatch 1 stages 2 and 3."""
 CUT = Parts(kind=Kind.W, stage=0, shares=(1, 1))
+FORWARD = Parts(kind=Kind.F, stage=0, shares=(1, 1))
 
 
 def _schedule(*orders: str, parts: tuple[Parts, ...] = ()) -> Schedule:
@@ -42,6 +45,8 @@ VALID = [
     (TWO, _schedule("F0.0 F0.1 B0.0 W0.0/0 B0.1 W0.0/1 W0.1", SECOND, parts=(CUT,))),
     (WAVE, _schedule("F0.0 F1.0 B1.0 B0.0 W0.0 W1.0")),
     (make_problem(2, 2, memory_limit_bytes=[3, 2]), _schedule("F0.0 B0.0 F0.1 W0.0 BW0.1", SECOND)),
+    (replace(TWO, in_order=True), _schedule("F0.0/0 F0.1 F0.0/1 BW0.1 BW0.0", "F1.1 F1.0 BW1.1 BW1.0", parts=(FORWARD,))),
+    (BOTH, _schedule("F3.1 BW3.1 F0.0 BW0.0", "F2.1 F1.0 BW1.0 BW2.1")),
 ]
 
 BROKEN = [
@@ -129,6 +134,13 @@ BROKEN = [
         FUSED,
         _schedule("F0.0 BW0.0 F0.1 BW0.1", "F1.1 BW1.1 F1.0 BW1.0"),
         "BW0.0 -> F0.1 -> F1.1 -> BW1.0 -> BW0.0",
+    ),
+    (
+        "microbatch-order",
+        "ranks[0].compute[1]",
+        replace(TWO, in_order=True),
+        _schedule("F0.1 F0.0 BW0.1 B0.0 W0.0", "F1.1 F1.0 B1.1 B1.0 W1.0 W1.1"),
+        "F0.0 is after F0.1; microbatches enter in the order of their numbers",
     ),
     (
         "memory-limit",

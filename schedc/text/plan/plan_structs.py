@@ -76,6 +76,7 @@ class Pipeline(_Entry, frozen=True, omit_defaults=True):
     paths: tuple[tuple[Count, ...], ...]
     path_of: Annotated[tuple[Count, ...], Meta(description="The path of each microbatch; one number where all take the same.")]
     cut_blocks: Annotated[bool, Meta(description="Blocks may be cut into parts.")] = True
+    in_order: Annotated[bool, Meta(description="Microbatches enter in the order of their numbers; false: in any order.")] = False
 
 
 class Durations(_Entry, frozen=True):

@@ -183,6 +183,27 @@ def check_deadlock(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     yield Violation("deadlock", _place(rank, node - ends.offset[rank]), message)
 
 
+def check_microbatch_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    """Where microbatches must enter in the order of their numbers, each path's first stage runs their F in that order."""
+    if not problem.in_order:
+        return
+    first_stage = [path[0] for path in problem.paths]
+    latest: dict[int, Op] = {}
+    for rank, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op.kind != Kind.F or op.part > 0 or not 0 <= op.microbatch < problem.microbatches:
+                continue
+            path = problem.path_of[op.microbatch]
+            if op.stage != first_stage[path]:
+                continue
+            before = latest.setdefault(path, op)
+            if op.microbatch < before.microbatch:
+                message = f"{token(op)} is after {token(before)}; microbatches enter in the order of their numbers"
+                yield Violation("microbatch-order", _place(rank, index), message)
+            else:
+                latest[path] = op
+
+
 def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     """No rank ever holds more activation bytes than its limit."""
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
@@ -231,5 +252,6 @@ _CHECKS = (
     check_coverage,
     check_need_order,
     check_deadlock,
+    check_microbatch_order,
     check_memory_limit,
 )
