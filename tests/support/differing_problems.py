@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from tiny_problems import tiny_problem
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
+    from schedc.ir.problem import Problem, Stage
 
 __all__ = ["differing_problem", "scaled"]
-
-KINDS = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
 
 
 def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
@@ -27,19 +25,31 @@ def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
         if random.random() < 0.5:
             made = scaled(problem, [random.choice([1, 2, 5]) for _ in range(count)])
         else:
-            stages = tuple(
-                replace(stage, **{kind: tuple(random.choice([random.randint(1, 6), 3]) for _ in range(count)) for kind in KINDS})
-                for stage in problem.stages
-            )
-            made = replace(problem, stages=stages)
+            made = replace(problem, stages=tuple(_drawn(stage, random, count) for stage in problem.stages))
         if not made.alike:
             return made
 
 
 def scaled(problem: Problem, scales: list[int]) -> Problem:
     """The problem with the durations of its first microbatch times these, one for each microbatch."""
+
+    def grown(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(values[0] * scale for scale in scales)
+
     stages = tuple(
-        replace(stage, **{kind: tuple(getattr(stage, kind)[0] * scale for scale in scales) for kind in KINDS})
+        replace(
+            stage,
+            forward_ns=grown(stage.forward_ns),
+            backward_input_ns=grown(stage.backward_input_ns),
+            backward_weight_ns=grown(stage.backward_weight_ns),
+            backward_ns=grown(stage.backward_ns),
+        )
         for stage in problem.stages
     )
     return replace(problem, stages=stages)
+
+
+def _drawn(stage: Stage, random: Random, count: int) -> Stage:
+    """The stage with durations of their own for each microbatch, of which many are 3."""
+    f, b, w, bw = (tuple(random.choice([random.randint(1, 6), 3]) for _ in range(count)) for _ in range(4))
+    return replace(stage, forward_ns=f, backward_input_ns=b, backward_weight_ns=w, backward_ns=bw)
