@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compile import compile_problem
 from schedc.errors import NoPlanFound
 from schedc.lower.problem import problem_of
@@ -23,31 +24,29 @@ SEARCH, TRIED = 0.5, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A layout, and what its best schedule takes."""
+    """A layout, what its best schedule takes, and a bound over all layouts."""
 
     layout: Layout
-    objective_ns: int
+    makespan_ns: int
+    lower_bound_ns: int
 
 
 def chosen_layout(workload: Workload, open_layout: OpenLayout, limits: Limits) -> Chosen:
-    """The best layout found in the time given, and the objective of its plan.
+    """The best layout found in the time given, which the limits must have; the job minimizes the makespan.
 
     Raises:
         NoPlanFound: there is none.
     """
-    from dataclasses import replace
-
     assert limits.time_s is not None
     climb = LayoutClimb(workload, open_layout, seed=limits.seed)
     climb.run(seconds=SEARCH * limits.time_s)
-    found = []
-    for done in climb.finished(4)[:4]:
-        found.append(Chosen(layout=done.layout, objective_ns=done.objective_ns))
+    found = {done.layout: done.objective_ns for done in reversed(climb.finished())}
     own = replace(limits, time_s=(1 - SEARCH) * limits.time_s / TRIED)
     for layout in climb.layouts[:TRIED]:
-        certificate = compile_problem(problem_of(workload, layout), limits=own).plan.certificate
-        ns = certificate.stage_span_ns if certificate.objective == "stage-span" else certificate.makespan_ns
-        found.append(Chosen(layout=layout, objective_ns=ns))
+        makespan_ns = compile_problem(problem_of(workload, layout), limits=own).plan.certificate.makespan_ns
+        found[layout] = min(makespan_ns, found.get(layout, makespan_ns))
     if not found:
-        raise NoPlanFound(f"{workload.name}: no layout found")
-    return min(found, key=lambda each: each.objective_ns)
+        raise NoPlanFound(f"{workload.name}: no layout with a schedule found")
+    best = min(found, key=lambda layout: found[layout])
+    bound_ns = layout_bound(workload, open_layout).value_ns
+    return Chosen(layout=best, makespan_ns=found[best], lower_bound_ns=bound_ns or 0)
