@@ -293,7 +293,7 @@ def _llama_layers(model: dict[str, Any], recipe: Recipe) -> dict[str, Layer]:
 
     def layer(with_weights: float, without: float, activation: int) -> Layer:
         ns = 1e9 * recipe.sequence / (FLOPS * recipe.tensor_parallel)
-        return _layer((with_weights + without) * ns, (with_weights + 2 * without) * ns, with_weights * ns, activation)
+        return _layer([(with_weights + without) * ns, (with_weights + 2 * without) * ns, with_weights * ns], activation)
 
     return {"E": layer(0, 0, 0), "t": layer(weights, attention, 1), "L": layer(head, 0, 1)}
 
@@ -305,23 +305,24 @@ def _deepseek_layers(model: dict[str, Any], block: Sequence[Layer]) -> dict[str,
     of_experts = 3 * model["hidden"] * model["ffn"]
     head = [each * model["hidden"] * model["vocab"] / of_experts for each in experts]
     projection = [each * 2 * model["hidden"] ** 2 / of_experts for each in experts]
-    whole = [a + b for a, b in zip(attention, moe, strict=True)]
+    whole, dense = ([a + b for a, b in zip(attention, each, strict=True)] for each in (moe, experts))
     return {
-        "E": _layer(0, 0, 0, 0),
-        "d": _layer(*(a + b for a, b in zip(attention, experts, strict=True)), 1),
-        "t": _layer(*whole, 1),
-        "m": _layer(*(a + b for a, b in zip(whole, projection, strict=True)), 1),
-        "L": _layer(*(2 * each for each in head), 1),  # of the model, and of the module
+        "E": _layer([0, 0, 0], 0),
+        "d": _layer(dense, 1),
+        "t": _layer(whole, 1),
+        "m": _layer([a + b for a, b in zip(whole, projection, strict=True)], 1),
+        "L": _layer([2 * each for each in head], 1),  # of the model, and of the module
     }
 
 
-def _layer(forward_ns: float, input_ns: float, weight_ns: float, activation: int) -> Layer:
-    """A layer whose microbatch holds two units of memory, and one between B and W; or nothing."""
+def _layer(times_ns: Sequence[float], activation: int) -> Layer:
+    """A layer of F, B and W whose microbatch holds two units of memory, and one between B and W; or nothing."""
+    forward_ns, input_ns, weight_ns = map(round, times_ns)
     return Layer(
-        forward_ns=(round(forward_ns),),
-        backward_input_ns=(round(input_ns),),
-        backward_weight_ns=(round(weight_ns),),
-        backward_ns=(round(input_ns) + round(weight_ns),),
+        forward_ns=(forward_ns,),
+        backward_input_ns=(input_ns,),
+        backward_weight_ns=(weight_ns,),
+        backward_ns=(input_ns + weight_ns,),
         activation_bytes=2 * activation,
         activation_after_input_bytes=activation,
     )

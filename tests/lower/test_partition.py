@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from measured_chains import CHAINS_US, LEAST_US
+from measured_chains import BERT24_CUTS, BERT24_LOADS_US, BERT24_MESSAGE_US, CHAINS_US, LEAST_US
 
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Device, Layer, Network, Workload
@@ -128,6 +128,19 @@ def test_beside_published_numbers(model: str, ranks: int) -> None:
     workload, placed = chain(CHAINS_US[model], ranks), place("unidirectional", ranks)
     layers_of_stage = balanced_partition(workload, placed, frozenset())
     assert max(sum(CHAINS_US[model][slice(*bounds)]) for bounds in layers_of_stage) == LEAST_US[model][ranks]
+
+
+def test_a_published_partition_with_its_messages() -> None:
+    """Tarnawski's optimum of BERT-24 on 6 devices counts messages, too; the balanced partition is the same one."""
+    workload, placed = chain(CHAINS_US["bert24"], 6), place("unidirectional", 6)
+    layers_of_stage = balanced_partition(workload, placed, frozenset())
+    assert tuple(first for first, _ in layers_of_stage) == BERT24_CUTS
+    neighbours = (1, 2, 2, 2, 2, 1)
+    loads_us = [
+        sum(CHAINS_US["bert24"][slice(*bounds)]) + 2 * count * BERT24_MESSAGE_US
+        for bounds, count in zip(layers_of_stage, neighbours, strict=True)
+    ]
+    assert loads_us == pytest.approx(BERT24_LOADS_US, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "chunks"), NAMED)
