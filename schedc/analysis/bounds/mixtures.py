@@ -56,7 +56,8 @@ def mixture_bound(tasks: Iterable[Task | Backward]) -> int:
 
     Proof. Let x be 0 for a fused backward and 1 for a split one, all sums over backwards. Two kinds of bounds hold for every x:
 
-    - work(x) = least head + F's + Σ (BW + x (B + W − BW)) + least tail, as the rank runs one block at a time.
+    - work(x) = least head + F's + Σ (BW + x (B + W − BW)) + least tail for every set of F's and all backwards, as the rank runs one
+      block at a time.
     - For a set of F's, gradient parts, and ends of backwards, head and tail being the least of the set: head + F's + gradient parts
       + Σ (BW − gradient part) (1 − x) + tail. Of a fused backward, all of BW has run when the gradient is sent. The best set
       without the last sum is `one_machine_bound` of the gradient parts and rests; with all of it, x being 0, of all fused.
@@ -81,11 +82,7 @@ def mixture_bound(tasks: Iterable[Task | Backward]) -> int:
     prices = sorted({price for each in cheaper_fused if (price := each.price) is not None})
     if not prices:
         return bound_ns
-    # Only on a rank are there backwards, and if W counts, all of the rank's work lies between the least head and the least tail.
-    work_ns = min([*(task.head_ns for task in plain), *(each.head_ns for each in backwards)])
-    work_ns += min(each.after_ns or 0 for each in backwards)
-    work_ns += sum(task.duration_ns for task in plain)
-    work_ns += sum(each.microbatches * (each.gradient_ns + each.rest_ns) for each in backwards)
+    work_ns = _least_work_ns(plain, backwards)
     for early_ns, more_ns in prices[:: -(-len(prices) // MOST_PRICES)]:
         fused_ns = one_machine_bound([*plain, *_pieces(backwards, early_ns, more_ns)])
         if len(prices) == 1 and all(each.price for each in backwards):
@@ -95,6 +92,22 @@ def mixture_bound(tasks: Iterable[Task | Backward]) -> int:
             least_ns = work_ns + -(-max(0, fused_ns - work_ns) * more_ns // (early_ns + more_ns))
         bound_ns = max(bound_ns, least_ns)
     return bound_ns
+
+
+def _least_work_ns(plain: Sequence[Task], backwards: Sequence[Backward]) -> int:
+    """The end of all work of a rank, no backward being split: that of the best set of F's, and all backwards.
+
+    F's run as soon as their heads let them until a backward can start; idle time between them is not made up for by any split.
+    """
+    first_ns = min(each.head_ns for each in backwards)
+    now_ns = later_ns = 0
+    for task in sorted(plain):
+        if task.head_ns < first_ns:
+            now_ns = max(now_ns, task.head_ns) + task.duration_ns
+        else:
+            later_ns += task.duration_ns
+    work_ns = sum(each.microbatches * (each.gradient_ns + each.rest_ns) for each in backwards)
+    return max(now_ns, first_ns) + later_ns + work_ns + min(each.after_ns or 0 for each in backwards)
 
 
 def _pieces(backwards: Sequence[Backward], early_ns: int, more_ns: int) -> Iterable[Task]:

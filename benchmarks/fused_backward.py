@@ -1,0 +1,158 @@
+"""The shipped sets with BW cheaper than B and W, beside the same cells with BW = B + W: gap and time by `auto`, cell by cell.
+
+Each cell runs alone, in a process of its own, as `schedc bench` runs it. A finished cell goes to the CSV file at once; cells that
+are there already are not run again, so a run may be interrupted and resumed. Prints a line for each cell, with a column for each
+share: the gap, or that the optimum is proven, and the processor time, which other work on the machine changes least. Then, for each
+set, how many are proven, and the mean gap.
+
+Run it as `python benchmarks/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]`.
+After a set's name comes its time limit, in seconds for each cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from statistics import mean, median
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.bench.instances import instances
+from schedc.bench.run import run
+from schedc.solvers.common.base import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.bench.instances import Instance
+
+SETS = "m70:60,large:15,m70-wave:10,m70-loop:10,pipemorph:6,zero-bubble:6"
+WARM_UP_S = 20.0
+"""Long enough that every kernel is compiled, or loaded, once before anything is timed."""
+
+
+class Row(NamedTuple):
+    """One cell with one BW, as the text of a CSV file."""
+
+    set_name: str
+    cell: str
+    share: str
+    """BW over B + W."""
+    limit_s: str
+    makespan_ns: str
+    bound_ns: str
+    gap: str
+    seconds: str
+    """From start to end, without the start of the process."""
+    processor_s: str
+    """Of all its threads, with the start of the process."""
+    won_by: str
+    bound: str
+    why_not: str
+
+
+def main() -> None:
+    """Run the cells that the file lacks, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("rows", type=Path, help="the CSV file that finished cells are appended to")
+    parser.add_argument("--sets", default=SETS, help="sets with their time limits for each cell in seconds")
+    parser.add_argument("--shares", default="1,0.95,0.9,0.85", help="BW as shares of B + W")
+    parser.add_argument("--only-print", action="store_true", help="run nothing; print what the file has")
+    options = parser.parse_args()
+    sets = [(name, float(limit_s)) for name, _, limit_s in (entry.partition(":") for entry in options.sets.split(","))]
+    shares = options.shares.split(",")
+    rows = _read(options.rows)
+    if not options.only_print:
+        _run_missing(options.rows, rows, sets, shares)
+    _print(list(rows.values()), [name for name, _ in sets], shares)
+
+
+def _read(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows of the file by cell and share; none where there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        found = [Row(*line) for line in csv.reader(file)]
+    return {(row.cell, row.share): row for row in found}
+
+
+def _run_missing(path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[tuple[str, float]], shares: Sequence[str]) -> None:
+    for share in shares:
+        next(run(_instances("m70", share)[9:10], ["auto"], limits=Limits(time_s=WARM_UP_S)))
+    for set_name, limit_s in sets:
+        for cell, of_cell in _cells(set_name, shares):
+            for share, instance in of_cell.items():
+                if (cell, share) in rows:
+                    continue
+                row = _row(set_name, cell, share, instance, limit_s)
+                rows[cell, share] = row
+                with path.open("a", encoding="utf-8", newline="") as file:
+                    csv.writer(file).writerow(row)
+                print(f"{cell} {share}: {_shown(row)} {row.why_not}", file=sys.stderr, flush=True)
+
+
+def _cells(set_name: str, shares: Sequence[str]) -> Iterator[tuple[str, dict[str, Instance]]]:
+    """The cells of a set by name, each with its instances by share."""
+    names = [instance.name for instance in instances(set_name)]
+    of_shares = [_instances(set_name, share) for share in shares]
+    for name, *of_cell in zip(names, *of_shares, strict=True):
+        yield name, dict(zip(shares, of_cell, strict=True))
+
+
+def _row(set_name: str, cell: str, share: str, instance: Instance, limit_s: float) -> Row:
+    """Run one cell."""
+    before = getrusage(RUSAGE_CHILDREN)
+    (done,) = run([instance], ["auto"], limits=Limits(time_s=limit_s))
+    after, answer = getrusage(RUSAGE_CHILDREN), done.answer
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    times = (answer.makespan_ns, answer.bound_ns, answer.gap, answer.seconds, processor_s)
+    values = (*times, answer.won_by, answer.bound, answer.why_not)
+    texts = ["" if value is None else str(value) for value in values]
+    return Row(set_name, cell, share, f"{limit_s:g}", *texts)
+
+
+def _instances(set_name: str, share: str) -> tuple[Instance, ...]:
+    return instances(set_name, None if float(share) == 1 else float(share))
+
+
+def _shown(row: Row | None) -> str:
+    if row is None or not row.gap:
+        return "–"
+    gap = "proven" if float(row.gap) <= 0 else f"{float(row.gap):.2%}"
+    return f"{gap} {float(row.processor_s):.1f} s"
+
+
+def _print(rows: Sequence[Row], set_names: Sequence[str], shares: Sequence[str]) -> None:
+    console = Console(width=120)
+    totals = Table(title="by set: proven of all, mean gap, median processor time to a proof")
+    totals.add_column("set")
+    for share in shares:
+        totals.add_column(f"BW = {share} (B + W)", justify="right")
+    for set_name in set_names:
+        mine = {(row.cell, row.share): row for row in rows if row.set_name == set_name}
+        table = Table(title=f"{set_name}: gap and processor time by BW / (B + W)")
+        table.add_column("cell")
+        for share in shares:
+            table.add_column(share, justify="right")
+        for cell in dict.fromkeys(cell for cell, _ in mine):
+            table.add_row(cell, *(_shown(mine.get((cell, share))) for share in shares))
+        console.print(table)
+        totals.add_row(set_name, *(_total([row for row in mine.values() if row.share == share and row.gap]) for share in shares))
+    console.print(totals)
+
+
+def _total(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "–"
+    proven_s = [float(row.processor_s) for row in rows if float(row.gap) <= 0]
+    when = f", {median(proven_s):.1f} s" if proven_s else ""
+    return f"{len(proven_s)} of {len(rows)}, {mean(float(row.gap) for row in rows):.2%}{when}"
+
+
+if __name__ == "__main__":
+    main()
