@@ -275,7 +275,9 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
     greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
     cuts = ("n_sub=1", "n_sub=4") if problem.num_ops <= SMALL_OPS else ("n_sub=1",)
-    fused = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts if can_pay(problem)]
+    # Where all are fused, there is nothing to cut.
+    some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]
+    fused = ["greedy{fused=all,n_sub=1}", *some] if can_pay(problem) else []
     return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
 
 
@@ -353,8 +355,8 @@ def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
         return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:
         if ranges:
-            # The searches find more than CP-SAT does.
-            return (*ranges, ("polish{rounds=6}", 0.3), ("cpsat", 0.5))
+            # The searches find more than CP-SAT does, and each of them finds what the others do not.
+            return (*ranges, ("local{rounds=4}", 0.3), ("polish{rounds=6}", 0.3), ("cpsat", 0.5))
         return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     return (
