@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds, minimum_limit_bytes
@@ -19,7 +19,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.index import tables_of
-from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan
+from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan, Scope
 from schedc.lower.plan import lower
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.incumbent import Improvement, Incumbent
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.layout import Layout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.failure import Failure
@@ -66,6 +67,12 @@ class Compiled:
     """Of the methods that ended with an exception of their own, which are defects of schedc. The plan does not rest on them."""
     ended: Ended
     """Why the work ended."""
+    layout: Layout | None = None
+    """The layout that was chosen; None: it was given."""
+    layouts: int = 1
+    """How many layouts were evaluated."""
+    chosen: str = ""
+    """Where a layout was chosen, the candidate that has it."""
 
 
 def compile_problem(
@@ -128,7 +135,7 @@ def compile_problem(
     made_by = MadeBy(
         schedc=__version__, method=best.found_by, seed=limits.seed, job_sha256=job_sha256, reproducible=not best.cut_short
     )
-    plan = certify(problem, best.schedule, made_by, solver_bound=best if best.solver_log else None)
+    plan = certify(problem, best.schedule, made_by, proven=best if best.solver_log else None)
     return Compiled(
         plan=plan,
         seconds=time.perf_counter() - begun,
@@ -158,14 +165,38 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
     return tuple(candidates)
 
 
-def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bound: Incumbent | None = None) -> Plan:
+class ProvenBound(Protocol):
+    """A bound that is known of a problem beside its analytic ones."""
+
+    @property
+    def bound_ns(self) -> int:
+        """The bound on the objective."""
+
+    @property
+    def bound_by(self) -> BoundName:
+        """Where it comes from."""
+
+    @property
+    def solver_log(self) -> tuple[str, ...]:
+        """Where a solver proved it, what it rests on."""
+
+
+def certify(
+    problem: Problem,
+    schedule: Schedule,
+    made_by: MadeBy,
+    *,
+    proven: ProvenBound | None = None,
+    scope: Scope = Scope.SCHEDULE,
+) -> Plan:
     """The plan of a schedule, with its certificate, after both verifiers accepted it.
 
     Args:
         problem: what the ops cost.
         schedule: the schedule.
         made_by: for the plan.
-        solver_bound: an incumbent whose bound a solver proved, if that is better than the analytic ones.
+        proven: a bound that takes the place of the analytic ones; it has the scope.
+        scope: for which layouts the bound holds.
 
     Raises:
         Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
@@ -175,11 +206,14 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
         message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {_first_of(violations)}"
         raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
     timeline = simulate(problem, schedule)
-    bound = best_bound(problem)
-    bound_ns, bound_by, digest = bound.value_ns, bound.name, ""
-    if solver_bound is not None:
-        bound_ns, bound_by = solver_bound.bound_ns, solver_bound.bound_by
-        digest = hashlib.sha256("\n".join(solver_bound.solver_log).encode()).hexdigest()
+    digest = ""
+    if proven is None:
+        bound = best_bound(problem)
+        bound_ns, bound_by = bound.value_ns, bound.name
+    else:
+        bound_ns, bound_by = proven.bound_ns, proven.bound_by
+        if proven.solver_log:
+            digest = hashlib.sha256("\n".join(proven.solver_log).encode()).hexdigest()
     objective_ns = timeline.objective_ns(problem.objective)
     try:
         gap = relative_gap(objective_ns, bound_ns, bound_by)
@@ -195,6 +229,7 @@ def certify(problem: Problem, schedule: Schedule, made_by: MadeBy, *, solver_bou
         peak_activation_bytes=peak_bytes(problem, schedule),
         stage_span_ns=timeline.stage_span_ns,
         objective=problem.objective,
+        scope=scope,
     )
     plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
     violations = check_plan(plan)

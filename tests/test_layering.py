@@ -27,8 +27,9 @@ MAY_SEE = {
     "models": IR | QUESTIONS | FRONT,
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
-    "bench": COMPILER | {"compile"},
-    "cli": COMPILER | {"compile", "bench", "runtime"},
+    "compile_layouts": COMPILER | {"compile"},
+    "bench": COMPILER | {"compile", "compile_layouts"},
+    "cli": COMPILER | {"compile", "compile_layouts", "bench", "runtime"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

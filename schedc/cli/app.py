@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -25,6 +25,9 @@ from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
 
 __all__ = ["app", "main"]
 
@@ -101,7 +104,7 @@ def compile_command(
         from schedc.cli.defect import defects_kept
         from schedc.cli.rendering import layout, results
         from schedc.cli.rendering.progress import live
-        from schedc.compile import compile_problem
+        from schedc.compile_layouts import compile_job
         from schedc.files.outputs import check_outputs, is_standard, write_output
         from schedc.frontend.job import load_job
         from schedc.lower.layout_report import layout_report
@@ -125,14 +128,14 @@ def compile_command(
             workers=workers,
             deterministic=deterministic_limit,
         )
-        with defects_kept(loaded, output), live(loaded.problem, chosen, limits, hidden=quiet or as_json) as shown:
-            compiled = compile_problem(
-                loaded.problem,
+        with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
+            compiled = compile_job(
+                loaded,
                 method=chosen,
                 limits=limits,
-                job_sha256=loaded.sha256,
                 report=shown.improved,
                 on_method=shown.running,
+                on_layouts=shown.layouts,
                 interruption=interruption,
             )
         write_output(output, plan_json(compiled.plan))
@@ -140,12 +143,13 @@ def compile_command(
             typer.echo(
                 f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
             )
+        chosen_layout = compiled.layout or loaded.layout
+        is_given = loaded.open_layout is None or loaded.open_layout.layers_of_stage is not None
+        report = layout_report(loaded.workload, chosen_layout, compiled.plan.problem, is_given=is_given)
         if as_json:
-            report = layout_report(loaded.workload, loaded.layout, loaded.problem)
-            results.print_json(results.compiled_json(compiled) | layout.layout_json(report, loaded.layout))
+            results.print_json(results.compiled_json(compiled) | layout.layout_json(report, chosen_layout))
         elif not quiet:
-            report = layout_report(loaded.workload, loaded.layout, loaded.problem)
-            layout.print_layout(report, stderr=is_standard(output))
+            layout.print_layout(report, stderr=is_standard(output), is_chosen=compiled.layout is not None)
             results.print_compiled(compiled, output, interrupted=interruption.requested)
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()
@@ -158,6 +162,7 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
     """Check a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is the job's plan."""
     from schedc.cli.rendering import results
     from schedc.compile import check_plan
+    from schedc.compile_layouts import check_scope, problem_for
     from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
     from schedc.verify.job import check_costs, check_pipeline
@@ -165,8 +170,11 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
     read = read_plan(plan)
     violations = check_plan(read)
     if job is not None:
-        problem = load_job(job).problem
-        violations += check_pipeline(read, problem) + check_costs(read, problem)
+        loaded = load_job(job)
+        problem, unlike = problem_for(read, loaded)
+        violations += unlike + check_scope(read, loaded)
+        if problem is not None:
+            violations += check_pipeline(read, problem) + check_costs(read, problem)
     if as_json:
         results.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
     else:
@@ -180,11 +188,18 @@ def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption 
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
     from schedc.cli.rendering import results
     from schedc.compile import time_plan
+    from schedc.compile_layouts import problem_for
+    from schedc.errors import CheckFailed
     from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
 
     read = read_plan(plan)
-    problem = read.problem if job is None else load_job(job).problem
+    problem: Problem | None = read.problem
+    if job is not None:
+        problem, unlike = problem_for(read, load_job(job))
+        if problem is None:
+            raise CheckFailed(f"{plan}: its layout is none that the job leaves open: {unlike[0]}")
+    assert problem is not None
     timeline = time_plan(read, problem)
     if as_json:
         results.print_json(results.timeline_json(problem, read.schedule(), timeline))
@@ -223,12 +238,22 @@ def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
     from schedc.cli.rendering import results
     from schedc.frontend.job import load_job
 
-    problem = load_job(job).problem
+    loaded = load_job(job)
+    if loaded.open_layout is not None:
+        from schedc.compile_layouts import bound_over_layouts
+
+        over_all = bound_over_layouts(loaded.workload, loaded.open_layout)
+        if as_json:
+            results.print_json({over_all.name: {"value_ns": over_all.value_ns, "where": over_all.detail}})
+        else:
+            results.print_bounds(loaded.workload.name, (over_all,))
+        return
+    problem = loaded.problem
     found = lower_bounds(problem)
     if as_json:
         results.print_json({bound.name: {"value_ns": bound.value_ns, "where": bound.detail} for bound in found})
     else:
-        results.print_bounds(problem, found)
+        results.print_bounds(problem.name, found)
 
 
 @app.command()

@@ -20,14 +20,14 @@ __all__ = ["read_data_parallel"]
 
 
 def read_data_parallel(
-    section: DataParallelSection | None, placed: Placement, trunks: Collection[str | None], location: Location
+    section: DataParallelSection | None, placed: Placement | None, trunks: Collection[str | None], location: Location
 ) -> DataParallel | None:
     """The collectives of each stage, or None where the job has no such section.
 
     Args:
         section: the section.
-        placed: for the stages.
-        trunks: those that the pipeline's transfers cross; None among them counts for nothing.
+        placed: for the stages; None: the placement is open.
+        trunks: those that the pipeline's transfers may cross; None among them counts for nothing.
         location: the section's place.
 
     Raises:

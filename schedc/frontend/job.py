@@ -1,6 +1,7 @@
 """The front end: a job file, with the files that it names, made into a Workload and a Layout, and the Problem that these are.
 
-Takes the path of a job.toml; gives all three, the solver's settings and the file's hash. Whatever is wrong with the file is said in
+Takes the path of a job.toml; gives all three, the solver's settings and the file's hash. Where something of the layout is to be
+chosen, there is an `OpenLayout` instead of Layout and Problem. Whatever is wrong with the file is said in
 one line that names the file, the key, what was found and what is expected.
 """
 
@@ -8,19 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedc.errors import Defect
+from schedc.errors import Defect, InvalidInput
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, one_line, show
 from schedc.files.tables import parse_toml
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.data_parallel import read_data_parallel
-from schedc.frontend.job_file import JobFile
+from schedc.frontend.job_file import AUTO, JobFile
 from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
+from schedc.frontend.open_layout import check_joined, check_open, check_open_keys, is_open, read_open_layout
 from schedc.frontend.pipeline import read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from schedc.frontend.job_file import SolverSection
+    from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
 
 __all__ = ["Job", "load_job"]
@@ -49,9 +53,40 @@ class Job:
     file: JobFile
     """What the file says, quantities as integers."""
     workload: Workload
-    layout: Layout
-    problem: Problem
-    """The workload in this layout."""
+    open_layout: OpenLayout | None
+    """What of the layout is to be chosen; None: nothing is."""
+    given_layout: Layout | None
+    """None: something of it is to be chosen."""
+    given_problem: Problem | None
+    """The workload in the given layout, if there is one."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, of which nothing is to be chosen.
+
+        Raises:
+            InvalidInput: something is.
+        """
+        if self.given_layout is None:
+            raise self._is_open()
+        return self.given_layout
+
+    @property
+    def problem(self) -> Problem:
+        """The workload in the layout, of which nothing is to be chosen.
+
+        Raises:
+            InvalidInput: something is.
+        """
+        if self.given_problem is None:
+            raise self._is_open()
+        return self.given_problem
+
+    def _is_open(self) -> InvalidInput:
+        keys = [key for key in ("placement", "partition", "recompute") if getattr(self.file.pipeline, key) == AUTO]
+        return (Location(str(self.path)) / "pipeline" / keys[0]).refuse(
+            '"auto"', "a given one, as this command chooses no layout (schedc compile does)"
+        )
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -76,21 +111,39 @@ def load_job(path: str | PathLike[str]) -> Job:
     path = Path(path)
     content = read_bytes(path)
     file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
-    workload, layout = _workload_and_layout(file, path)
-    problem = problem_of(workload, layout)
-    if file.memory is not None:
-        check_room(problem, workload.devices, file.memory, Location(str(path)) / "memory")
-    for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
+    root = Location(str(path))
+    workload, layout, open_layout = _workload_and_layout(file, path, root)
+    problem = None
+    if layout is not None:
+        problem = problem_of(workload, layout)
+        if file.memory is not None:
+            check_room(problem, workload.devices, file.memory, root / "memory")
+    unsound = verify_workload(workload) + (() if layout is None else verify_layout(workload, layout))
+    for violation in unsound:
         raise Defect(f"{path}: what the front end made of it breaks a rule: {violation}")
-    check_messages(problem, file.profile, Location(str(path)) / "profile")
-    check_size(problem, Location(str(path)) / "profile")
-    return Job(path=path, sha256=hashlib.sha256(content).hexdigest(), file=file, workload=workload, layout=layout, problem=problem)
+    if problem is not None:
+        check_messages(problem, file.profile, root / "profile")
+        check_size(problem, root / "profile")
+    if open_layout is not None:
+        check_open(workload, open_layout, file, root)
+    return Job(
+        path=path,
+        sha256=hashlib.sha256(content).hexdigest(),
+        file=file,
+        workload=workload,
+        open_layout=open_layout,
+        given_layout=layout,
+        given_problem=problem,
+    )
 
 
-def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
-    root, pipeline = Location(str(path)), job.pipeline
+def _workload_and_layout(job: JobFile, path: Path, root: Location) -> tuple[Workload, Layout | None, OpenLayout | None]:
+    """The workload, and the layout or what of it is open."""
+    pipeline = job.pipeline
+    check_open_keys(job, root)
     placed = read_placement(pipeline, root / "pipeline")
-    check_ops(pipeline, placed, root / "pipeline")
+    if placed is not None:
+        check_ops(pipeline, placed, root / "pipeline")
     topology, at = read_topology(job.topology, path.parent, root)
     layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
     layers = layers_of_lengths(
@@ -101,10 +154,14 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
         limited=job.memory is not None,
         location=root / "lengths",
     )
-    check_semantics(pipeline, placed, root / "pipeline" / "semantics")
     network = read_network(topology, pipeline.ranks, at)
-    crossed = placed.crossed()
-    check_connected(network, crossed, at)
+    if placed is None:
+        check_joined(network, pipeline.ranks, at)
+        crossed = list(permutations(range(pipeline.ranks), 2))
+    else:
+        check_semantics(pipeline, placed, root / "pipeline" / "semantics")
+        crossed = placed.crossed()
+        check_connected(network, crossed, at)
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
@@ -120,11 +177,14 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
     )
-    recomputed = read_recomputed(pipeline, placed, root / "pipeline")
-    if layers_of_stage is None:
+    recompute = read_recomputed(pipeline, placed, root / "pipeline")
+    recomputed = frozenset(stage for stage, recomputes in enumerate(recompute) if recomputes)
+    if layers_of_stage is None and placed is not None and pipeline.partition is None:
         from schedc.lower.partition import balanced_partition
 
         layers_of_stage = balanced_partition(workload, placed, recomputed)
+    if placed is None or layers_of_stage is None or is_open(job):
+        return workload, None, read_open_layout(job, placed, layers_of_stage, recompute, len(layers), root)
     layout = Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,
@@ -132,7 +192,7 @@ def _workload_and_layout(job: JobFile, path: Path) -> tuple[Workload, Layout]:
         recomputed=recomputed,
         placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
     )
-    return workload, layout
+    return workload, layout, None
 
 
 def _name(job: JobFile, path: Path, root: Location) -> str:

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""In [pipeline]: schedc chooses."""
+"""In [pipeline]: schedc chooses it."""
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
@@ -45,9 +45,14 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     microbatches: Annotated[Count, Meta(description="Microbatches of one training step.")]
     placement: Annotated[
         Literal["unidirectional", "loop", "wave", "bidirectional", "auto"] | tuple[Index, ...],
-        Meta(description="Which rank each stage is on: a name, or the rank of each stage in the order of the forward."),
+        Meta(
+            description="Which rank each stage is on: a name, or the rank of each stage in the order of the forward. auto: chosen."
+        ),
     ] = "unidirectional"
-    chunks: Annotated[Count | None, Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave.")] = None
+    chunks: Annotated[
+        Count | None,
+        Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave; with placement auto at most this many, or 4."),
+    ] = None
     split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
     semantics: Annotated[
         Semantics,
@@ -58,11 +63,11 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     ] = Semantics.SCHEDC
     partition: Annotated[
         Literal["auto"] | tuple[Count, ...] | None,
-        Meta(description="Layers of each piece of the model. auto, the default for a profile.json: balanced."),
+        Meta(description="Layers of each piece of the model. auto: chosen. Default for a profile.json: balanced."),
     ] = None
     recompute: Annotated[
         Literal["none", "full", "auto"] | tuple[bool, ...],
-        Meta(description="Which stages keep only their input from F, and run it again before their backward."),
+        Meta(description="Which stages keep only their input from F, and run it again before their backward. auto: chosen."),
     ] = "none"
     microbatch_order: Annotated[
         Literal["given", "auto"], Meta(description="In which order microbatches that differ enter the pipeline.")

@@ -36,7 +36,9 @@ class Memory:
     bytes_per_parameter: Fraction = Fraction(0)
 
 
-def read_memory(memory: MemorySection | None, layers: Sequence[Layer], placed: Placement, ranks: int, location: Location) -> Memory:
+def read_memory(
+    memory: MemorySection | None, layers: Sequence[Layer], placed: Placement | None, ranks: int, location: Location
+) -> Memory:
     """What each rank can hold, and what stages hold all the time; `location` is the place of [memory].
 
     Raises:

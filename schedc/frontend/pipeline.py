@@ -1,7 +1,4 @@
-"""[pipeline] read: the placement, and which stages recompute.
-
-Where a key says that schedc chooses, and schedc cannot yet, it is refused here.
-"""
+"""[pipeline] read: the placement, which stages recompute, and what of the layout schedc is to choose."""
 
 from __future__ import annotations
 
@@ -23,20 +20,21 @@ __all__ = ["read_placement", "read_recomputed"]
 _MOST_STAGES = 2**14
 
 
-def read_placement(pipeline: PipelineSection, location: Location) -> Placement:
+def read_placement(pipeline: PipelineSection, location: Location) -> Placement | None:
     """The placement, with `chunks` checked against it, as an explicit one already says how many stages each rank has.
 
+    Returns:
+        The placement; None: it is to be chosen.
+
     Raises:
-        InvalidInput: the placement does not exist for these ranks, has too many stages, or is to be chosen.
+        InvalidInput: the placement does not exist for these ranks, or has too many stages; or the order of microbatches is to be
+            chosen.
     """
-    for key, instead in (
-        ("placement", "a name or the rank of each stage"),
-        ("recompute", '"none", "full", or true or false for each stage'),
-        ("microbatch_order", '"given"'),
-    ):
-        if getattr(pipeline, key) == AUTO:
-            raise (location / key).refuse('"auto", which is not available yet', instead)
+    if pipeline.microbatch_order == AUTO:
+        raise (location / "microbatch_order").refuse('"auto", which is not available yet', '"given"')
     placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
+    if placement == AUTO:
+        return None
     count = ranks * (chunks or 1) if isinstance(placement, str) else len(placement)
     if count > _MOST_STAGES:
         raise location.refuse(f"{count} stages", f"at most {_MOST_STAGES}")
@@ -54,18 +52,17 @@ def read_placement(pipeline: PipelineSection, location: Location) -> Placement:
     return placed
 
 
-def read_recomputed(pipeline: PipelineSection, placed: Placement, location: Location) -> frozenset[int]:
-    """The stages that recompute.
+def read_recomputed(pipeline: PipelineSection, placed: Placement | None, location: Location) -> tuple[bool, ...]:
+    """Whether each stage recomputes; where the placement is open, perhaps one value for all. Where schedc chooses, none does.
 
     Raises:
         InvalidInput: a list of a wrong length, or torch's semantics.
     """
     given = pipeline.recompute
     wanted = per_stage(given == "full" if isinstance(given, str) else given, placed, location / "recompute")
-    recomputed = frozenset(stage for stage, recompute in enumerate(wanted) if recompute)
-    if recomputed and pipeline.semantics is Semantics.TORCH:
+    if (any(wanted) or given == AUTO) and pipeline.semantics is Semantics.TORCH:
         raise (location / "recompute").refuse(
             f'{show(given)} where pipeline.semantics is "torch"',
             '"none", as torch recomputes inside of layers only; such layers have longer durations in the profile',
         )
-    return recomputed
+    return wanted

@@ -9,12 +9,11 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from schedc.errors import InvalidInput
+from schedc.errors import Defect, InvalidInput
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
-from schedc.frontend.job_file import AUTO
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
 from schedc.text.profile_file import ProfileFile
@@ -40,14 +39,14 @@ _MOST_LAYERS = 2**16
 
 
 def read_layers(
-    pipeline: PipelineSection, profile: ProfileSection, placed: Placement, directory: Path, root: Location
+    pipeline: PipelineSection, profile: ProfileSection, placed: Placement | None, directory: Path, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
-    """The layers with their costs, and those of each stage; None where the balanced partition is wanted.
+    """The layers with their costs, and those of each stage; None where the partition is to be the balanced one, or is open.
 
     Args:
         pipeline: for `partition` and `split_backward`.
         profile: the costs, or the path of a file that has them.
-        placed: for the stages and the pieces of the model.
+        placed: for the stages and the pieces of the model; None: the placement is open, and there is such a file.
         directory: what a path in the job is relative to.
         root: the job file, for errors.
 
@@ -55,6 +54,8 @@ def read_layers(
         InvalidInput: keys missing or in each other's way, lists of a wrong length, or a profile.json that cannot be used.
     """
     if profile.path is None:
+        if placed is None:
+            raise Defect("costs by stage without a placement")
         return _from_values(pipeline, profile, placed, root)
     given = [key for key, value in _by_key(profile).items() if value is not None]
     if given:
@@ -68,12 +69,16 @@ def read_layers(
     return _from_layers(pipeline, file, placed, Location(str(path)), root)
 
 
-def per_stage(values: T | tuple[T, ...], placed: Placement, location: Location) -> tuple[T, ...]:
+def per_stage(values: T | tuple[T, ...], placed: Placement | None, location: Location) -> tuple[T, ...]:
     """The value of each stage, from one for all, one per stage, or one per piece of a model that the ranks hold twice.
+
+    Where the placement is open (None), one value stays one for all, and a list may have any length.
 
     Raises:
         InvalidInput: a list of another length.
     """
+    if placed is None:
+        return values if isinstance(values, tuple) else (values,)
     if not isinstance(values, tuple):
         return (values,) * len(placed.rank_of_stage)
     return _of_stages(values, placed, location)
@@ -174,7 +179,7 @@ def _by_key(profile: ProfileSection) -> dict[str, object]:
 
 
 def _from_layers(
-    pipeline: PipelineSection, profile: ProfileFile, placed: Placement, file: Location, root: Location
+    pipeline: PipelineSection, profile: ProfileFile, placed: Placement | None, file: Location, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
     total = sum(layer.repeat for layer in profile.layers)
     if total > _MOST_LAYERS:
@@ -182,12 +187,16 @@ def _from_layers(
     for index, layer in enumerate(profile.layers):
         place = file / "layers" / index / "activation_after_input"
         _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place)
-    if total < placed.pieces:
-        raise (file / "layers").refuse(_layers(total), f"{placed.pieces} or more, one for each piece of the model")
+    least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
+    if total < least:
+        raise (file / "layers").refuse(_layers(total), f"{least} or more, one for each {each}")
     entries = [entry for entry in profile.layers for _ in range(entry.repeat)]
     layers = tuple(_layer(entry, position) for position, entry in enumerate(entries))
-    if pipeline.partition in (None, AUTO):
+    if pipeline.partition is None or isinstance(pipeline.partition, str):
         return layers, None
+    if placed is None:
+        _check_counts(pipeline.partition, len(pipeline.partition), total, root / "pipeline" / "partition")
+        return layers, tuple(pairwise((0, *accumulate(pipeline.partition))))
     of_piece = _layers_of_pieces(pipeline, placed, total, root)
     return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
 
@@ -219,15 +228,19 @@ def _layers_of_pieces(
     if isinstance(counts, str):
         raise at.refuse('"auto" for costs by stage', "a list, or a profile.json in profile.path, whose layers can be divided")
     if counts is not None:
-        if len(counts) != pieces:
-            raise at.refuse(_values(len(counts)), f"{pieces}, one for each piece of the model")
-        if total is not None and sum(counts) != total:
-            raise at.refuse(f"{_layers(sum(counts))} in all", f"the {total} of the profile")
+        _check_counts(counts, pieces, total, at)
     elif len(placed.paths) > 1:
         counts = (1,) * pieces
     else:
         return (None,) * pieces
     return tuple(pairwise((0, *accumulate(counts))))
+
+
+def _check_counts(counts: Sequence[int], pieces: int, total: int | None, location: Location) -> None:
+    if len(counts) != pieces:
+        raise location.refuse(_values(len(counts)), f"{pieces}, one for each piece of the model")
+    if total is not None and sum(counts) != total:
+        raise location.refuse(f"{_layers(sum(counts))} in all", f"the {total} of the profile")
 
 
 def _check_held(activation: int, after_input: int, location: Location) -> None:

@@ -65,9 +65,13 @@ class OpenLayout:
     """None: the partition is open."""
     recompute: tuple[bool, ...] = (False,)
     """Which stages recompute: one value for all stages, or one for each."""
+    recompute_is_open: bool = False
+    """Whether any stage may recompute; then none does in the layouts that a search begins with."""
 
     def __post_init__(self) -> None:
-        """Refuse several paths, and numbers of stages that differ."""
+        """Refuse several paths, numbers of stages that differ, and recomputation that is both given and open."""
+        if self.recompute_is_open and any(self.recompute):
+            raise ValueError(f"recomputation is open, but given as {self.recompute}")
         if self.chunks < 1:
             raise ValueError(f"chunks must be at least 1, got {self.chunks}")
         if self.placement is not None and self.placement.paths != (tuple(range(len(self.placement.rank_of_stage))),):

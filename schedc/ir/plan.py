@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Parts
 
-__all__ = ["BoundName", "Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan"]
+__all__ = ["BoundName", "Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan", "Scope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,24 @@ class BoundName(StrEnum):
     WARM_UP = "warm-up"
     IDLE_GAPS = "idle-gaps"
     PATH = "path"
+    LAYOUTS = "layouts"
+    """Over all layouts that a job leaves open; whoever has the job can compute it again."""
     CPSAT = "cpsat"
     MILP = "milp"
 
     @property
     def is_solvers(self) -> bool:
-        """Whether it is a solver's word, for schedules of whole blocks; else whoever has the problem can compute it again."""
+        """Whether it is a solver's word, for schedules of whole blocks; else it can be computed again."""
         return self in (BoundName.CPSAT, BoundName.MILP)
+
+
+class Scope(StrEnum):
+    """For what a lower bound holds."""
+
+    SCHEDULE = "schedule"
+    """Every schedule of the plan's problem."""
+    LAYOUT = "layout"
+    """Every schedule of every layout that the job left open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +109,8 @@ class Certificate:
     objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str = ""
     """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
+    scope: Scope = Scope.SCHEDULE
+    """For which layouts the bound holds."""
 
     @property
     def objective_ns(self) -> int:

@@ -38,6 +38,8 @@ class StageRow:
     """What a microbatch holds from F to B."""
     static_bytes: int
     """What it holds all the time."""
+    recomputes: bool
+    """Whether it runs its forward again before its backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,15 @@ class LayoutReport:
     """How many layers the balanced partition gives each piece of the model, where the layout is far from it; else None."""
 
 
-def layout_report(workload: Workload, layout: Layout, problem: Problem) -> LayoutReport:
-    """The rows and notes of a layout; `problem` is the workload in it."""
+def layout_report(workload: Workload, layout: Layout, problem: Problem, *, is_given: bool = True) -> LayoutReport:
+    """The rows and notes of a layout.
+
+    Args:
+        workload: what is laid out.
+        layout: the layout.
+        problem: the workload in it.
+        is_given: whether the job gives the partition; only then it may be far from balanced by mistake.
+    """
     static = stage_static_bytes(workload, layout)
     rows = tuple(
         StageRow(
@@ -60,15 +69,17 @@ def layout_report(workload: Workload, layout: Layout, problem: Problem) -> Layou
             work_ns=work_ns,
             activation_bytes=stage.activation_bytes,
             static_bytes=held,
+            recomputes=stage.recompute,
         )
         for stage, work_ns, held in zip(problem.stages, _works_ns(problem), static, strict=True)
     )
-    notes, balanced = [], _balanced_where_far(workload, layout, problem)
+    notes, balanced = [], _balanced_where_far(workload, layout, problem) if is_given else None
     if balanced is not None:
         other, more = balanced
         notes.append(
             f"the busiest rank has {more:.1%} more work than with the balanced partition,"
-            f' partition = "auto": {list(_counts(other))} instead of {list(_counts(layout))} layers'
+            f" {list(_counts(other))} instead of {list(_counts(layout))} layers; without pipeline.partition that is taken,"
+            ' with partition = "auto" the best one is searched for'
         )
     if len(layout.paths) > 1:
         notes.append("two paths: every layer is on two ranks, so weights, gradients and optimizer state take twice the memory")

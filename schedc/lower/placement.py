@@ -13,7 +13,7 @@ from schedc.ir.layout import Placement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PLACEMENTS", "place"]
+__all__ = ["PLACEMENTS", "place", "placement_name"]
 
 PLACEMENTS = ("unidirectional", "loop", "wave", "bidirectional")
 
@@ -59,3 +59,13 @@ def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placement:
 
 def _single_path(rank_of_stage: tuple[int, ...]) -> Placement:
     return Placement(rank_of_stage=rank_of_stage, paths=(tuple(range(len(rank_of_stage))),))
+
+
+def placement_name(rank_of_stage: Sequence[int], ranks: int) -> str:
+    """The name of the placement with one path that puts the stages on these ranks; `explicit` if it has none."""
+    chunks, rest = divmod(len(rank_of_stage), ranks)
+    names = ("unidirectional",) if chunks == 1 else ("loop", "wave")
+    for name in () if rest else names:
+        if place(name, ranks, chunks).rank_of_stage == tuple(rank_of_stage):
+            return name
+    return "explicit"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["Interrupted", "Interruption", "OutOfTime", "wait_for"]
+__all__ = ["Ends", "Interrupted", "Interruption", "OutOfTime", "wait_for"]
 
 LEAST_S = 1e-6
 """A timer of no time would be none."""

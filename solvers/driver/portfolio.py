@@ -32,7 +32,7 @@ from schedc.solvers.kernel.order_evaluator import polish
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from schedc.ir.plan import BoundName
     from schedc.ir.problem import Problem
@@ -113,6 +113,7 @@ def solve(
     report: Callable[[Improvement], None],
     on_method: Callable[[str], None] = lambda _: None,
     interruption: Interruption | None = None,
+    known: Sequence[tuple[Schedule, str]] = (),
 ) -> Outcome:
     """Run the method on the problem until the gap, the limit, a proof, or an interruption.
 
@@ -127,6 +128,8 @@ def solve(
         report: is called with each improvement at once.
         on_method: is called with the name of each method when it begins, if there are several.
         interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
+        known: schedules within memory from an earlier run, with the names of their methods. Where there are some, the searches
+            begin with them, and the methods that make a schedule at once are not run again.
 
     Raises:
         InvalidInput: the method's name or options are wrong.
@@ -142,6 +145,8 @@ def solve(
         report=report,
         interruption=interruption,
     )
+    for schedule, found_by in known:
+        incumbent.offer(schedule, found_by)
     auto = is_auto(method)
     is_constructive = not auto and method.partition("{")[0] not in SEARCHES
     searches = () if is_constructive else _auto_searches(problem) if auto else ((method, 1.0),)
@@ -155,7 +160,7 @@ def solve(
         if is_constructive:
             with interruption.alarm(constructive_s):
                 try_methods(incumbent, (method,), candidates)
-        else:
+        elif not known:
             if problem.num_ops > SMALL_OPS:
                 compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):

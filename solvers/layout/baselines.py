@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.layout import Layout
 from schedc.lower.partition import balanced_partition
-from schedc.lower.placement import place
+from schedc.lower.placement import place, placement_name
 from schedc.solvers.layout.laid_out import laid_out
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from schedc.ir.layout import OpenLayout, Placement
     from schedc.ir.workload import Workload
+    from schedc.solvers.common.base import Construct
     from schedc.solvers.layout.laid_out import LaidOut
 
-__all__ = ["MIST_LIKE", "baselines", "named_layouts", "stage_count"]
+__all__ = ["MIST_LIKE", "attempts", "baselines", "named_layouts", "stage_count"]
 
 METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
 """Those that exist for each placement; for one that the job gives: all of them."""
@@ -34,14 +37,17 @@ def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[LaidOut, ...
         workload: what `schedc.verify.workload` accepts.
         open_layout: what may be chosen.
     """
-    found = []
+    tried = (laid_out(workload, layout, construct, name) for name, layout, construct in attempts(workload, open_layout))
+    return tuple(sorted((each for each in tried if each is not None), key=lambda each: each.objective_ns))
+
+
+def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[tuple[str, Layout, Construct]]:
+    """The names of the baselines, with their layouts and methods; not every one works."""
     for name, layout in named_layouts(workload, open_layout).items():
         methods = METHODS.get(layout.placement) or [method for each in METHODS.values() for method in each]
         for method in methods:
             title = f"{name} {method}"
-            title = f"mist-like ({title})" if title == MIST_LIKE else title
-            found.append(laid_out(workload, layout, TEMPLATES[method].construct, title))
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.objective_ns))
+            yield f"mist-like ({title})" if title == MIST_LIKE else title, layout, TEMPLATES[method].construct
 
 
 def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:
@@ -79,7 +85,9 @@ def stage_count(workload: Workload, open_layout: OpenLayout) -> int | None:
 def _placements(workload: Workload, open_layout: OpenLayout) -> dict[str, Placement]:
     """The given placement, or those with a name that fit the layers and the number of stages."""
     if open_layout.placement is not None:
-        return {"explicit": open_layout.placement}
+        given = open_layout.placement.rank_of_stage
+        name, chunks = placement_name(given, workload.ranks), len(given) // workload.ranks
+        return {f"{name} {chunks}" if name in ("loop", "wave") else name: open_layout.placement}
     ranks, stages = workload.ranks, stage_count(workload, open_layout)
     most = min(open_layout.chunks, len(workload.layers) // ranks)
     found = {"unidirectional": place("unidirectional", ranks)}

@@ -109,6 +109,13 @@ class LayoutClimb:
         """The best layouts, the best first."""
         return tuple(kept.draft.layout() for kept in self.best)
 
+    def restart(self) -> None:
+        """Forget the layouts found, not those to start with."""
+        self.best = ()
+        for start in self._starts:
+            if start.value_ns < NEVER:
+                self._keep(start)
+
     def run(
         self,
         *,
@@ -181,16 +188,25 @@ class LayoutClimb:
             most: of this many of the best layouts.
         """
         found = []
-        for kept in self.best[:most]:
-            layout = kept.draft.layout()
-            by_rule = laid_out(
-                self.workload, layout, lambda _, kept=kept: self._evaluator.schedule(kept.draft, kept.rule), "layouts"
-            )
+        for layout, by_rule in zip(self.layouts[:most], self.scheduled(most), strict=True):
             by_table = laid_out(self.workload, layout, rule_table, "layouts + rule-table")
             both = [each for each in (by_rule, by_table) if each is not None]
             found += sorted(both, key=lambda each: each.objective_ns)[:1]
         found += baselines(self.workload, self._open_layout)
         return tuple(sorted(found, key=lambda each: each.objective_ns))
+
+    def scheduled(self, most: int = KEEP) -> tuple[LaidOut | None, ...]:
+        """The best layouts, each with the schedule of its rule; None: that is not within memory.
+
+        Args:
+            most: this many of the best layouts.
+        """
+        return tuple(
+            laid_out(
+                self.workload, kept.draft.layout(), lambda _, kept=kept: self._evaluator.schedule(kept.draft, kept.rule), "layouts"
+            )
+            for kept in self.best[:most]
+        )
 
     def _start(self, draft: Draft, rules: NDArray[np.int64]) -> None:
         """Time a draft to start with."""

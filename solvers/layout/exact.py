@@ -14,6 +14,7 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.solvers.layout.enumerate import cuts_of, layout_of
+from schedc.solvers.layout.laid_out import timed
 from schedc.solvers.layout.order import Entry, Queue
 from schedc.solvers.layout.solve import solve_below
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.layout.enumerate import Cut
+    from schedc.solvers.layout.laid_out import LaidOut
 
 __all__ = ["LayoutOutcome", "LayoutProgress", "search_layouts"]
 
@@ -46,6 +48,10 @@ class LayoutProgress:
     """Of the best schedule; None: there is none yet."""
     lower_bound_ns: int
     """Over all layouts."""
+    best: LaidOut | None
+    """None: there is none yet."""
+    log: tuple[str, ...]
+    """What the bound rests on: see `LayoutOutcome`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class LayoutOutcome:
     """How many of them were handed to CP-SAT."""
     seconds: float
     interrupted: bool
+    log: tuple[str, ...]
+    """What the bound rests on, beside the analytic ones: CP-SAT's logs, one layout after another."""
 
     @property
     def is_proven(self) -> bool:
@@ -83,6 +91,7 @@ class _Known:
     best: tuple[Cut, Problem, Schedule] | None = None
     objective_ns: int | None = None
     evaluated: int = 0
+    log: list[str] = field(default_factory=list)
     work: float = 0.0
     """What CP-SAT spent, in the units of a deterministic limit."""
 
@@ -146,7 +155,7 @@ def search_layouts(
         _take(known, queue, entry, solved)
         if reported != (known.objective_ns, known.bound_ns(queue)):
             reported = known.objective_ns, known.bound_ns(queue)
-            report(_progress(known, queue))
+            report(_progress(known, queue, open_layout))
         if interrupted and known.best is None and solved.ended_by is not None:
             raise solved.ended_by
     if known.best is None or known.objective_ns is None:
@@ -166,6 +175,7 @@ def search_layouts(
         evaluated=known.evaluated,
         seconds=time.perf_counter() - known.begun,
         interrupted=interrupted,
+        log=tuple(known.log),
     )
 
 
@@ -193,6 +203,7 @@ def _take(known: _Known, queue: Queue, entry: Entry, solved: Solved) -> None:
     """Keep what was found of a layout, and put it back if it is not settled."""
     known.evaluated += entry.tries == 0
     known.work += solved.work
+    known.log += [f"layout {entry.number}: stages begin at {entry.cut[0]} on ranks {entry.cut[1]}", *solved.log]
     if known.objective_ns is None or solved.objective_ns < known.objective_ns:
         assert entry.problem is not None
         known.best, known.objective_ns = (entry.cut, entry.problem, solved.schedule), solved.objective_ns
@@ -203,10 +214,16 @@ def _take(known: _Known, queue: Queue, entry: Entry, solved: Solved) -> None:
         queue.push(replace(entry, bound_ns=bound_ns, tries=entry.tries + 1))
 
 
-def _progress(known: _Known, queue: Queue) -> LayoutProgress:
+def _progress(known: _Known, queue: Queue, open_layout: OpenLayout) -> LayoutProgress:
+    best = None
+    if known.best is not None:
+        cut, problem, schedule = known.best
+        best = timed("layouts one by one", layout_of(open_layout, cut), problem, schedule)
     return LayoutProgress(
         seconds=time.perf_counter() - known.begun,
         evaluated=known.evaluated,
         objective_ns=known.objective_ns,
         lower_bound_ns=known.bound_ns(queue),
+        best=best,
+        log=tuple(known.log),
     )

@@ -13,11 +13,12 @@ from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
     from schedc.ir.layout import Layout
+    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct
 
-__all__ = ["LaidOut", "laid_out"]
+__all__ = ["LaidOut", "laid_out", "lay_out", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +28,47 @@ class LaidOut:
     name: str
     """What made it, for people."""
     layout: Layout
+    problem: Problem
+    """The workload in this layout."""
     schedule: Schedule
     objective_ns: int
-    """By the simulator."""
+    """By the simulator, as is `makespan_ns`."""
+    makespan_ns: int
 
 
 def laid_out(workload: Workload, layout: Layout, construct: Construct, name: str) -> LaidOut | None:
     """The schedule that a method makes in this layout; None: the layout is unsound, or there is none, or none within memory."""
-    if verify_layout(workload, layout):
-        return None
-    problem = problem_of(workload, layout)
     try:
-        schedule = construct(problem)
+        return lay_out(workload, layout, construct, name)
     except Unsupported:
         return None
-    peaks = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
-    if any(limit is not None and peak > limit for peak, limit in peaks):
-        return None
-    objective_ns = simulate(problem, schedule).objective_ns(problem.objective)
-    return LaidOut(name=name, layout=layout, schedule=schedule, objective_ns=objective_ns)
+
+
+def lay_out(workload: Workload, layout: Layout, construct: Construct, name: str) -> LaidOut:
+    """The schedule that a method makes in this layout.
+
+    Raises:
+        Unsupported: the layout is unsound, or there is none, or none within memory.
+    """
+    violations = verify_layout(workload, layout)
+    if violations:
+        raise Unsupported(f"{violations[0].place}: {violations[0].message}")
+    problem = problem_of(workload, layout)
+    schedule = construct(problem)
+    for rank, (peak, limit) in enumerate(zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)):
+        if limit is not None and peak > limit:
+            raise Unsupported(f"exceeds the memory of rank {rank}")
+    return timed(name, layout, problem, schedule)
+
+
+def timed(name: str, layout: Layout, problem: Problem, schedule: Schedule) -> LaidOut:
+    """A layout with its problem and a schedule within memory, timed by the simulator."""
+    timeline = simulate(problem, schedule)
+    return LaidOut(
+        name=name,
+        layout=layout,
+        problem=problem,
+        schedule=schedule,
+        objective_ns=timeline.objective_ns(problem.objective),
+        makespan_ns=timeline.makespan_ns,
+    )

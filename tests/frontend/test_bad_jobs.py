@@ -161,10 +161,22 @@ BAD = {
     "placement to be chosen": bad(
         "batches = 16",
         'batches = 16\nplacement = "auto"',
-        'pipeline.placement: found "auto", which is not available yet, expected a',
+        'pipeline.placement: found "auto" for costs by stage, expected a name or a list, or a profile.json in profile.path',
     ),
-    "recomputation to be chosen": bad(
-        "batches = 16", 'batches = 16\nrecompute = "auto"', 'pipeline.recompute: found "auto", which is not available yet'
+    "recomputation to be chosen on two paths": bad(
+        "batches = 16",
+        'batches = 16\nplacement = "bidirectional"\nrecompute = "auto"',
+        'pipeline.recompute: found "auto" where pipeline.placement is "bidirectional", expected "none", "full" or a list',
+    ),
+    "partition to be chosen on two paths": bad(
+        "batches = 16",
+        'batches = 16\nplacement = "bidirectional"\npartition = "auto"',
+        'pipeline.partition: found "auto" where pipeline.placement is "bidirectional", expected no such key for the balanced',
+    ),
+    "recomputation to be chosen for torch": bad(
+        "batches = 16",
+        'batches = 16\nsemantics = "torch"\nrecompute = "auto"',
+        'pipeline.recompute: found "auto" where pipeline.semantics is "torch", expected "none"',
     ),
     "order to be chosen": bad(
         "batches = 16", 'batches = 16\nmicrobatch_order = "auto"', 'pipeline.microbatch_order: found "auto", which is', '"given"'

@@ -161,12 +161,11 @@ def test_what_is_left_beside_a_recomputation_is_called_so(tmp_path: Path) -> Non
         compile_problem(job.problem, method="1f1b")
 
 
-@pytest.mark.parametrize("partition", ["", 'partition = "auto"'])
-def test_the_partition_is_balanced_where_none_is_given(tmp_path: Path, partition: str) -> None:
-    assert of_layers(tmp_path, partition).layout.layers_of_stage == ((0, 2), (2, 4))
-    slow = of_layers(tmp_path, partition, "[devices]\nspeed = [1, 0.3]")
+def test_the_partition_is_balanced_where_none_is_given(tmp_path: Path) -> None:
+    assert of_layers(tmp_path).layout.layers_of_stage == ((0, 2), (2, 4))
+    slow = of_layers(tmp_path, rest="[devices]\nspeed = [1, 0.3]")
     assert slow.layout.layers_of_stage == ((0, 3), (3, 4))
-    small = of_layers(tmp_path, partition, '[memory]\ncapacity = ["1 GiB", "10 MiB"]\nbytes_per_parameter = 16')
+    small = of_layers(tmp_path, rest='[memory]\ncapacity = ["1 GiB", "10 MiB"]\nbytes_per_parameter = 16')
     assert small.layout.layers_of_stage == ((0, 3), (3, 4))  # two layers hold 16 MiB for one microbatch
 
 

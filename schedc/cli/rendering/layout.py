@@ -16,11 +16,11 @@ __all__ = ["layout_json", "print_layout"]
 MOST_ROWS = 64
 
 
-def print_layout(report: LayoutReport, *, stderr: bool) -> None:
-    """The notes, if there are any; the table where the partition is far from balanced."""
+def print_layout(report: LayoutReport, *, stderr: bool, is_chosen: bool = False) -> None:
+    """The notes, if there are any; the table where the layout was chosen, or its partition is far from balanced."""
     out = console(stderr=stderr)
-    if report.balanced is not None and len(report.stages) <= MOST_ROWS:
-        table = plain_table(right=("stage", "rank", "layers", "work", "share", "activations", "static"))
+    if (is_chosen or report.balanced is not None) and len(report.stages) <= MOST_ROWS:
+        table = plain_table(right=("stage", "rank", "layers", "work", "share", "activations", "static", ""))
         total_ns = sum(row.work_ns for row in report.stages)
         for stage, row in enumerate(report.stages):
             table.add_row(
@@ -31,6 +31,7 @@ def print_layout(report: LayoutReport, *, stderr: bool) -> None:
                 f"{row.work_ns / max(1, total_ns):.1%}",
                 format_bytes(row.activation_bytes),
                 format_bytes(row.static_bytes),
+                "recomputes" if row.recomputes else "",
             )
         out.print(table)
     for note in report.notes:

@@ -17,9 +17,10 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.problem import Problem
+    from schedc.frontend.job import Job
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Improvement
+    from schedc.solvers.driver.best_layout import LayoutsProgress
 
 __all__ = ["Live", "live"]
 
@@ -33,7 +34,7 @@ class Live:
     def __init__(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
         """`begin` is called when the first method begins: the job is sound; `show` with the line whenever it changes."""
         self._begin, self._show = begin, show
-        self._method, self._known = "", ""
+        self._method, self._known, self._layouts = "", "", ""
 
     def running(self, method: str) -> None:
         """A method begins."""
@@ -50,19 +51,26 @@ class Live:
         )
         self._show(self._line())
 
+    def layouts(self, known: LayoutsProgress) -> None:
+        """Layouts were evaluated."""
+        best = "" if known.objective_ns is None else f", best {format_duration_ns(known.objective_ns)}"
+        self._layouts = f"; {known.layouts} layouts{best}, bound {format_duration_ns(known.lower_bound_ns)}"
+        self._show(self._line())
+
     def _line(self) -> str:
-        return f"{self._known or 'no schedule yet'}; running {self._method}"
+        return f"{self._known or 'no schedule yet'}{self._layouts}; running {self._method}"
 
 
 @contextmanager
-def live(problem: Problem, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
-    """Show the work on a problem until it ends."""
+def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
+    """Show the work on a job until it ends."""
     if hidden:
         yield Live(lambda: None, lambda _: None)
         return
     errors = console(stderr=True)
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
-    first = f"{problem.name}: {problem.num_ops} compute ops, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+    what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
+    first = f"{job.workload.name}: {what}, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
 
     def begin() -> None:
         errors.print(first, soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
+from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
 from schedc.units import format_bytes, format_duration_ns
 
@@ -74,8 +75,9 @@ def print_json(value: object) -> None:
 
 def certificate_lines(certificate: Certificate) -> list[str]:
     """The certificate in words."""
-    scope = " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
-    worth = (f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal") + scope
+    worth = f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal"
+    worth += " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
+    worth += " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
     return [
         f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, {worth}"
         f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
@@ -116,7 +118,9 @@ def print_compiled(compiled: Compiled, output: Path, *, interrupted: bool = Fals
     """How each candidate did, the certificate, and why the work ended; on standard error where the plan is on standard output."""
     plan, stderr = compiled.plan, is_standard(output)
     title = f"{plan.name}: {len(compiled.candidates)} candidates"
-    print_candidates(compiled.candidates, plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr)
+    print_candidates(
+        compiled.candidates, compiled.chosen or plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr
+    )
     out = console(stderr=stderr)
     for line in certificate_lines(plan.certificate):
         out.print(line)
@@ -136,6 +140,8 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
         "lower_bound_ns": certificate.lower_bound_ns,
         "gap": certificate.gap,
         "bound": certificate.bound,
+        "scope": certificate.scope,
+        "layouts": compiled.layouts,
         "method": compiled.plan.made_by.method,
         "seconds": compiled.seconds,
         "ended": compiled.ended,
@@ -238,9 +244,9 @@ def print_templates(templates: Sequence[Template]) -> None:
     console().print(table)
 
 
-def print_bounds(problem: Problem, bounds: Sequence[Bound]) -> None:
-    """Each lower bound, the one that binds first."""
-    table = plain_table(f"{problem.name}: no schedule is faster than")
+def print_bounds(name: str, bounds: Sequence[Bound]) -> None:
+    """Each lower bound of what has the name, the one that binds first."""
+    table = plain_table(f"{name}: no schedule is faster than")
     for header in ("bound", "value", "where"):
         table.add_column(header, justify="right" if header == "value" else "left")
     for bound in sorted(bounds, key=lambda bound: -bound.value_ns):

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.files.location import PRINTABLE
-from schedc.ir.plan import BoundName
+from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Objective
 
 __all__ = ["FORMAT", "VERSION", "Costs", "LinkEntry", "PartsEntry", "Pipeline", "PlanFile", "RankEntry", "Text"]
@@ -55,6 +55,7 @@ class CertificateEntry(_Entry, frozen=True):
     stage_span_ns: Count = 0
     objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str | UnsetType = UNSET  # `omit_defaults` tells texts apart by identity, and would not always leave it out
+    scope: Scope | UnsetType = UNSET
 
 
 class StageEntry(_Entry, frozen=True, omit_defaults=True):

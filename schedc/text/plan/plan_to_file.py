@@ -11,6 +11,7 @@ import msgspec
 from schedc.files.atomic_write import write_atomically
 from schedc.files.pretty_json import pretty_json
 from schedc.ir.ops import Kind
+from schedc.ir.plan import Scope
 from schedc.text.plan.plan_file import STAGE_SIZES
 from schedc.text.plan.plan_structs import FORMAT, VERSION, Costs, Pipeline, PlanFile
 from schedc.text.plan.token_lines import OpWriter, lines_of
@@ -18,7 +19,7 @@ from schedc.text.plan.token_lines import OpWriter, lines_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.ir.plan import Plan, RankPlan
+    from schedc.ir.plan import Certificate, Plan, RankPlan
     from schedc.ir.problem import Problem
 
 __all__ = ["plan_json", "plan_sha256", "write_plan"]
@@ -51,13 +52,18 @@ def _table(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         "name": plan.name,
         "made_by": plan.made_by,
-        "certificate": {name: value for name, value in asdict(plan.certificate).items() if value or name != "solver_log_sha256"},
+        "certificate": _certificate(plan.certificate),
         "pipeline": _pipeline(plan.problem),
         "costs": _costs(plan),
         "ranks": [_rank(rank, writer) for rank in plan.ranks],
     }
     table: dict[str, Any] = msgspec.to_builtins(msgspec.convert(whole, PlanFile, from_attributes=True))
     return table
+
+
+def _certificate(certificate: Certificate) -> dict[str, Any]:
+    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
+    return {name: value for name, value in asdict(certificate).items() if name not in left_out or value != left_out[name]}
 
 
 def _pipeline(problem: Problem) -> dict[str, Any]:

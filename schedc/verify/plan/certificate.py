@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Objective
 from schedc.verify.plan.replay import replay
 from schedc.verify.violation import Violation
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from schedc.ir.ops import Op
-    from schedc.ir.plan import BoundName, Plan, RankPlan
+    from schedc.ir.plan import Plan, RankPlan
     from schedc.verify.plan.needs import Need
     from schedc.verify.plan.replay import Replay
 
@@ -122,8 +123,14 @@ def check_gap(plan: Plan) -> Iterator[Violation]:
 
 
 def check_bound_source(plan: Plan) -> Iterator[Violation]:
-    """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut."""
+    """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut.
+
+    A bound over layouts is an analytic one of its own, or a solver's.
+    """
     claims = plan.certificate
+    if not claims.bound.is_solvers and (claims.bound is BoundName.LAYOUTS) != (claims.scope is Scope.LAYOUT):
+        message = f"the bound {claims.bound} does not have the scope {claims.scope}"
+        yield Violation("bound-source", "certificate.scope", message)
     if claims.bound.is_solvers and plan.parts:
         message = f"the bound {claims.bound} holds for whole blocks, but the plan cuts some"
         yield Violation("bound-source", "certificate.bound", message)
@@ -135,6 +142,8 @@ def check_bound_source(plan: Plan) -> Iterator[Violation]:
 def check_bounds(plan: Plan, bounds: Mapping[BoundName, int]) -> Iterator[Violation]:
     """The bound that the certificate names is the one computed again, and the plan is not better than any of them.
 
+    A bound over layouts can only be computed again with the job.
+
     Args:
         plan: the plan.
         bounds: the analytic bounds of its problem in nanoseconds, by name.
@@ -144,7 +153,7 @@ def check_bounds(plan: Plan, bounds: Mapping[BoundName, int]) -> Iterator[Violat
         if claims.lower_bound_ns != bounds[claims.bound]:
             message = f"claims {claims.lower_bound_ns} ns, but the bound {claims.bound} is {bounds[claims.bound]} ns"
             yield Violation("bounds", "certificate.lower_bound_ns", message)
-    elif not claims.bound.is_solvers:
+    elif not claims.bound.is_solvers and claims.bound is not BoundName.LAYOUTS:
         message = f"names the bound {claims.bound}, but the problem has only {', '.join(sorted(bounds)) or 'none'}"
         yield Violation("bounds", "certificate.bound", message)
     for name, bound_ns in bounds.items():

@@ -5,7 +5,7 @@ Takes a workload and what is open; gives one number. It shares no code with what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
@@ -43,6 +43,8 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
         workload: a workload that `schedc.verify.workload` accepts.
         open_layout: what may be chosen; there are at least as many layers as ranks.
     """
+    if open_layout.recompute_is_open:
+        workload, open_layout = _without_recomputation(workload, open_layout)
     around_ns, parallel = 0, workload.data_parallel
     if parallel is not None and workload.objective is Objective.MAKESPAN:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
@@ -58,6 +60,24 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
     if one_ns >= shared_ns:
         return LayoutBound(value_ns=around_ns + one_ns, detail="one stage on each rank")
     return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
+
+
+def _without_recomputation(workload: Workload, open_layout: OpenLayout) -> tuple[Workload, OpenLayout]:
+    """A workload without recomputation whose bound holds whichever stages recompute.
+
+    Proof: take a schedule in which some stages recompute, and leave out the forwards that run again. No block takes longer then, so
+    it is a schedule of the workload without recomputation, if memory allows it. There every activation counts as what W still needs
+    after B alone, which any stage holds from F to its last backward, whether it recomputes or not; and nothing where backwards do
+    not split. What a recomputation needs besides does not count. A limit in microbatches is one of bytes that this changes, so it
+    does not count either.
+    """
+    held = [layer.activation_after_input_bytes if workload.split_backward else 0 for layer in workload.layers]
+    layers = tuple(
+        replace(layer, activation_bytes=size, activation_after_input_bytes=size)
+        for layer, size in zip(workload.layers, held, strict=True)
+    )
+    devices = tuple(replace(device, in_flight=None) for device in workload.devices)
+    return replace(workload, layers=layers, devices=devices), replace(open_layout, recompute_is_open=False)
 
 
 def _everything_ns(workload: Workload) -> float:

@@ -1,0 +1,94 @@
+"""The layouts that are handed to a method, what is known of each, and which of them may still be better than the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.lower_bounds import best_bound, minimum_limit_bytes
+from schedc.lower.problem import problem_of
+from schedc.verify.layout import verify_layout
+from schedc.verify.problem import verify_problem
+
+if TYPE_CHECKING:
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.ir.layout import Layout
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+
+__all__ = ["Option", "Options"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Option:
+    """A layout, and what is known of it."""
+
+    title: str
+    """For people."""
+    is_named: bool
+    """Whether it is one that a person would try, and not one that was searched for."""
+    layout: Layout
+    problem: Problem
+    bound: Bound
+    """Of this layout alone."""
+    objective_ns: int | None = None
+    """Of the best schedule known; None: there is none."""
+    best: dict[bool, tuple[Schedule, str, int]] = field(default_factory=dict)
+    """By whether it cuts blocks, the best schedule that a method has made, with the method's name and its objective."""
+    seconds: float = 0.0
+    """What methods have spent on it."""
+    row: int | None = None
+    """Its place among the candidates, once a method has worked on it."""
+    settled: bool = False
+    """Whether nothing better is to be expected of the method."""
+
+    @property
+    def known(self) -> tuple[tuple[Schedule, str], ...]:
+        """What a method begins with that has worked on it before."""
+        return tuple((schedule, found_by) for schedule, found_by, _ in self.best.values())
+
+    def keep(self, schedule: Schedule, found_by: str, objective_ns: int) -> None:
+        """Keep what a method made, if it is the best of its kind."""
+        cuts = bool(schedule.parts)
+        if cuts not in self.best or objective_ns < self.best[cuts][2]:
+            self.best[cuts] = schedule, found_by, objective_ns
+        self.may_take(objective_ns)
+
+    def may_take(self, objective_ns: int) -> None:
+        """A schedule with this objective is known."""
+        if self.objective_ns is None or objective_ns < self.objective_ns:
+            self.objective_ns = objective_ns
+
+
+class Options:
+    """All of them."""
+
+    def __init__(self, workload: Workload) -> None:
+        """There are none yet."""
+        self._workload = workload
+        self._all: dict[tuple[object, ...], Option] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+    def add(self, title: str, layout: Layout, *, is_named: bool = False) -> Option | None:
+        """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
+        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
+        if key in self._all:
+            return self._all[key]
+        if verify_layout(self._workload, layout):
+            return None
+        problem = problem_of(self._workload, layout)
+        needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
+        if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
+            return None
+        option = Option(title=title, is_named=is_named, layout=layout, problem=problem, bound=best_bound(problem))
+        self._all[key] = option
+        return option
+
+    def hopeful(self, best_ns: int | None) -> list[Option]:
+        """Those that may be better than the best known, the most promising first."""
+        left = [each for each in self._all.values() if not each.settled and (best_ns is None or each.bound.value_ns < best_ns)]
+        return sorted(left, key=lambda each: (each.objective_ns is None, each.objective_ns or each.bound.value_ns))

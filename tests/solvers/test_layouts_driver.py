@@ -1,0 +1,123 @@
+"""The driver over layouts: sound, within what is open, no worse than the baselines, repeatable, and kept when interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from all_layouts import tiny_workload
+
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.compile import check_plan
+from schedc.compile_layouts import compile_layouts
+from schedc.errors import Infeasible, NoPlanFound
+from schedc.ir.layout import OpenLayout
+from schedc.ir.plan import BoundName, Scope
+from schedc.ir.workload import Device
+from schedc.lower.placement import place
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.driver import layouts
+from schedc.solvers.layout.climb import LayoutClimb
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json
+from schedc.verify.open_layout import verify_open_layout
+
+if TYPE_CHECKING:
+    from schedc.compile import Compiled
+    from schedc.ir.workload import Workload
+
+
+@pytest.fixture(autouse=True)
+def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts are evaluated by the kernel in Python, so few of them."""
+    monkeypatch.setattr(layouts, "OPS_PER_UNIT", 400_000)
+    monkeypatch.setattr(layouts, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(layouts, "LayoutClimb", lambda *given, **named: LayoutClimb(*given, **{**named, "plain": True}))
+
+
+def tiny(seed: int, layers: int = 5, ranks: int = 2, microbatches: int = 3) -> Workload:
+    return tiny_workload(Random(seed), layers=layers, ranks=ranks, microbatches=microbatches)
+
+
+def compiled(workload: Workload, open_layout: OpenLayout, method: str, work: float = 0.3) -> Compiled:
+    return compile_layouts(workload, open_layout, method=method, limits=Limits(deterministic=work, workers=1))
+
+
+OPENINGS = (
+    OpenLayout(chunks=2),
+    OpenLayout(chunks=2, recompute_is_open=True),
+    OpenLayout(placement=place("unidirectional", 2)),
+    OpenLayout(placement=place("wave", 2, 2), recompute_is_open=True),
+    OpenLayout(layers_of_stage=((0, 1), (1, 3), (3, 5))),
+    OpenLayout(placement=place("unidirectional", 2), layers_of_stage=((0, 3), (3, 5)), recompute_is_open=True),
+)
+
+
+@pytest.mark.parametrize("method", ["greedy{n_sub=2}", "local"])
+@pytest.mark.parametrize("opening", range(len(OPENINGS)))
+def test_the_plan_is_sound_and_its_bound_holds_for_all_layouts(opening: int, method: str) -> None:
+    open_layout, without = OPENINGS[opening], 0
+    for seed in range(3):
+        workload = tiny(10 * opening + seed)
+        try:
+            made = compiled(workload, open_layout, method)
+        except (Infeasible, NoPlanFound):  # by chance there is little memory, or there are few links
+            without += 1
+            continue
+        plan, certificate = made.plan, made.plan.certificate
+        assert made.layout is not None
+        assert verify_open_layout(workload, open_layout, made.layout) == ()
+        assert check_plan(plan) == ()
+        assert simulate(plan.problem, plan.schedule()).objective_ns(plan.problem.objective) == certificate.objective_ns
+        bound_ns = layout_bound(workload, open_layout).value_ns
+        assert bound_ns is not None and bound_ns <= certificate.lower_bound_ns <= certificate.objective_ns
+        assert certificate.scope is Scope.LAYOUT
+        assert certificate.bound in (BoundName.LAYOUTS, BoundName.CPSAT)
+        assert not (certificate.bound is BoundName.CPSAT and (plan.parts or open_layout.recompute_is_open))
+        known = [each.objective_ns for each in made.candidates if each.objective_ns is not None]
+        assert method != "local" or certificate.objective_ns <= min(known)
+        assert parse_plan(plan_json(plan), "plan.json") == plan
+    assert without < 3
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    workload, open_layout = tiny(3), OpenLayout(chunks=2, recompute_is_open=True)
+    plans = {plan_json(compiled(workload, open_layout, method).plan) for method in ("local", "local")}
+    assert len(plans) == 1
+    assert all(b'"reproducible"' not in plan for plan in plans)
+
+
+def test_a_constructive_method_makes_the_schedule_alone() -> None:
+    made = compiled(tiny(3), OpenLayout(chunks=2), "1f1b")
+    assert made.plan.made_by.method == "1f1b"
+    assert made.layout is not None and len(made.layout.rank_of_stage) == 2
+    assert made.ended in ("the method is done", "proven optimal")
+
+
+def test_no_layout_has_room() -> None:
+    workload = replace(tiny(1), devices=(Device(limit_bytes=0),) * 2)
+    with pytest.raises(Infeasible, match="no layout has room"):
+        compiled(workload, OpenLayout(chunks=1), "auto")
+
+
+def test_an_interruption_keeps_the_first_plan() -> None:
+    interruption = Interruption(requested=True)
+    made = compile_layouts(tiny(3, microbatches=20), OpenLayout(chunks=2), interruption=interruption)
+    assert made.ended == "interrupted"
+    assert len(made.candidates) < 5
+    assert not made.plan.made_by.reproducible
+
+
+def test_auto_proves_a_tiny_one_over_all_layouts() -> None:
+    proven = 0
+    for seed in range(4):
+        made = compiled(tiny(seed, layers=4), OpenLayout(chunks=1), "auto", work=4.0)
+        certificate = made.plan.certificate
+        assert certificate.scope is Scope.LAYOUT
+        proven += certificate.gap == 0
+        assert (certificate.bound is BoundName.CPSAT) == bool(made.solver_log) == bool(certificate.solver_log_sha256)
+    assert proven == 4
