@@ -174,6 +174,7 @@ def _workload_and_layout(job: JobFile, path: Path, root: Location) -> tuple[Work
         static_bytes_per_parameter=memory.bytes_per_parameter,
         data_parallel=read_data_parallel(job.data_parallel, placed, trunks, root / "data_parallel"),
         split_backward=pipeline.split_backward,
+        in_order=pipeline.microbatch_order != AUTO,
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
     )

@@ -101,12 +101,15 @@ def _scaled(layer: Layer, scales: Sequence[Fraction]) -> Layer:
         return alike_or_each(tuple(round(values[0] * scale) for scale in scales))
 
     again = layer.forward_again_ns
+    halves_ns = tuple(round(layer.backward_input_ns[0] * scale) + round(layer.backward_weight_ns[0] * scale) for scale in scales)
+    # Else rounding would make some BW a nanosecond shorter than B and W, and methods would look for what fusing gains.
+    is_sum = layer.backward_ns[0] == layer.backward_input_ns[0] + layer.backward_weight_ns[0]
     return replace(
         layer,
         forward_ns=each_ns(layer.forward_ns),
         backward_input_ns=each_ns(layer.backward_input_ns),
         backward_weight_ns=each_ns(layer.backward_weight_ns),
-        backward_ns=each_ns(layer.backward_ns),
+        backward_ns=alike_or_each(halves_ns) if is_sum else each_ns(layer.backward_ns),
         forward_again_ns=None if again is None else each_ns(again),
     )
 

@@ -27,11 +27,8 @@ def read_placement(pipeline: PipelineSection, location: Location) -> Placement |
         The placement; None: it is to be chosen.
 
     Raises:
-        InvalidInput: the placement does not exist for these ranks, or has too many stages; or the order of microbatches is to be
-            chosen.
+        InvalidInput: the placement does not exist for these ranks, or has too many stages.
     """
-    if pipeline.microbatch_order == AUTO:
-        raise (location / "microbatch_order").refuse('"auto", which is not available yet', '"given"')
     placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
     if placement == AUTO:
         return None

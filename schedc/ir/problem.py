@@ -120,8 +120,14 @@ class Problem:
 
     @property
     def alike(self) -> bool:
-        """Whether the microbatches of each path take the same time everywhere."""
-        return all(len(set(stage.durations_ns(kind))) == 1 for stage in self.stages for kind in Kind)
+        """Whether the microbatches of each stage take the same time there."""
+        if len(self.paths) == 1:
+            return all(len(set(stage.durations_ns(kind))) == 1 for stage in self.stages for kind in Kind)
+        return all(
+            len(values) == 1 or len({values[m] for m, path in enumerate(self.path_of) if stage in self.paths[path]}) == 1
+            for stage, costs in enumerate(self.stages)
+            for values in map(costs.durations_ns, Kind)
+        )
 
     def path(self, microbatch: int) -> tuple[int, ...]:
         """The stages that the microbatch visits, in forward order."""

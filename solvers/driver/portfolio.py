@@ -4,8 +4,8 @@ A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each
 Every search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate
 is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods,
 then local search over a list scheduler's rule, over which backwards are fused, and over the orders, then CP-SAT, whole or
-relaxed. While a clock leaves time, the local searches go on from other seeds. It ends at the gap, the limit, or a proof; an
-interruption ends it with what is known then.
+relaxed. Where microbatches differ and may enter in any order, the search for that order comes first. While a clock leaves time, the
+local searches go on from other seeds. It ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from schedc.solvers.common.failure import Failure, failure_of
 from schedc.solvers.common.fusing import can_pay
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
+from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
@@ -167,7 +168,7 @@ def solve(
                 try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb, *((run_rule,) if can_pay(problem) else ()), polish)
+                compile_ahead(climb, *((run_rule,) if can_pay(problem) or order_is_open(problem) else ()), polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
                     try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
         if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
@@ -242,6 +243,8 @@ def _search_on(
         searches = [("local", 0.3), ("polish", 0.5)]
         if can_pay(incumbent.problem):
             searches.insert(0, ("fused-ranges", 0.3))
+        if order_is_open(incumbent.problem):
+            searches.insert(0, ("microbatch-order", 0.4))
         runs = [(search, search_of(search), share) for name, share in searches for search in [f"{name}{{rounds={rounds}}}"]]
         if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), candidates, on_method, by_name=False):
             return
@@ -356,6 +359,10 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
     ranges = (("fused-ranges{rounds=12}", 0.3),) if can_pay(problem) else ()
+    if order_is_open(problem):
+        # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.
+        cpsat = (("cpsat", 0.5),) if problem.num_ops <= CPSAT_OPS else ()
+        return (("microbatch-order{rounds=10}", 0.4), *ranges, ("local{rounds=4}", 0.3), ("polish{rounds=4}", 0.3), *cpsat)
     if problem.num_ops > CPSAT_OPS:
         return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
     if len(problem.stages) == problem.ranks:

@@ -56,6 +56,7 @@ SEARCHES = {
     "local": Entry("schedc.solvers.driver.searches:local", LocalOptions),
     "fused-ranges": Entry("schedc.solvers.driver.searches:fused_ranges", LocalOptions),
     "polish": Entry("schedc.solvers.driver.searches:polish", LocalOptions),
+    "microbatch-order": Entry("schedc.solvers.driver.searches:microbatch_order", LocalOptions),
     **{name: Entry(f"schedc.solvers.driver.searches:{name}") for name in ("periodic", "cpsat", "refute", "milp")},
 }
 """The searches."""

@@ -11,32 +11,38 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.microbatch_order import entry_order, order_is_open, permuted, renamed
 from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import LocalOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["cpsat", "fused_ranges", "local", "milp", "periodic", "polish", "refute"]
+__all__ = ["cpsat", "fused_ranges", "local", "microbatch_order", "milp", "periodic", "polish", "refute"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
     """Local search over the rule of a list scheduler, whose backwards are then fused where that pays."""
     from schedc.solvers.search.local import local_search
 
+    problem, order = _entering(incumbent)
     best = local_search(
-        incumbent.problem,
+        problem,
         evaluations=options.evaluations,
         rounds=_rounds(options.rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
     )
-    incumbent.offer_valid(best.schedule, "local")
+    schedule = _named(best.schedule, order)
+    incumbent.offer_valid(schedule, "local")
     incumbent.cut_short |= best.cut_short
     if best.ended_by is None and can_pay(incumbent.problem):
-        incumbent.offer_valid(mixed(incumbent.problem, best.schedule, tables=incumbent.tables), "local + mixed")
+        incumbent.offer_valid(mixed(incumbent.problem, schedule, tables=incumbent.tables), "local + mixed")
     _end(best.ended_by)
 
 
@@ -46,14 +52,33 @@ def fused_ranges(incumbent: Incumbent, limits: Limits, *, options: LocalOptions 
 
     if not can_pay(incumbent.problem):
         raise Unsupported("no backward that may be split takes less time fused")
+    problem, order = _entering(incumbent)
     incumbent.cut_short |= search_fused_ranges(
-        incumbent.problem,
+        problem,
         evaluations=options.evaluations,
         rounds=_rounds(options.rounds, limits),
         seed=limits.seed,
         time_s=None if limits.deterministic is not None else limits.time_s,
         good_enough_ns=incumbent.bound_ns,
-        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "fused-ranges"),
+        on_schedule=lambda schedule: incumbent.offer_valid(_named(schedule, order), "fused-ranges"),
+    )
+
+
+def microbatch_order(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
+    """Search over the order in which microbatches enter, and over the rule of a list scheduler."""
+    from schedc.solvers.search.microbatch_order import search_microbatch_order
+
+    if not order_is_open(incumbent.problem):
+        raise Unsupported("the microbatches are alike, or enter in the given order")
+    incumbent.cut_short |= search_microbatch_order(
+        incumbent.problem,
+        start=entry_order(incumbent.problem, _start(incumbent)),
+        evaluations=options.evaluations,
+        rounds=_rounds(options.rounds, limits),
+        seed=limits.seed,
+        time_s=None if limits.deterministic is not None else limits.time_s,
+        good_enough_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, "microbatch-order"),
     )
 
 
@@ -79,6 +104,22 @@ def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Loca
     incumbent.offer_valid(found.schedule, "polish")
     incumbent.cut_short |= found.cut_short
     _end(found.ended_by)
+
+
+def _entering(incumbent: Incumbent) -> tuple[Problem, Sequence[int]]:
+    """The problem for methods that take microbatches by number, and the order that they then take; empty: as they are.
+
+    Where the order is open, it is the best schedule's.
+    """
+    if incumbent.whole is None or not order_is_open(incumbent.problem):
+        return incumbent.problem, ()
+    order = entry_order(incumbent.problem, incumbent.whole)
+    return permuted(incumbent.problem, order), order
+
+
+def _named(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """The schedule of the incumbent's problem that one of `_entering`'s problem is."""
+    return renamed(schedule, order) if order else schedule
 
 
 def _rounds(rounds: int, limits: Limits) -> int:

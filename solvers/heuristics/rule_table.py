@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.kernel.tables import Board
 
-__all__ = ["rule_table"]
+__all__ = ["rule_table", "table_of_rules"]
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
@@ -55,7 +55,7 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     """The best schedule of a table of rules and of climbs from its best.
 
     Args:
-        problem: any placement, links and memory limits. Where durations differ by microbatch, the first's are taken to choose.
+        problem: any placement, links and memory limits.
         options: how much the climbs may do.
 
     Raises:
@@ -64,7 +64,7 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     board = climbing_board(problem)
     blocks = len(board.blocks)
     ops = blocks * (3 if problem.split_backward else 2)
-    table = _table(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    table = table_of_rules(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + board.settings[0].mixes)
     climber = _climber(board, placed)
     values = np.array([climber.run(rule) for rule in table])
@@ -108,7 +108,7 @@ def _climber(board: Board, placed: int) -> Climber:
     return Climber(board, plain=plain)
 
 
-def _table(problem: Problem, board: Board, most: int) -> list[PackedRule]:
+def table_of_rules(problem: Problem, board: Board, most: int) -> list[PackedRule]:
     """The rules, at most this many.
 
     What changes most between neighbours decides most, so that the first rules are the most different.

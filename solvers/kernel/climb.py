@@ -241,12 +241,11 @@ def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
 
 
 def longest_op_ns(board: Board) -> int:
-    """The longest op of any stage's first microbatch."""
+    """The longest op."""
     longest_ns = 0
-    for lane in board.lanes:
-        block = board.blocks[lane.first]
-        backward_ns = (block.backward_ns,) if block.fused else (block.backward_input_ns, block.weight_ns)
-        longest_ns = max(longest_ns, block.forward_ns, *backward_ns)
+    for block in board.blocks:
+        backward_ns = block.backward_ns if block.fused else max(block.backward_input_ns, block.weight_ns)
+        longest_ns = max(longest_ns, block.forward_ns, backward_ns)
     return longest_ns
 
 
@@ -256,7 +255,7 @@ class Climber:
     def __init__(self, board: Board, *, plain: bool = False) -> None:
         """Waits until the kernel is compiled, unless it is to run plain. It has a copy of the board, unless it is plain."""
         self.plain = plain
-        self._lists, self._board = board, board if plain else as_arrays(board)
+        self._lists, self.board = board, board if plain else as_arrays(board)
         self._climb = climb if plain else compiled(climb_of(board))
         most_cap = [max(1, count) for count in count_by_stage(board)]
         self._most_cap = most_cap if plain else np.array(most_cap, np.int64)
@@ -278,7 +277,7 @@ class Climber:
             copies, draws = list(map(_as_lists, copies)), _as_lists(draws)
         best, now, tried = copies
         ranges = 2, 3, MOVES + MIXING_MOVES * (self._mixes if mixing else 0), 59, self._longest_ns + 1
-        given = Climb(self._board, best, now, tried, self._most_cap, self._levels_ns, ranges, evaluations, draws, heat, stop)
+        given = Climb(self.board, best, now, tried, self._most_cap, self._levels_ns, ranges, evaluations, draws, heat, stop)
         value = int(self._climb(given))
         for array, values in zip(rule, best, strict=True):
             array[:] = values
@@ -286,7 +285,7 @@ class Climber:
 
     def schedule(self) -> Schedule:
         """The schedule of the last `run`."""
-        return list_schedule_of(self._lists if self.plain else read_back(self._lists, self._board)).schedule
+        return list_schedule_of(self._lists if self.plain else read_back(self._lists, self.board)).schedule
 
 
 def _as_lists(given: Any) -> Any:

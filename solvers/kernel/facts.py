@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ UNLIMITED = np.int64(1) << 60
 class Facts(NamedTuple):
     """A problem as flat arrays, or lists; per stage unless it says otherwise.
 
-    Durations and transfers are per kind and stage, entry kind × stages + stage.
+    Transfers are per kind and stage, entry kind × stages + stage.
     """
 
     stage_rank: Any
@@ -30,8 +29,6 @@ class Facts(NamedTuple):
     fed_by: Any
     """The stage before on the path, or -1."""
     feeds: Any
-    duration: Any
-    """With a fused backward, kind B is all of it."""
     occupancy: Any
     latency: Any
     resource: Any
@@ -59,7 +56,7 @@ class Facts(NamedTuple):
 def example_facts() -> Facts:
     """Facts of no problem, but of the right types."""
     row = np.zeros(1, np.int64)
-    return Facts(row, row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False, False)
+    return Facts(row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False, False)
 
 
 def microbatches_by_stage(problem: Problem) -> list[list[int]]:
@@ -72,19 +69,13 @@ def microbatches_by_stage(problem: Problem) -> list[list[int]]:
 
 
 def facts_of(problem: Problem) -> Facts:
-    """The problem as the kernel's arrays. Microbatches count as alike: each takes the duration of the first."""
+    """The problem as the kernel's arrays, but for durations."""
     tables = tables_of(problem)
     stages = len(problem.stages)
     visits = microbatches_by_stage(problem)
     path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
     fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
     feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
-    duration = np.zeros((3, stages), np.int64)
-    for stage, each in enumerate(visits):
-        microbatch = each[0] if each else 0
-        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
-        for row, kind in enumerate(kinds):
-            duration[row, stage] = problem.duration_ns(kind, stage, microbatch)
     columns = np.arange(stages)
     occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
     resource = np.full((3, stages), -1, np.int64)
@@ -101,7 +92,6 @@ def facts_of(problem: Problem) -> Facts:
         count=np.array([len(each) for each in visits], np.int64),
         fed_by=fed_by,
         feeds=feeds,
-        duration=duration.ravel(),
         occupancy=occupancy.ravel(),
         latency=latency.ravel(),
         resource=resource.ravel(),

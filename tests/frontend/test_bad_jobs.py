@@ -178,8 +178,10 @@ BAD = {
         'batches = 16\nsemantics = "torch"\nrecompute = "auto"',
         'pipeline.recompute: found "auto" where pipeline.semantics is "torch", expected "none"',
     ),
-    "order to be chosen": bad(
-        "batches = 16", 'batches = 16\nmicrobatch_order = "auto"', 'pipeline.microbatch_order: found "auto", which is', '"given"'
+    "order of another kind": bad(
+        "batches = 16",
+        'batches = 16\nmicrobatch_order = "best"',
+        'pipeline.microbatch_order: found "best", expected "auto" or "given"',
     ),
     "recomputation of some stages": bad(
         "batches = 16", "batches = 16\nrecompute = [true]", "pipeline.recompute: found 1 value, expected 8, one per stage"

@@ -54,12 +54,42 @@ def test_durations_follow_the_lengths(tmp_path: Path) -> None:
     assert set(job.files) == {tmp_path / "job.toml", tmp_path / "lengths.csv"}
 
 
+@pytest.mark.parametrize(
+    ("order", "lengths", "in_order"), [("given", "9,5,9", True), ("auto", "9,5,9", False), ("given", "9,9,9", False)]
+)
+def test_the_order_in_which_they_enter(tmp_path: Path, order: str, lengths: str, in_order: bool) -> None:
+    """It is given unless it is to be chosen; where all are alike it says nothing."""
+    (tmp_path / "lengths.csv").write_text("length\n" + lengths.replace(",", "\n"), encoding="utf-8")
+    text = (
+        JOB.replace("KEYS", "").replace("REST", "").replace("microbatches = 3", f'microbatches = 3\nmicrobatch_order = "{order}"')
+    )
+    job = load_job(write_job(tmp_path, text))
+    assert job.problem.in_order == in_order
+    assert job.workload.in_order == (order == "given")
+
+
 @pytest.mark.parametrize("share", ["quadratic = 0.4", 'fit = "times.csv"'])
 def test_a_share_is_quadratic(tmp_path: Path, share: str) -> None:
     """The fit is of 6·n + 0.04·n², of which 0.04·100² is 40 % at 100."""
     times = "length,duration\n50, 400 ns\n100,1 us\n200,2.8 us\n"
     job = read(tmp_path, "length\n100\n50\n200\n", share, times=times)
     assert job.problem.stages[0].forward_ns == (1000, 600 // 2 + 400 // 4, 600 * 2 + 400 * 4)
+
+
+def test_a_sum_of_halves_remains_their_sum(tmp_path: Path) -> None:
+    """2000 and 1500 ns at 333 of 1000 tokens are 666 and 500 ns. What a job gives for BW is taken as any other duration."""
+    directory = tmp_path / "given"
+    directory.mkdir()
+    lengths, unit = "length\n1000\n333\n667\n", ("profile_length = 100", "profile_length = 1000")
+    text = JOB.replace("KEYS", "").replace("REST", "").replace(*unit).replace('"1 us"', '"1500 ns"')
+    for place, job_text, expected in (
+        (directory, text, (2000, 666, 1334)),
+        (tmp_path, text.replace('backward = "2 us"\n', ""), (3500, 666 + 500, 1334 + 1000)),
+    ):
+        (place / "lengths.csv").write_text(lengths, encoding="utf-8")
+        stage = load_job(write_job(place, job_text)).problem.stages[0]
+        assert stage.backward_ns == expected
+    assert stage.backward_weight_ns == (1500, 500, 1000)
 
 
 def test_several_sequences_in_a_microbatch(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -154,10 +154,10 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
     assert (problem.split_backward, problem.objective) == (workload.split_backward, workload.objective)
     assert problem.cut_blocks == (workload.semantics is not Semantics.TORCH)
     differs = any(
-        problem.duration_ns(kind, stage, microbatch) != problem.duration_ns(kind, stage, 0)
-        for stage in range(len(problem.stages))
+        problem.duration_ns(kind, stage, one) != problem.duration_ns(kind, stage, other)
         for kind in Kind
-        for microbatch in range(problem.microbatches)
+        for one, other in combinations(range(problem.microbatches), 2)
+        for stage in set(problem.path(one)) & set(problem.path(other))
     )
     assert problem.in_order == (workload.in_order and differs)
     if parallel is None:

@@ -1,0 +1,67 @@
+"""The order in which microbatches enter: read from a Schedule, and put on a Problem before a method that takes them by number.
+
+An *order* has one entry for each position: the microbatch there. Position and microbatch have the same path, so paths stay as they
+are, and each path's microbatches enter its first stage in the order of their positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schedc.ir.problem import Problem
+
+__all__ = ["by_position", "entry_order", "order_is_open", "permuted", "renamed"]
+
+
+def order_is_open(problem: Problem) -> bool:
+    """Whether microbatches differ and may enter in any order."""
+    return not problem.in_order and not problem.alike
+
+
+def entry_order(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """The order in which the schedule's microbatches enter."""
+    entered: list[list[int]] = [[] for _ in problem.paths]
+    first_stage = [path[0] for path in problem.paths]
+    for order in schedule.orders:
+        for op in order:
+            if op.kind is Kind.F and op.part <= 0 and op.stage == first_stage[problem.path_of[op.microbatch]]:
+                entered[problem.path_of[op.microbatch]].append(op.microbatch)
+    return by_position(problem, entered)
+
+
+def by_position(problem: Problem, of_paths: Sequence[Iterable[int]]) -> tuple[int, ...]:
+    """The order in which each path's microbatches come as given."""
+    waiting = [iter(microbatches) for microbatches in of_paths]
+    return tuple(next(waiting[path]) for path in problem.path_of)
+
+
+def permuted(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem whose microbatch of each number costs what the one at that position of the order does."""
+
+    def moved(values: tuple[int, ...]) -> tuple[int, ...]:
+        return values if len(values) == 1 else tuple(values[microbatch] for microbatch in order)
+
+    stages = tuple(
+        replace(
+            stage,
+            forward_ns=moved(stage.forward_ns),
+            backward_input_ns=moved(stage.backward_input_ns),
+            backward_weight_ns=moved(stage.backward_weight_ns),
+            backward_ns=moved(stage.backward_ns),
+        )
+        for stage in problem.stages
+    )
+    return replace(problem, stages=stages)
+
+
+def renamed(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """The schedule of the problem itself that one of the permuted problem is."""
+    orders = tuple(tuple(op._replace(microbatch=order[op.microbatch]) for op in each) for each in schedule.orders)
+    return Schedule(orders=orders, parts=schedule.parts)

@@ -1,0 +1,233 @@
+"""Search over the order in which microbatches that differ enter the pipeline, and over the rule that makes a schedule of it.
+
+A Problem goes in, better and better Schedules come out. The list scheduler takes microbatches by number, so an order is tried by
+giving its positions the durations of the microbatches there; the schedule that comes of it is named back. It starts from the given
+order and from known ones (`known_orders`), each with rules of a table. Then orders and rules are climbed by turns, in rounds of a
+fixed number of evaluations; a round's results do not depend on the clock, only how many rounds there are may.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedc.compiled.compiler import compiled
+from schedc.ir.ops import Kind
+from schedc.models.alike import groups_of
+from schedc.solvers.common.microbatch_order import by_position, renamed
+from schedc.solvers.heuristics.rule_table import table_of_rules
+from schedc.solvers.kernel.board import depth_by_stage
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.tables import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["known_orders", "search_microbatch_order"]
+
+POOL = 4
+"""Orders that are climbed one after the other in each round; the best half of them starts the next round twice."""
+RULES = 24
+"""Rules of the table that each known order is tried with."""
+PLACED_OPS = 600_000
+"""A climb of a round places about this many ops, over orders and over rules each."""
+MOST_EVALUATIONS = 2_000
+HEAT = 0.004
+"""How much worse an order may be that a climb goes on from, at its beginning, as a share of the objective."""
+TIMES = ["forward_ns", "backward_input_ns", "weight_ns", "backward_ns"]
+
+
+class _Line:
+    """The list scheduler's compiled kernel on one problem, whose microbatches take any order."""
+
+    def __init__(self, problem: Problem, *, reserves: bool = False) -> None:
+        """Waits until the kernels are compiled.
+
+        Raises:
+            Unsupported: a rank's memory limit does not hold one microbatch.
+        """
+        self.lists = climbing_board(problem, reserves=reserves)
+        self.climber = Climber(self.lists)
+        self._run, self._board = compiled(run_rule), self.climber.board
+        lanes, blocks = self._board.lanes, self._board.blocks
+        self._given = {name: blocks[name].copy() for name in TIMES}
+        path_of = np.array(problem.path_of, np.int64)
+        of_path = [np.flatnonzero(path_of == path) for path in range(len(problem.paths))]
+        self._number = np.zeros(problem.microbatches, np.int64)
+        for microbatches in of_path:
+            self._number[microbatches] = np.arange(len(microbatches))
+        self._first = np.repeat(lanes["first"], lanes["last"] - lanes["first"])
+        self._seat = np.concatenate([of_path[path] for path in lanes["path"]])
+
+    def take(self, order: NDArray[np.int64]) -> None:
+        """Give each position the durations of its microbatch in the order."""
+        source = self._first + self._number[order[self._seat]]
+        for name, values in self._given.items():
+            self._board.blocks[name] = values[source]
+
+    def again(self) -> int:
+        """The objective of the order that was taken last, by the rule that ran last."""
+        return int(self._run(*self._board))
+
+
+def known_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """The given order; by work: the shortest first, the longest first, short at both ends, long at both ends, by turns.
+
+    Of each path's microbatches by themselves, which keep their positions.
+    """
+    work_ns = [0] * problem.microbatches
+    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+    for stage, microbatch in problem.blocks():
+        work_ns[microbatch] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
+    of_paths = [[m for m, path in enumerate(problem.path_of) if path == number] for number in range(len(problem.paths))]
+    shortest_first = [sorted(microbatches, key=lambda m: (work_ns[m], m)) for microbatches in of_paths]
+    yield tuple(range(problem.microbatches))
+    yield by_position(problem, shortest_first)
+    yield by_position(problem, [each[::-1] for each in shortest_first])
+    yield by_position(problem, [each[::2] + each[1::2][::-1] for each in shortest_first])
+    yield by_position(problem, [each[::-2][: (len(each) + 1) // 2] + each[::-1][1::2][::-1] for each in shortest_first])
+    yield by_position(
+        problem, [[each[at // 2] if at % 2 == 0 else each[-1 - at // 2] for at in range(len(each))] for each in shortest_first]
+    )
+
+
+def search_microbatch_order(
+    problem: Problem,
+    *,
+    start: Sequence[int],
+    evaluations: int = 0,
+    rounds: int = 20,
+    seed: int = 0,
+    time_s: float | None = None,
+    good_enough_ns: int = 0,
+    on_schedule: Callable[[Schedule], None],
+) -> bool:
+    """Climb from known orders and from `start`; returns whether the clock ended it.
+
+    Args:
+        problem: microbatches that differ and may enter in any order; any placement, any memory limits.
+        start: the order of the best schedule known, as of `schedc.solvers.common.microbatch_order`.
+        evaluations: orders, and rules, tried per climb and round; 0: as many as suit the problem's size.
+        rounds: at most this many.
+        seed: of the random changes.
+        time_s: end after the climb in which this many seconds have passed.
+        good_enough_ns: end when this objective is reached, by the kernel's clock.
+        on_schedule: is called with each schedule that is better than all before it, when its climb has ended.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    random, begun = Random(seed), time.perf_counter()
+    evaluations = evaluations or min(MOST_EVALUATIONS, max(20, PLACED_OPS // problem.num_ops))
+    orders = [np.array(order, np.int64) for order in dict.fromkeys((tuple(start), *known_orders(problem)))]
+    line = _Line(problem)
+    pool = _first_pool(problem, line, orders)
+    if pool[0][0] >= NEVER:
+        line = _Line(problem, reserves=True)
+        pool = _first_pool(problem, line, orders)
+    swaps = _Moves(problem, random)
+    best_ns = NEVER
+    with stop_flag() as stop:  # nothing sets it before the end
+        for number in range(rounds):
+            heat = HEAT * (1 - number / rounds)
+            for at, (_, order, rule) in enumerate(pool):
+                value, order = _climbed(line, order, rule, swaps, evaluations, heat)
+                line.take(order)
+                tried = PackedRule(*(each.copy() for each in rule))
+                reached = line.climber.climb(tried, evaluations, random.randrange(1 << 30), 0.0, stop)
+                if reached <= value:
+                    value, rule = reached, tried
+                pool[at] = value, order, rule
+                if value < best_ns:
+                    best_ns = value
+                    line.climber.run(rule)
+                    on_schedule(renamed(line.climber.schedule(), order.tolist()))
+                if best_ns <= good_enough_ns:
+                    return False
+                if time_s is not None and time.perf_counter() - begun > time_s:
+                    return True
+            pool = sorted(pool, key=lambda each: each[0])[: POOL // 2] * 2
+    return False
+
+
+def _first_pool(
+    problem: Problem, line: _Line, orders: Sequence[NDArray[np.int64]]
+) -> list[tuple[int, NDArray[np.int64], PackedRule]]:
+    """The best orders, each with its best rule of the table, and its value; the best one first."""
+    rules = table_of_rules(problem, line.lists, RULES)
+    ways = policies(line.lists, depth_by_stage(problem), longest_op_ns(line.lists))
+    found = []
+    for order in orders:
+        line.take(order)
+        values = [line.climber.run(rule) for rule in rules]
+        value = min(values)
+        rule = rules[values.index(value)]
+        for way in ways[1:]:
+            tried = rule._replace(patience_ns=way)
+            reached = line.climber.run(tried)
+            if reached < value:
+                value, rule = reached, tried
+        found.append((value, order, rule))
+    return sorted(found, key=lambda each: each[0])[:POOL]
+
+
+def _climbed(
+    line: _Line, order: NDArray[np.int64], rule: PackedRule, moves: _Moves, evaluations: int, heat: float
+) -> tuple[int, NDArray[np.int64]]:
+    """The best order that this many changes of the order find, with this rule, and its value."""
+    line.take(order)
+    now = best = line.climber.run(rule)
+    best_order = order
+    for number in range(evaluations):
+        tried = moves.changed(order)
+        line.take(tried)
+        value = line.again()
+        warm = heat * (1 - number / evaluations) * best
+        if value <= now or (value < NEVER and warm > 0 and moves.random.random() < math.exp((now - value) / warm)):
+            now, order = value, tried
+            if value < best:
+                best, best_order = value, tried
+    return best, best_order
+
+
+class _Moves:
+    """Random changes of an order. A microbatch keeps a position of its path."""
+
+    def __init__(self, problem: Problem, random: Random) -> None:
+        self.random = random
+        self._groups = groups_of(problem)
+        path_of = np.array(problem.path_of, np.int64)
+        of_paths = [np.flatnonzero(path_of == path) for path in range(len(problem.paths))]
+        self._seats = [seats for seats in of_paths if len({self._groups[m] for m in seats.tolist()}) > 1]
+
+    def changed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Two microbatches that differ change places, one goes elsewhere, or a stretch is turned around."""
+        random, tried = self.random, order.copy()
+        seats = random.choice(self._seats)
+        mine: Any = order[seats]
+        how, count = random.random(), len(mine)
+        while True:
+            a, b = random.randrange(count), random.randrange(count)
+            if self._groups[mine[a]] != self._groups[mine[b]]:
+                break
+        if how < 0.5:
+            mine[a], mine[b] = mine[b], mine[a]
+        elif how < 0.9:
+            moved = mine[a]
+            mine = np.insert(np.delete(mine, a), b, moved)
+        else:
+            first, last = min(a, b), max(a, b)
+            mine[first : last + 1] = mine[first : last + 1][::-1].copy()
+        tried[seats] = mine
+        return tried

@@ -1,0 +1,161 @@
+"""The order in which microbatches enter: put on a problem and taken off a schedule again, searched for, and chosen by `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import SearchTooLarge, optimum
+from differing_problems import differing_problem, scaled
+from problems import make_problem, with_fused_backward
+
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.plan import BoundName
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.microbatch_order import entry_order, order_is_open, permuted, renamed
+from schedc.solvers.common.options import GreedyOptions, LocalOptions
+from schedc.solvers.driver import searches
+from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.search.microbatch_order import known_orders, search_microbatch_order
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+LONG_FIRST = scaled(make_problem(3, 6, costs_ns=(10, 12, 8), in_flight=3), [9, 1, 4, 1, 2, 6])
+"""Its longest microbatch enters first."""
+
+
+def objective_ns(problem: Problem, schedule: Schedule) -> int:
+    return simulate(problem, schedule).objective_ns(problem.objective)
+
+
+def found(problem: Problem, *, rounds: int = 2, evaluations: int = 60, seed: int = 0) -> list[Schedule]:
+    """The schedules of a search from the given order."""
+    schedules: list[Schedule] = []
+    start = tuple(range(problem.microbatches))
+    options = {"rounds": rounds, "evaluations": evaluations, "seed": seed}
+    assert not search_microbatch_order(problem, start=start, on_schedule=schedules.append, **options)
+    return schedules
+
+
+def incumbent_of(problem: Problem) -> Incumbent:
+    from schedc.ir.index import tables_of
+
+    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by=BoundName.WORK, report=lambda _: None)
+    incumbent.offer(greedy(problem, GreedyOptions(n_sub=1)), "greedy")
+    return incumbent
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_schedule_of_the_permuted_problem_is_one_of_the_problem(seed: int) -> None:
+    problem = differing_problem(seed)
+    shuffled = [[m for m, path in enumerate(problem.path_of) if path == number] for number in range(len(problem.paths))]
+    for microbatches in shuffled:
+        Random(seed).shuffle(microbatches)
+    order = tuple(shuffled[path].pop() for path in problem.path_of)
+    other = permuted(problem, order)
+    schedule = greedy(other)
+    named = renamed(schedule, order)
+    assert verify_schedule(problem, named) == ()
+    assert simulate(problem, named).makespan_ns == simulate(other, schedule).makespan_ns
+    assert entry_order(problem, named) == order
+    assert entry_order(other, schedule) == tuple(range(problem.microbatches))
+
+
+def test_the_order_is_open_where_it_says_something() -> None:
+    assert order_is_open(LONG_FIRST)
+    assert not order_is_open(replace(LONG_FIRST, in_order=True))
+    assert not order_is_open(make_problem(2, 2))
+
+
+def test_known_orders() -> None:
+    """By work 1, 1, 2, 4, 6, 9, of which the microbatches 1, 3, 4, 2, 5, 0 have so much."""
+    given, shortest, longest, mountain, valley, turns = known_orders(LONG_FIRST)
+    assert given == (0, 1, 2, 3, 4, 5)
+    assert (shortest, longest) == ((1, 3, 4, 2, 5, 0), (0, 5, 2, 4, 3, 1))
+    assert mountain == (1, 4, 5, 0, 2, 3)
+    assert valley == (0, 2, 3, 1, 4, 5)
+    assert turns == (1, 0, 3, 5, 4, 2)
+    both = scaled(make_problem(2, 4, placement="bidirectional"), [9, 1, 2, 3])
+    assert list(known_orders(both))[1:3] == [(2, 1, 0, 3), (0, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.slow)])
+def test_it_is_never_below_the_optimum_and_often_reaches_it(seeds: range) -> None:
+    compared = equal = 0
+    for seed in seeds:
+        problem = differing_problem(seed, most_ops=14)
+        schedules = found(problem)
+        assert schedules and all(verify_schedule(problem, schedule) == () for schedule in schedules)
+        values = [objective_ns(problem, schedule) for schedule in schedules]
+        try:
+            best_ns = optimum(problem, most_states=20_000)
+        except SearchTooLarge:
+            continue
+        assert best_ns is not None and best_ns <= min(values)
+        compared += 1
+        equal += best_ns == min(values)
+    assert equal > 0.5 * compared > 0.25 * len(seeds)
+
+
+def test_it_finds_better_orders_than_the_given_one() -> None:
+    (*_, best) = found(LONG_FIRST)
+    assert verify_schedule(LONG_FIRST, best) == ()
+    assert best == found(LONG_FIRST)[-1]
+    assert objective_ns(LONG_FIRST, best) < 0.8 * objective_ns(LONG_FIRST, greedy(LONG_FIRST))
+    assert objective_ns(LONG_FIRST, best) >= best_bound(LONG_FIRST).value_ns
+    assert entry_order(LONG_FIRST, best)[0] != 0
+
+
+def test_it_keeps_memory_and_fuses_where_that_pays() -> None:
+    """With two chunks on a rank and room for one microbatch, rules without reserves strand themselves."""
+    problem = scaled(make_problem(2, 4, placement="wave", chunks=2, costs_ns=(3, 4, 5), in_flight=1), [4, 1, 2, 1])
+    problem = with_fused_backward(problem, 7)
+    (*_, best) = found(problem)
+    assert verify_schedule(problem, best) == ()
+    assert Kind.BW in {op.kind for order in best.orders for op in order}
+
+
+def test_other_searches_go_on_from_the_order_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    incumbent = incumbent_of(LONG_FIRST)
+    searches.microbatch_order(incumbent, Limits(), options=LocalOptions(rounds=1, evaluations=40))
+    assert incumbent.whole is not None
+    order = entry_order(LONG_FIRST, incumbent.whole)
+    assert order[0] != 0
+    taken: list[tuple[int, ...]] = []
+    monkeypatch.setattr(Incumbent, "offer_valid", lambda self, schedule, by: taken.append(entry_order(self.problem, schedule)))
+    searches.local(incumbent, Limits(), options=LocalOptions(rounds=1, evaluations=10))
+    cheaper = incumbent_of(with_fused_backward(LONG_FIRST, 7))
+    cheaper.offer(incumbent.whole, "microbatch-order")
+    searches.fused_ranges(cheaper, Limits(), options=LocalOptions(rounds=1, evaluations=2))
+    assert set(taken) == {order} and len(taken) > 1
+
+
+def test_it_refuses_what_is_in_order() -> None:
+    for problem in (replace(LONG_FIRST, in_order=True), make_problem(2, 2)):
+        with pytest.raises(Unsupported, match="alike, or enter in the given order"):
+            searches.microbatch_order(incumbent_of(problem), Limits())
+
+
+@pytest.mark.parametrize("method", ["cpsat", pytest.param("auto", marks=pytest.mark.slow)])
+def test_the_best_order_of_a_small_problem_is_proven(method: str) -> None:
+    problem = scaled(make_problem(2, 3, costs_ns=(3, 4, 2)), [5, 1, 2])
+    values = []
+    for each in (problem, replace(problem, in_order=True)):
+        bound = best_bound(each)
+        outcome = solve(
+            each, method, Limits(deterministic=1, workers=1), bound_ns=bound.value_ns, bound_by=bound.name, report=lambda _: None
+        )
+        assert outcome.incumbent.gap == 0
+        values.append(outcome.incumbent.objective_ns)
+    assert values == [optimum(problem), optimum(replace(problem, in_order=True))]
+    assert values[0] < values[1]
