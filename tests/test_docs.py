@@ -10,7 +10,7 @@ from doc_outputs import FILES, ROOT, commands_of, written
 
 from schedc.frontend.schema import job_schema
 from schedc.ir.plan import BoundName
-from schedc.solvers.driver.registry import METHODS, SEARCHES
+from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_what_can_be_named_is_on_the_pages() -> None:
     """Every method, bound and key of the job, so that a new one is not forgotten."""
     keys = {key for section in job_schema()["$defs"].values() for key in section.get("properties", ())}
     bounds = {str(name) for name in BoundName}
-    names = {"formats.md": keys | bounds | {*METHODS, *SEARCHES}, "cost-model.md": bounds}
+    names = {"formats.md": keys | bounds | {*METHODS, *SEARCHES, *LAYOUT_METHODS}, "cost-model.md": bounds}
     missing = {}
     for page, expected in names.items():
         code = " ".join(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))

@@ -117,7 +117,7 @@ def compile_command(
         settings = loaded.solver
         chosen = settings.method if method is None else method
         try:
-            check_method(chosen)
+            check_method(chosen, is_open=loaded.open_layout is not None)
         except InvalidInput as error:
             raise InvalidInput(f"{f'{job}: solver.method' if method is None else '--method'}: {error}") from error
         limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Option", "Options"]
 
+LITTLE = 0.0005
+"""A gain of less than this share is next to nothing."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Option:
@@ -89,6 +92,11 @@ class Options:
         return option
 
     def hopeful(self, best_ns: int | None) -> list[Option]:
-        """Those that may be better than the best known, the most promising first."""
+        """Those that may be better than the best known, the most promising first; last those that can be so by next to nothing."""
         left = [each for each in self._all.values() if not each.settled and (best_ns is None or each.bound.value_ns < best_ns)]
-        return sorted(left, key=lambda each: (each.objective_ns is None, each.objective_ns or each.bound.value_ns))
+
+        def rank(option: Option) -> tuple[bool, bool, int]:
+            gains_little = best_ns is not None and best_ns - option.bound.value_ns < LITTLE * best_ns
+            return gains_little, option.objective_ns is None, option.objective_ns or option.bound.value_ns
+
+        return sorted(left, key=rank)

@@ -22,14 +22,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.compiled.compiler import at_hand, compile_ahead
+from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.lower.placement import placement_name
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.best_layout import BestLayout, LayoutsProgress
 from schedc.solvers.driver.layout_options import Options
 from schedc.solvers.driver.portfolio import Candidate, Ended, solve
-from schedc.solvers.driver.registry import SEARCHES, is_auto
+from schedc.solvers.driver.registry import LAYOUT_METHODS, SEARCHES, is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
 from schedc.solvers.layout.enumerate import cuts_of
@@ -70,8 +70,8 @@ HANDED_ON = ("balanced unidirectional", "balanced loop 2", "balanced wave 2", "b
 """The named layouts that are handed on before any are found; any others where there are no more than these."""
 LEAST_S, S_PER_OP = 0.8, 1e-4
 """A method does nothing worth while with a layout in less time than this, and this for each compute op."""
-WAIT_S = 20.0
-"""Where compiled code is not at hand, the search for layouts waits for it if this much time is left."""
+WAIT_SHARE = 0.3
+"""Where compiled code is not at hand, the search for layouts waits for it for this share of the time that is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class _Work:
     @property
     def is_constructive(self) -> bool:
         """Whether the method makes a schedule at once."""
-        return not is_auto(self.method) and self.method.partition("{")[0] not in SEARCHES
+        return not is_auto(self.method) and self.method.partition("{")[0] not in {*SEARCHES, *LAYOUT_METHODS}
 
     @property
     def is_timed(self) -> bool:
@@ -182,6 +182,9 @@ class _Work:
         """All steps."""
         compile_ahead(evaluate)
         self._try_baselines()
+        if self.method in LAYOUT_METHODS:
+            self._run_layout_method()
+            return
         if self.is_constructive:
             self._climb(0)
             for option in self.options.hopeful(None):
@@ -277,6 +280,43 @@ class _Work:
         stages = max((len(ranks) for _, ranks in cuts), default=0)
         return 0 < len(cuts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
 
+    def _run_layout_method(self) -> None:
+        """The method that is asked for chooses layout and schedule."""
+        if self.is_over:
+            return
+        self.on_method(self.method)
+        self._wait_for_code()
+        begun, before = time.perf_counter(), self.known.layouts
+        stopped = False
+
+        def stop() -> bool:
+            nonlocal stopped
+            stopped = self.known.interruption.requested or (self.is_timed and self.left == 0)
+            return stopped
+
+        def report(evaluated: int, objective_ns: int) -> None:
+            self.known.layouts = before + evaluated
+            self._progress(objective_ns)
+
+        row = Candidate(method=self.method, seconds=0.0)
+        try:
+            found = layout_method(self.method)(self.workload, self.open_layout, stop=stop, report=report, plain=None)
+        except (NoPlanFound, Unsupported) as reason:
+            row = replace(row, why_not=str(reason))
+        else:
+            row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+            self.known.offer(found, self.method, self.method)
+        self.known.cut_short |= stopped
+        self.exhausted = not stopped
+        self.candidates.append(replace(row, seconds=time.perf_counter() - begun))
+
+    def _wait_for_code(self) -> None:
+        """Wait until compiled code is at hand, for a share of the time; without it layouts are evaluated in Python."""
+        if not at_hand(evaluate):
+            self.on_method("compiling")
+            with self._region(WAIT_SHARE):
+                compiled(evaluate)
+
     def _hand_on_named(self) -> None:
         """The method on the named layouts, for equal times."""
         options = self._hopeful()
@@ -293,12 +333,12 @@ class _Work:
         """Seek layouts from the seed with this number; the best of them are options."""
         if self.is_over:
             return
+        self._wait_for_code()
         self.on_method("layouts")
         left, timed = self.left, self.is_timed and not self.is_constructive
         share = CLIMB_UNITS if left is None or self.is_constructive else CLIMB_SHARE * left
         begun, before = time.perf_counter(), self.known.layouts
         found: list[LaidOut] = []
-        waits = not timed or at_hand(evaluate) or (left or 0.0) > WAIT_S
         with self._region():
             try:
                 climb = LayoutClimb(
@@ -306,7 +346,6 @@ class _Work:
                     self.open_layout,
                     recompute=self.open_layout.recompute_is_open,
                     seed=self.limits.seed + number,
-                    plain=False if waits else None,
                 )
             except Unsupported as reason:
                 self.candidates.append(Candidate(method="layouts", seconds=time.perf_counter() - begun, why_not=str(reason)))
@@ -440,12 +479,16 @@ class _Work:
             self.candidates[option.row] = row
 
     @contextmanager
-    def _region(self) -> Iterator[None]:
-        """Within, an interruption or the end of the time ends the work, and what is behind goes on; the first schedule comes."""
+    def _region(self, share: float = 1.0) -> Iterator[None]:
+        """Within, an interruption or the end of this share of the time ends the work, and what is behind goes on.
+
+        An interruption waits for the first schedule.
+        """
         ends: Ends = "time" if self.known.best is None else "both"
         interruption = self.known.interruption
         try:
-            with interruption.alarm(self.left if self.is_timed else None), interruption.raising(at=ends):
+            left = self.left if self.is_timed else None
+            with interruption.alarm(None if left is None else share * left), interruption.raising(at=ends):
                 yield
         except OutOfTime:
             self.known.cut_short = True
@@ -510,7 +553,7 @@ class _Work:
             return Ended.WITHIN_GAP
         if self.interrupted or self.known.interruption.requested:
             return Ended.INTERRUPTED
-        if self.is_constructive:
+        if self.is_constructive or (self.method in LAYOUT_METHODS and self.exhausted):
             return Ended.DONE
         if self.limits.deterministic is not None:
             return Ended.OUT_OF_WORK

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from schedc.errors import InvalidInput
 from schedc.files.location import Location
@@ -24,11 +24,27 @@ from schedc.solvers.common.options import (
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct, Search
+    from schedc.solvers.layout.laid_out import LaidOut
 
-__all__ = ["METHODS", "MIXED", "SEARCHES", "TEMPLATE_NAMES", "check_method", "constructive", "is_auto", "search_of"]
+__all__ = [
+    "LAYOUT_METHODS",
+    "METHODS",
+    "MIXED",
+    "SEARCHES",
+    "TEMPLATE_NAMES",
+    "check_method",
+    "constructive",
+    "is_auto",
+    "layout_method",
+    "search_of",
+]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 MIXED = " + mixed"
@@ -41,6 +57,35 @@ class Entry(NamedTuple):
     target: str
     """Module and function; for a template, the module's table."""
     options: type = NoOptions
+
+
+class LayoutMethod(Protocol):
+    """A method that chooses a layout with its schedule."""
+
+    def __call__(
+        self,
+        workload: Workload,
+        open_layout: OpenLayout,
+        /,
+        *,
+        stop: Callable[[], bool],
+        report: Callable[[int, int], None],
+        plain: bool | None,
+    ) -> LaidOut:
+        """The best layout that it finds, with a schedule within memory.
+
+        Args:
+            workload: what `schedc.verify.workload` accepts.
+            open_layout: what may be chosen.
+            stop: is called often; the best so far is the result once it returns True.
+            report: is called with how many layouts were evaluated, and the best objective.
+            plain: whether kernels run in Python; None: where their compiled code is not at hand.
+
+        Raises:
+            Unsupported: the method does not exist for the workload's numbers.
+            NoPlanFound: no layout with a schedule within memory was found.
+        """
+        ...
 
 
 METHODS = {
@@ -61,6 +106,9 @@ SEARCHES = {
 }
 """The searches."""
 
+LAYOUT_METHODS = {"adaptis": "schedc.solvers.layout.adaptis:adaptis"}
+"""The methods that choose a layout with its schedule, where the job leaves it open; they have no options."""
+
 
 def is_auto(text: str) -> bool:
     """Whether `text` asks for all methods that help.
@@ -74,13 +122,16 @@ def is_auto(text: str) -> bool:
     return name == "auto"
 
 
-def check_method(text: str) -> None:
-    """Refuse a method that `solve` would refuse, before there is a problem.
+def check_method(text: str, *, is_open: bool = False) -> None:
+    """Refuse a method that `solve` would refuse, or `solve_layouts` where the layout is open, before there is a problem.
 
     Raises:
-        InvalidInput: the name is unknown, or the options cannot be read.
+        InvalidInput: the name is unknown, the options cannot be read, or it chooses a layout where that is given.
     """
-    if text.endswith(MIXED):
+    if text in LAYOUT_METHODS:
+        if not is_open:
+            raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
+    elif text.endswith(MIXED):
         constructive(text)
     elif not is_auto(text):
         _parsed(text)
@@ -110,6 +161,13 @@ def _mixed(construct: Construct, problem: Problem) -> Schedule:
     return mixed(problem, construct(problem))
 
 
+def layout_method(text: str) -> LayoutMethod:
+    """The method over layouts of this name, one of `LAYOUT_METHODS`."""
+    module, _, attribute = LAYOUT_METHODS[text].partition(":")
+    method: LayoutMethod = getattr(import_module(module), attribute)
+    return method
+
+
 def search_of(text: str) -> Search:
     """The search that `text` names, with its options; the name is one of `SEARCHES`.
 
@@ -127,7 +185,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     name, brace, rest = text.partition("{")
     entry = METHODS.get(name) or SEARCHES.get(name)
     if entry is None:
-        known = ("auto", *METHODS, *SEARCHES)
+        known = ("auto", *METHODS, *SEARCHES, *LAYOUT_METHODS)
         raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
     location = Location(f"method {text!r}")
     if brace and not rest.endswith("}"):

@@ -132,9 +132,11 @@ def search_layouts(
 
     Raises:
         Infeasible: no layout has room on its ranks.
-        Unsupported: there are too many layouts to list.
+        Unsupported: there are too many layouts to list, or recomputation is open.
         NoPlanFound: the limits ended the search before there was a schedule.
     """
+    if open_layout.recompute_is_open:
+        raise Unsupported("the exact search takes recomputation as it is given, and here it is open")
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
         raise Infeasible(f"{workload.name}: no layout has room for its stages on its ranks; more memory may suffice")

@@ -69,6 +69,17 @@ def test_bound_is_not_above_the_best_of_all_layouts(seed: int) -> None:
     assert is_sound(seed, layers=3, microbatches=1 + seed % 2)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_bound_is_not_above_the_best_of_all_layouts_whichever_stages_recompute(seed: int) -> None:
+    random = Random(seed)
+    workload = tiny_workload(random, layers=random.randint(2, 3), ranks=2, microbatches=1 + seed % 2)
+    open_layout = OpenLayout(chunks=2 - seed % 2, recompute_is_open=True)
+    bound, best = layout_bound(workload, open_layout), best_of_all(workload, open_layout, optimum)
+    assert best is None or (bound.value_ns is not None and bound.value_ns <= best)
+    given = layout_bound(workload, replace(open_layout, recompute_is_open=False))
+    assert given.value_ns is None or (bound.value_ns is not None and bound.value_ns <= given.value_ns)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_bound_is_not_above_the_best_of_all_larger_layouts(seed: int) -> None:
@@ -198,4 +209,6 @@ def test_an_open_layout_is_for_one_number_of_stages() -> None:
         OpenLayout(placement=place("bidirectional", 2))
     with pytest.raises(ValueError, match="chunks"):
         OpenLayout(chunks=0)
+    with pytest.raises(ValueError, match="open, but given"):
+        OpenLayout(recompute=(True,), recompute_is_open=True)
     assert OpenLayout(recompute=(True, False)).stages == 2

@@ -23,7 +23,7 @@ from traces import trace_of_timelines
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.solvers.driver.registry import METHODS, SEARCHES
+from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES
 from schedc.text.plan.plan_file import read_plan
 from schedc.text.trace_file import write_trace_file
 
@@ -164,7 +164,7 @@ OUTPUTS = {
     "a table in no folder": Row("bench m70 --csv no/table.csv", 2, "no/table.csv: cannot be written: the directory {here}/no does not exist; create it first"),
     "a table on standard output": Row("bench m70 --csv -", 2, "--csv: found -, expected a file; standard output has the tables (a file of that name is ./-)"),
 }
-KNOWN_METHODS = ", ".join(("auto", *METHODS, *SEARCHES))
+KNOWN_METHODS = ", ".join(("auto", *METHODS, *SEARCHES, *LAYOUT_METHODS))
 COMMANDS = {
     "an unknown command": Row("compil job.toml", 2, "Error: No such command 'compil'. Did you mean 'compile', 'compare'?"),
     "an unknown option": Row("show plan.json --form 1ms", 2, "Error: No such option: --form (Possible options: --from, --to)"),

@@ -13,7 +13,7 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import check_plan
 from schedc.compile_layouts import compile_layouts
-from schedc.errors import Infeasible, NoPlanFound
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.layout import OpenLayout
 from schedc.ir.plan import BoundName, Scope
 from schedc.ir.workload import Device
@@ -36,6 +36,7 @@ def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layouts are evaluated by the kernel in Python, so few of them."""
     monkeypatch.setattr(layouts, "OPS_PER_UNIT", 400_000)
     monkeypatch.setattr(layouts, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(layouts, "at_hand", lambda _: True)
     monkeypatch.setattr(layouts, "LayoutClimb", lambda *given, **named: LayoutClimb(*given, **{**named, "plain": True}))
 
 
@@ -121,3 +122,15 @@ def test_auto_proves_a_tiny_one_over_all_layouts() -> None:
         proven += certificate.gap == 0
         assert (certificate.bound is BoundName.CPSAT) == bool(made.solver_log) == bool(certificate.solver_log_sha256)
     assert proven == 4
+
+
+def test_adaptis_chooses_layout_and_schedule() -> None:
+    found = [compiled(tiny(3), OpenLayout(chunks=2), "adaptis") for _ in range(2)]
+    assert found[0].plan == found[1].plan
+    rows = {each.method: each.objective_ns for each in found[0].candidates}
+    assert found[0].plan.certificate.objective_ns == rows["adaptis"] == min(each for each in rows.values() if each is not None)
+
+
+def test_a_search_that_works_nowhere_is_an_error() -> None:
+    with pytest.raises(Unsupported, match="takes less time fused"):
+        compiled(replace(tiny(5), split_backward=False), OpenLayout(chunks=2), "fused-ranges")

@@ -140,6 +140,11 @@ def test_a_search_that_ends_early_has_a_valid_bound() -> None:
         search_layouts(workload, open_layout, replace(ONE, time_s=0.0))
 
 
+def test_open_recomputation_is_refused() -> None:
+    with pytest.raises(Unsupported, match="takes recomputation as it is given"):
+        search_layouts(tiny(1, layers=5), OpenLayout(chunks=1, recompute_is_open=True), ONE)
+
+
 def test_too_many_layouts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "MOST_LAYOUTS", 3)
     with pytest.raises(Unsupported, match="lists up to 3 layouts"):

@@ -34,10 +34,13 @@ def all_layouts(workload: Workload, open_layout: OpenLayout) -> Iterator[Layout]
                 fits = max(map(ranks.count, ranks)) <= open_layout.chunks if given is None else ranks == given.rank_of_stage
                 if not fits or len(open_layout.recompute) not in (1, stages):
                     continue
-                again = frozenset(stage for stage in range(stages) if open_layout.recomputes(stage))
-                layout = Layout(rank_of_stage=ranks, paths=(tuple(range(stages)),), layers_of_stage=bounds, recomputed=again)
-                if not verify_layout(workload, layout):
-                    yield layout
+                given_again = tuple(open_layout.recomputes(stage) for stage in range(stages))
+                every = product((False, True), repeat=stages) if open_layout.recompute_is_open else (given_again,)
+                for values in every:
+                    again = frozenset(stage for stage in range(stages) if values[stage])
+                    layout = Layout(rank_of_stage=ranks, paths=(tuple(range(stages)),), layers_of_stage=bounds, recomputed=again)
+                    if not verify_layout(workload, layout):
+                        yield layout
 
 
 def best_of_all(workload: Workload, open_layout: OpenLayout, optimum: Callable[[Problem], int | None]) -> int | None:
