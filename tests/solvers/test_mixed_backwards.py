@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 LIMITS = Limits(workers=1)
 MILP_OPS = 12
 """HiGHS takes minutes for some larger problems."""
+MILP_OPS_OF_ONE_RANK = 6
+"""Where nothing but the order on one rank is to be found, HiGHS tries most of them to prove a makespan: up to a second for 12 ops."""
+SEARCHED_OPS = 18
+"""Brute force mostly gives up on larger problems, after it has visited all the states that it may."""
+
+
+def suits_milp(problem: Problem) -> bool:
+    alone = problem.ranks == 1 and problem.objective is Objective.MAKESPAN
+    return problem.num_ops <= (MILP_OPS_OF_ONE_RANK if alone else MILP_OPS)
 
 
 def is_exact(problem: Problem) -> bool:
@@ -68,6 +77,8 @@ def compare(problem: Problem, best_ns: int, found: Solved) -> None:
 def compared(seed: int, *, most_states: int) -> bool | None:
     """Compare the solvers with brute force on this problem: whether the optimum mixes both; None where nothing was compared."""
     problem = fused_problem(seed)
+    if problem.num_ops > SEARCHED_OPS:
+        return None
     try:
         start = greedy(problem, GreedyOptions(n_sub=1))
         best_ns = optimum(problem, symmetry=seed % 4 != 0, most_states=most_states)
@@ -76,7 +87,7 @@ def compared(seed: int, *, most_states: int) -> bool | None:
     assert best_ns is not None
     solved = solve_cpsat(problem, start, limits=LIMITS)
     compare(problem, best_ns, solved)
-    if problem.num_ops <= MILP_OPS:
+    if suits_milp(problem):
         compare(problem, best_ns, solve_milp(problem, solved.schedule, limits=LIMITS))
     if problem.objective is Objective.MAKESPAN and seed % 4 == 1:
         refuted = refute(problem, bound_ns=0, objective_ns=solved.objective_ns, limits=LIMITS)
@@ -92,7 +103,7 @@ def test_equals_brute_force(seed: int) -> None:
 @pytest.mark.slow
 def test_equals_brute_force_on_two_hundred_problems() -> None:
     """Cheap ones: brute force gives up on the others. The MILP solves more than half of them, too; many optima are mixtures."""
-    results = (compared(seed, most_states=2_000) for seed in count(100))
+    results = (compared(seed, most_states=500) for seed in count(100))
     taken = [mixed for mixed, _ in zip((each for each in results if each is not None), range(200), strict=False)]
     assert sum(taken) >= 60
 
