@@ -16,15 +16,14 @@ from jobs import read_problem
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 
-JOBS = 480
-"""About a quarter of a minute of them."""
-COSTLY = 60
+JOBS = 240
+"""As many as take a quarter of a minute; `benchmarks/compiler/fuzz.py` runs more of them."""
+COSTLY = 40
 """One job in this many is small and goes to the solvers, too, and one in twice as many to the command line."""
 
 
 @pytest.mark.slow
 def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
-    """`benchmarks/compiler/fuzz.py` runs more of them."""
     counts, found = Counter[str](), list[tuple[str, Finding]]()
     for number in range(JOBS):
         seed, costly = f"1:{number}", number % COSTLY == 0
