@@ -63,7 +63,8 @@ def test_milp_equals_cpsat_on_trunks(seed: int) -> None:
 
 @pytest.mark.slow
 def test_milp_equals_cpsat_on_200_problems() -> None:
-    for seed in range(200):
+    """With those above; but for two on which HiGHS takes as long as on all others together."""
+    for seed in {*range(25, 202)} - {83, 101}:
         agree(small_problem(seed, shared_trunks=seed % 2 == 1))
 
 
