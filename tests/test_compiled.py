@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -34,19 +36,44 @@ print(before, values, hits, "numba" in sys.modules)
 """
 
 
+@contextmanager
+def as_if_just_begun(cache: Path) -> Iterator[Path]:
+    """A process that has loaded and compiled nothing, and its directory in the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(cache))
+        for name in ("_loaded", "_parts", "_children"):
+            patch.setattr(module, name, {})
+        for name in ("_own", "_scratches"):
+            patch.setattr(module, name, [])
+        directory = module._directory
+        directory.cache_clear()
+        yield cache / "schedc"
+        module._clean_up()
+        directory.cache_clear()
+
+
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh(tmp_path: Path) -> Iterator[Path]:
     """A process as if it had just begun, with an empty cache."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("_loaded", "_parts", "_children"):
-        monkeypatch.setattr(module, name, {})
-    for name in ("_own", "_scratches"):
-        monkeypatch.setattr(module, name, [])
-    directory = module._directory
-    directory.cache_clear()
-    yield tmp_path / "cache" / "schedc"
-    module._clean_up()
-    directory.cache_clear()
+    with as_if_just_begun(tmp_path / "cache") as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has two kernels, compiled once for all tests that begin with one; they copy it."""
+    cache = tmp_path_factory.mktemp("kept")
+    with as_if_just_begun(cache):
+        compile_ahead(double, sum_of_squares)
+        assert module._children[double].wait(timeout=60) == 0
+    return cache
+
+
+@pytest.fixture
+def filled(fresh: Path, kept: Path) -> Path:
+    """As `fresh`, but the cache has `double`; its file."""
+    fresh.mkdir(parents=True)
+    return shutil.copy(kept / "schedc" / module._file_name(double), fresh)
 
 
 def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
@@ -62,20 +89,15 @@ def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
 
 def test_a_variant_does_without_features_once_compiled(fresh: Path) -> None:
     assert shout(2) == whisper(2) == 20
+    compile_ahead(shout, whisper)
+    assert module._children[whisper].wait(timeout=60) == 0
     assert compiled(shout)(2) == 20
     assert compiled(whisper)(2) == 2
+    assert sum(compiled(whisper).stats.cache_hits.values()) == 1  # type: ignore[attr-defined]
     assert sorted(path.name.split("-")[0] for path in fresh.iterdir()) == ["toy_kernels.shout", "toy_kernels.whisper"]
 
 
-def test_a_child_compiles_a_variant(fresh: Path) -> None:
-    compile_ahead(whisper)
-    assert module._children[whisper].wait(timeout=60) == 0
-    assert compiled(whisper)(2) == 2
-    assert sum(compiled(whisper).stats.cache_hits.values()) == 1  # type: ignore[attr-defined]
-
-
-def test_other_types_are_refused_rather_than_compiled(fresh: Path) -> None:
-    compiled(double)
+def test_other_types_are_refused_rather_than_compiled(filled: Path) -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         compiled(double)(np.zeros(1))  # type: ignore[arg-type]
 
@@ -139,13 +161,12 @@ def test_a_fresh_machine_where_nothing_can_be_kept(tmp_path: Path, method: str) 
 
 
 @pytest.mark.parametrize("content", [b"PK", None], ids=["cut off", "changed within"])
-def test_a_damaged_file_is_compiled_again_with_a_note(fresh: Path, content: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
-    compiled(double)
-    (path,) = fresh.iterdir()
-    whole = path.read_bytes()
+def test_a_damaged_file_is_compiled_again_with_a_note(
+    filled: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = filled.read_bytes()
     middle = len(whole) // 2
-    path.write_bytes(content if content is not None else whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    module._loaded.clear()
+    filled.write_bytes(content if content is not None else whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     assert compiled(double)(4) == 8
     assert "cannot be read" in caplog.text
     module._loaded.clear()
@@ -234,24 +255,23 @@ def test_nothing_at_all_can_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_full_disk_costs_a_line(tmp_path: Path, kept: bool) -> None:
+@pytest.mark.parametrize("has", [False, True])
+def test_a_full_disk_costs_a_line(tmp_path: Path, kept: Path, has: bool) -> None:
     """The directory takes files, but not their contents: neither what is compiled nor what the cache has can be unpacked."""
-    if kept:
-        run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    if has:
+        (tmp_path / "schedc").mkdir()
+        shutil.copy(kept / "schedc" / module._file_name(sum_of_squares), tmp_path / "schedc")
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
     done = run(full + SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
-    assert done.stdout == f"{kept} 14 0 True\n", done.stderr
+    assert done.stdout == f"{has} 14 0 True\n", done.stderr
     assert done.stderr.count("\n") == 1
     assert "nothing can be written in" in done.stderr
-    assert len(list((tmp_path / "schedc").iterdir())) == kept
+    assert len(list((tmp_path / "schedc").iterdir())) == has
 
 
 def test_a_cache_that_is_only_readable_is_used(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    filled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled(double)
-    module._loaded.clear()
     monkeypatch.setattr(module, "_directory", lambda: pytest.fail("nothing is written"))
     assert compiled(double)(4) == 8
     assert caplog.text == ""

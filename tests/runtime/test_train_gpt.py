@@ -32,12 +32,15 @@ def plan(tmp_path: Path) -> Path:
 
 
 def assert_trains(processes: int, stdout: str) -> None:
-    """The loss falls, and the gradients of all processes are those of the model without a pipeline."""
-    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)", stdout, re.MULTILINE)]
+    """The loss falls, and the gradients of all processes are those of the model without a pipeline.
+
+    Where the ranks write to one pipe, a line can come before the line break of another.
+    """
+    losses = [float(loss) for loss in re.findall(r"step +\d+  loss (\S+)", stdout)]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > 3.4 > 1.7 > losses[-1]
-    errors = [float(error) for error in re.findall(r"^rank \d.*: .* are within (\S+) of", stdout, re.MULTILINE)]
+    errors = [float(error) for error in re.findall(r"rank \d.*?: .*? are within (\S+) of", stdout)]
     assert len(errors) == processes
     assert max(errors) < 1e-9
 

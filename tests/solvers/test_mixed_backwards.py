@@ -39,7 +39,7 @@ LIMITS = Limits(workers=1)
 MILP_OPS = 12
 """HiGHS takes minutes for some larger problems."""
 MILP_OPS_OF_ONE_RANK = 6
-"""Where nothing but the order on one rank is to be found, HiGHS tries most of them to prove a makespan: up to a second for 12 ops."""
+"""Where nothing but the order on one rank is to be found, HiGHS tries most to prove a makespan: up to a second for 12 ops."""
 SEARCHED_OPS = 18
 """Brute force mostly gives up on larger problems, after it has visited all the states that it may."""
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from schedc.solvers.kernel.tables import Board
 
 
-@examples(60)
-@given(problems(max_ranks=4, max_microbatches=5))
+@examples(30)
+@given(problems(max_ranks=4, max_microbatches=4))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
     assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=200))) == ()
 
@@ -62,8 +62,8 @@ def test_climbs_make_it_better() -> None:
     assert climbed < table
 
 
-@examples(15)
-@given(problems(max_ranks=4, max_microbatches=5), st.integers(5, 9))
+@examples(10)
+@given(problems(max_ranks=4, max_microbatches=4), st.integers(5, 9))
 def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths: int) -> None:
     fused = with_fused_backward(dataclasses.replace(problem, split_backward=True), tenths)
     split = with_fused_backward(fused, 10)
