@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 # The processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No deadlines: nothing is timed in tests, machines are shared. In CI the examples are the same every time.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No deadlines: nothing is timed in tests, machines are shared. In CI the examples are the same every time. Elsewhere each run has
+# others, so that many runs see more than one run with more examples.
+settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 

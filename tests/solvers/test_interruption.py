@@ -25,6 +25,7 @@ from schedc.text.plan.plan_file import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAVE = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-2-2-case1")
+EIGHT = replace(WAVE, microbatches=8, path_of=(0,) * 8)
 
 
 def _signal_soon(after_s: float, number: int = signal.SIGINT) -> threading.Timer:
@@ -137,14 +138,13 @@ def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
     [
         ("local{rounds=1000}", signal.SIGINT),
         ("polish{rounds=1000}", signal.SIGTERM),
-        ("cpsat", signal.SIGINT),
         ("cpsat", signal.SIGTERM),
         ("refute", signal.SIGINT),
         ("milp", signal.SIGINT),
     ],
 )
 def test_a_search_is_ended_and_its_best_is_compiled(method: str, number: int) -> None:
-    problem = WAVE if method != "milp" else replace(WAVE, microbatches=8, path_of=(0,) * 8)
+    problem = WAVE if method != "milp" else EIGHT
     interruption, timers = Interruption(), []
 
     def on_method(name: str) -> None:
@@ -176,8 +176,8 @@ def test_why_the_work_ended() -> None:
     assert compile_problem(m70(2, 2), limits=Limits(gap=0.5)).ended == Ended.WITHIN_GAP
     assert compile_problem(m70(2, 2), method="1f1b").ended == Ended.DONE
     assert compile_problem(WAVE, method="cpsat", limits=Limits(time_s=1)).ended == Ended.OUT_OF_TIME
-    assert compile_problem(WAVE, method="local{rounds=1}", limits=Limits(deterministic=0.1)).ended == Ended.OUT_OF_WORK
-    assert compile_problem(WAVE, method="local{rounds=1}").ended == Ended.EXHAUSTED
+    assert compile_problem(EIGHT, method="local{rounds=1}", limits=Limits(deterministic=0.1)).ended == Ended.OUT_OF_WORK
+    assert compile_problem(EIGHT, method="local{rounds=1}").ended == Ended.EXHAUSTED
 
 
 def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
@@ -186,8 +186,7 @@ def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0, 5])
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGINT, 3)])
 def test_the_command_writes_the_plan_and_says_interrupted(tmp_path: Path, number: int, after_s: float) -> None:
     output = tmp_path / "plan.json"
     command = [sys.executable, "-m", "schedc", "compile", str(EXAMPLES / "m70-wave" / "job.toml"), "-o", str(output)]

@@ -9,7 +9,7 @@ from schedc.files.pretty_json import WIDTH, JsonValue, pretty_json
 
 atoms = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
 values: st.SearchStrategy[JsonValue] = st.recursive(
-    atoms, lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=40
+    atoms, lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=20
 )
 
 
