@@ -73,7 +73,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def filled(fresh: Path, kept: Path) -> Path:
     """As `fresh`, but the cache has `double`; its file."""
     fresh.mkdir(parents=True)
-    return shutil.copy(kept / "schedc" / module._file_name(double), fresh)
+    return Path(shutil.copy(kept / "schedc" / module._file_name(double), fresh))
 
 
 def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
