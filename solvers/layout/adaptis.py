@@ -39,6 +39,7 @@ from schedc.solvers.layout.baselines import baselines, named_layouts, stage_coun
 from schedc.solvers.layout.draft import Draft, draft_of
 from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
 from schedc.solvers.layout.laid_out import laid_out
+from schedc.solvers.layout.moves import transferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,13 +223,8 @@ def _moved(draft: Draft, giver: int, taker: int) -> Draft | None:
     ]
     if not pairs:
         return None
-    _, a, b = min(pairs)
-    cuts = list(draft.cuts)
-    for at in range(a + 1, b + 1):  # it gives its last layer to a later stage ...
-        cuts[at] -= 1
-    for at in range(b + 1, a + 1):  # ... or its first one to an earlier stage
-        cuts[at] += 1
-    return draft._replace(cuts=tuple(cuts))
+    _, giving, taking = min(pairs)
+    return transferred(draft, giving, taking)
 
 
 def _placed(draft: Draft, chunks: int, *, busiest: int, free: bool) -> Iterator[Draft]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from schedc.solvers.layout.draft import Draft
@@ -11,15 +12,18 @@ if TYPE_CHECKING:
     from random import Random
     from typing import TypeAlias
 
+    from schedc.ir.workload import Workload
+
     Move: TypeAlias = Callable[[Draft, Random, int, int], Draft | None]
 
-__all__ = ["changed", "moves_of"]
+__all__ = ["changed", "moves_of", "transferred"]
 
 
-def moves_of(*, partition: bool, placement: bool, stages: bool, recompute: bool) -> tuple[Move, ...]:
+def moves_of(workload: Workload, *, partition: bool, placement: bool, stages: bool, recompute: bool) -> tuple[Move, ...]:
     """The moves where these are open; what is more likely is there several times.
 
     Args:
+        workload: what its layers take decides which rank is the busiest.
         partition: boundaries may move.
         placement: stages may change ranks.
         stages: there may be more of them, or fewer.
@@ -27,7 +31,7 @@ def moves_of(*, partition: bool, placement: bool, stages: bool, recompute: bool)
     """
     found: list[Move] = []
     if partition:
-        found += [_boundary, _boundary, _boundary, _slide, _slide]
+        found += [_boundary, _boundary, _slide, *[_relief(workload)] * 3]
     if placement:
         found += [_swap, _elsewhere]
     if partition and placement and stages:
@@ -70,6 +74,45 @@ def _slide(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | N
     for at in range(first, last + 1):
         cuts[at] += by
     return draft._replace(cuts=tuple(cuts)) if cuts[first - 1] < cuts[first] and cuts[last] < cuts[last + 1] else None
+
+
+def _relief(workload: Workload) -> Move:
+    """A move that takes a layer off the busiest rank, and gives it to a neighbour or to one of the least busy."""
+    layers = workload.layers
+    sums = [
+        0,
+        *accumulate(
+            sum(layer.forward_ns) // len(layer.forward_ns) + sum(layer.backward_ns) // len(layer.backward_ns) for layer in layers
+        ),
+    ]
+    pace = [float(1 / device.speed) for device in workload.devices]
+
+    def relieve(draft: Draft, random: Random, ranks: int, _chunks: int) -> Draft | None:
+        work = [0.0] * ranks
+        for stage, rank in enumerate(draft.ranks):
+            work[rank] += (sums[draft.cuts[stage + 1]] - sums[draft.cuts[stage]]) * pace[rank]
+        order = sorted(range(ranks), key=work.__getitem__)
+        stages = range(len(draft.ranks))
+        giver = random.choice([stage for stage in stages if draft.ranks[stage] == order[-1]])
+        taker = giver + random.choice((-1, 1))
+        if random.random() < 0.5:
+            idle = random.choice(order[: max(1, ranks // 4)])
+            taker = random.choice([stage for stage in stages if draft.ranks[stage] == idle])
+        return transferred(draft, giver, taker) if taker in stages else None
+
+    return relieve
+
+
+def transferred(draft: Draft, giver: int, taker: int) -> Draft | None:
+    """A layer goes from one stage to another: all boundaries between them move by one; None: the giver has none to give."""
+    if giver == taker or draft.cuts[giver + 1] - draft.cuts[giver] < 2:
+        return None
+    cuts = list(draft.cuts)
+    for at in range(giver + 1, taker + 1):  # it gives its last layer to a later stage ...
+        cuts[at] -= 1
+    for at in range(taker + 1, giver + 1):  # ... or its first one to an earlier stage
+        cuts[at] += 1
+    return draft._replace(cuts=tuple(cuts))
 
 
 def _swap(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:

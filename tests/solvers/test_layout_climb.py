@@ -84,10 +84,10 @@ def test_the_search_is_repeatable_and_never_worse_than_the_baselines() -> None:
         def report(_evaluated: int, best: Kept, reports: list[int] = reports) -> None:
             reports.append(best.value_ns)
 
-        search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), seed=3, plain=True)
+        search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), seed=2, plain=True)
         begun = search.evaluated
-        search.run(evaluations=120, report=report)
-        assert begun + 120 <= search.evaluated < begun + 220
+        search.run(evaluations=240, report=report)
+        assert begun + 240 <= search.evaluated < begun + 340
         assert reports == sorted(reports, reverse=True)
         assert search.best[0].value_ns == reports[-1]
         found.append(search.best)

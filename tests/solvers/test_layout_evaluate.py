@@ -46,6 +46,7 @@ def agree(seed: int, *, plain: bool) -> bool:
         held[stage.rank] += stage.activation_bytes
     fits = all(limit is None or own <= limit for own, limit in zip(held, problem.memory_limit_bytes, strict=True))
     assert (evaluator.bound_ns < NEVER) == fits
+    assert (value < NEVER) == fits  # with reserves no rule strands itself
     if value == NEVER:
         assert evaluator.rule == -1
         return False

@@ -82,6 +82,10 @@ class Evaluator:
         """How many rules have been run on them."""
         self.bound_ns = NEVER
         """No schedule of the last draft is better; `NEVER`: it cannot run."""
+        self.over_bytes = 0
+        """How many bytes too many the ranks of the last draft hold with one microbatch in each stage; -1: it cannot run at all."""
+        self.most_work_ns = 0
+        """What the busiest rank of the last draft works, if it can run."""
         self.rule = -1
         """The best rule of the last draft; -1: none was run, or none can run it."""
         self.all_rules = np.arange(len(self.rules))
@@ -113,6 +117,7 @@ class Evaluator:
         tried = [int(number) for number in rules] if self._plain else np.ascontiguousarray(rules, np.int64)
         value = int(self._evaluate(self._costs, sketch, board, self._table, tried, refuse_ns, enough_ns, self._found))
         self.evaluated += 1
+        self.over_bytes, self.most_work_ns = int(sketch.over[0]), int(max(sketch.work_ns))
         self.runs += int(self._found.runs[0])
         self.bound_ns, self.rule = int(self._found.bound_ns[0]), int(self._found.rule[0])
         return value
@@ -165,12 +170,12 @@ class Evaluator:
         """Room for drafts of this many stages."""
         ranks, microbatches = self.workload.ranks, self.workload.microbatches
         of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "static", "free"}
-        sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields}
+        sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields} | {"over": 1}
         lengths = {
             "lanes": stages,
             "ranks": ranks,
             "blocks": stages * microbatches,
-            "reserves": 1,
+            "reserves": ranks,
             "links": self._resources,
             "left": stages,
             "order": 3 * stages * microbatches,
@@ -179,8 +184,10 @@ class Evaluator:
         }
         if self._plain:
             rows = {name: [ROW[name]() if name in COLUMNS else 0 for _ in range(size)] for name, size in lengths.items()}
-            return Sketch(*([0] * sizes[name] for name in Sketch._fields)), Board(held=[[0]], **rows)
+            return Sketch(*([0] * sizes[name] for name in Sketch._fields)), Board(
+                held=[[0] * microbatches for _ in range(ranks)], **rows
+            )
         like = example_board()
         arrays = {name: np.zeros(size, getattr(like, name).dtype) for name, size in lengths.items()}
         sketch = Sketch(*(np.zeros(sizes[name], np.int64) for name in Sketch._fields))
-        return sketch, Board(held=np.zeros((1, 1), np.int64), **arrays)
+        return sketch, Board(held=np.zeros((ranks, microbatches), np.int64), **arrays)

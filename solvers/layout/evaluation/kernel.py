@@ -22,7 +22,7 @@ the places of F, B and W among ops that are ready, 0 goes first; activations in 
 round trip takes without W, 2: with W, 3: as many as before the first backward; this many more; whether W are left waiting."""
 MICROBATCHES, BYTES_NUMERATOR, BYTES_DENOMINATOR, SPLIT, TORCH, SPAN = range(len(NUMBERS))
 FUSED, LOOK_AHEAD, PLACE_F, PLACE_B, PLACE_W, IN_FLIGHT, MORE, LAG = range(len(RULE_COLUMNS))
-LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS", "RESERVES")
+LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
 """What no rule of the table needs of the list scheduler."""
 
 
@@ -61,6 +61,8 @@ class Sketch(NamedTuple):
     static: Any
     free: Any
     """What recomputations need besides."""
+    over: Any
+    """One entry: how many bytes too many the ranks hold together, with one microbatch in each stage; -1: it cannot run at all."""
 
 
 class Found(NamedTuple):
@@ -112,6 +114,10 @@ def evaluate(costs: Costs, sketch: Sketch, board: Any, rules: Any, tried: Any, r
         set_rule(costs, sketch, board, rules[number])
         value_ns = run_rule(*board)
         found.runs[0] += 1
+        if value_ns >= NEVER and keep_reserves(board, 1):  # else in vain where memory is ample, which it mostly is
+            value_ns = run_rule(*board)
+            found.runs[0] += 1
+            keep_reserves(board, 0)
         if value_ns < best_ns:
             best_ns = value_ns
             found.rule[0] = number
@@ -126,6 +132,7 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
     lanes, ranks, links = board.lanes, board.ranks, board.links
     stages, count, numbers = len(lanes), len(ranks), costs.numbers
     microbatches, is_split = numbers[MICROBATCHES], numbers[SPLIT]
+    sketch.over[0] = -1
     for link in range(len(links)):
         links[link].gathered_ns = 0
     for number in range(count):
@@ -172,6 +179,7 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
             if cost < 0:
                 return NEVER
             after_ns += costs.occupancy_back[cost][sketch.cuts[stage + 1] - 1] + costs.latency[cost]
+    sketch.over[0] = 0
     for number in range(count):
         rank = ranks[number]
         rank.limit_bytes = NEVER
@@ -181,14 +189,17 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
             rank.limit_bytes = min(costs.in_flight[number] * sketch.held[number], MAX_QUANTITY)
         elif costs.limit[number] < NEVER:
             rank.limit_bytes = costs.limit[number] - sketch.free[number]
-        if sketch.held[number] > rank.limit_bytes:
-            return NEVER
+        sketch.over[0] += max(0, sketch.held[number] - rank.limit_bytes)
+        reserve = board.reserves[number]
+        reserve.need_bytes, reserve.last_lane = sketch.held[number], rank.end_lane - 1
         for at in range(rank.first_lane, rank.end_lane):
             if lanes[at].gather_ns >= 0:
                 lanes[at].first_gate_ns = links[rank.collectives].gathered_ns + lanes[at].gather_ns
         for at in range(rank.first_lane, rank.end_lane):
             if lanes[at].gather_ns >= 0:
                 links[rank.collectives].gathered_ns += lanes[at].gather_ns
+    if sketch.over[0] > 0:
+        return NEVER
     bound_ns = 0
     for number in range(count):
         alone_ns = sketch.work_ns[number]
@@ -202,6 +213,18 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
     settings.stages, settings.paths, settings.microbatches, settings.span = stages, 1, microbatches, numbers[SPAN]
     settings.width, settings.foresight, settings.alternate, settings.oldest_first = 2, 1, 0, 0
     return bound_ns
+
+
+@kernel()
+def keep_reserves(board: Any, keep: int) -> bool:
+    """Switch the reserves on (1) or off (0) of all ranks that need some, those with a limit and several lanes; are there any?"""
+    found = False
+    for number in range(len(board.ranks)):
+        rank = board.ranks[number]
+        if rank.limit_bytes < NEVER and rank.end_lane - rank.first_lane > 1:
+            found = True
+            rank.reserves = number if keep else -1
+    return found
 
 
 @kernel(inline=True)
