@@ -9,6 +9,7 @@ import feature_runs
 import pipeline_runs
 import pytest
 import replicated_runs
+from differing_problems import longest_first
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 
 from schedc.ir.ops import WHOLE, Kind
+from schedc.solvers.common.microbatch_order import entry_order
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -69,6 +71,20 @@ def test_gradients_in_four_processes(four: Ranks, name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_in_two_processes(two: Ranks, name: str) -> None:
     assert_trains(two.run(pipeline_runs.train, plan(name, 2)))
+
+
+OUT_OF_ORDER = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}, "greedy": {"placement": "bidirectional"}}
+
+
+@pytest.mark.parametrize("method", OUT_OF_ORDER)
+def test_microbatches_that_enter_out_of_order(two: Ranks, method: str) -> None:
+    """Gradients and losses are those of the model without a pipeline, the losses by the numbers of the batch."""
+    made = longest_first(2, method, **OUT_OF_ORDER[method])
+    entered = entry_order(made.problem, made.schedule())
+    assert entered == ((4, 3, 0, 1, 2, 5) if method == "greedy" else (3, 0, 5, 2, 1, 4))
+    assert_trains(two.run(pipeline_runs.train, made))
+    for found, expected in two.run(feature_runs.losses_of_microbatches, made):
+        assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("placement", ["unidirectional", "loop"])

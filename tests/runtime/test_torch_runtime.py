@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch_runs
+from differing_problems import longest_first
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -103,6 +104,14 @@ def test_gradients_in_two_processes(two: Ranks, name: str, layout: CsvFormat, tm
     csv = written(plan, tmp_path, layout)
     assert findings(csv, plan) == set()
     assert_trains(two.run(torch_runs.train_in_torch, plan, csv, layout))
+
+
+@pytest.mark.parametrize(("method", "options"), [("1f1b", {}), ("zb-v", {"placement": "wave", "chunks": 2})])
+def test_gradients_where_microbatches_enter_out_of_order(two: Ranks, method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    plan = longest_first(2, method, **options)
+    csv = written(plan, tmp_path)
+    assert findings(csv, plan) == set()
+    assert_trains(two.run(torch_runs.train_in_torch, plan, csv))
 
 
 @pytest.mark.parametrize("method", ["auto", "cpsat"])

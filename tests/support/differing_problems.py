@@ -6,12 +6,20 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from plans import plan_of
+from problems import make_problem
 from tiny_problems import tiny_problem
 
+from schedc.solvers.common.microbatch_order import by_position, permuted, renamed
+from schedc.solvers.driver.registry import constructive
+
 if TYPE_CHECKING:
+    from typing import Any
+
+    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem, Stage
 
-__all__ = ["differing_problem", "scaled"]
+__all__ = ["differing_problem", "longest_first", "scaled"]
 
 
 def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
@@ -28,6 +36,18 @@ def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
             made = replace(problem, stages=tuple(_drawn(stage, random, count) for stage in problem.stages))
         if not made.alike:
             return made
+
+
+def longest_first(ranks: int, method: str, **options: Any) -> Plan:
+    """The plan of a method, for six microbatches that differ and enter in the order 3, 0, 5, 2, 1, 4, the longest first.
+
+    With two paths: 4, 3, 0, 1, 2, 5, as each takes the positions of its path.
+    """
+    lengths = [5, 2, 3, 6, 1, 4] if options.get("placement") != "bidirectional" else [3, 3, 2, 5, 6, 1]
+    problem = scaled(make_problem(ranks, 6, **{"costs_ns": (10, 12, 9), **options}), lengths)
+    of_paths = [[m for m, path in enumerate(problem.path_of) if path == number] for number in range(len(problem.paths))]
+    order = by_position(problem, [sorted(each, key=lambda m: -lengths[m]) for each in of_paths])
+    return plan_of(problem, renamed(constructive(method)(permuted(problem, order)), order))
 
 
 def scaled(problem: Problem, scales: list[int]) -> Problem:

@@ -4,7 +4,7 @@ Takes a plan that its verifier accepts; gives the text that `_PipelineScheduleRu
 r. `compute_comms` is what torch executes, action by action: compute, sends, receives, REDUCE_GRAD, UNSHARD, RESHARD.
 `compute_only` leaves all but the compute to torch's own lowering.
 
-- Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order.
+- Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order; microbatches by torch's numbers (`numbering`).
 - Stages of one rank hand over to each other without actions; torch fails if it finds any there.
 - A send is directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
   nothing, so both ranks of a pair list what passes between them, in either direction, in the same order.
@@ -23,10 +23,12 @@ from schedc.errors import Unsupported
 from schedc.files.atomic_write import write_atomically
 from schedc.files.pretty_json import pretty_json
 from schedc.interop.torch_csv.common_order import common_order
+from schedc.interop.torch_csv.numbering import plan_microbatches
 from schedc.interop.torch_csv.stage_map import stage_map
 from schedc.ir.ops import WHOLE, Kind, Op, token
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from schedc.ir.plan import Plan
@@ -69,7 +71,11 @@ def torch_csv(plan: Plan, layout: CsvFormat = "compute_comms") -> str:
         Unsupported: torch cannot express the plan; says why.
     """
     check_expressible(plan)
-    rows = _compute_comms(plan) if layout == "compute_comms" else [[_action(op) for op in rank.compute] for rank in plan.ranks]
+    number = {microbatch: k for k, microbatch in enumerate(plan_microbatches(plan))}
+    if layout == "compute_comms":
+        rows = _compute_comms(plan, number)
+    else:
+        rows = [[_action(op, number) for op in rank.compute] for rank in plan.ranks]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -94,18 +100,7 @@ def check_expressible(plan: Plan) -> None:
         for op in rank.compute:
             if op.part != WHOLE:
                 raise _refusal(plan, f"{token(op)} is a part of a block, and torch runs blocks whole; use a method without n_sub")
-    _check_losses(plan)
     _check_reductions(plan)
-
-
-def _check_losses(plan: Plan) -> None:
-    """Torch keeps the losses in a list to which each forward of the last stage appends, and looks them up by microbatch."""
-    last = len(plan.problem.stages) - 1
-    forwards = [op.microbatch for op in plan.ranks[plan.problem.stages[last].rank].compute if op[:2] == (Kind.F, last)]
-    for place, microbatch in enumerate(forwards):
-        if microbatch != place:
-            reason = f"F{last}.{microbatch} is forward number {place} of the last stage; torch takes its loss for that of {place}"
-            raise _refusal(plan, reason)
 
 
 def _check_reductions(plan: Plan) -> None:
@@ -127,11 +122,11 @@ def _refusal(plan: Plan, reason: str) -> Unsupported:
     return Unsupported(f"{plan.name}: torch cannot run this plan: {reason}")
 
 
-def _action(op: Op, name: str = "") -> str:
-    return f"{op.stage}{name or _NAMES[op.kind]}{op.microbatch}"
+def _action(op: Op, number: Mapping[int, int], name: str = "") -> str:
+    return f"{op.stage}{name or _NAMES[op.kind]}{number[op.microbatch]}"
 
 
-def _compute_comms(plan: Plan) -> list[list[str]]:
+def _compute_comms(plan: Plan, number: Mapping[int, int]) -> list[list[str]]:
     rows: list[list[str]] = []
     left: dict[int, int] = {}
     reducible: list[list[int]] = []
@@ -151,7 +146,7 @@ def _compute_comms(plan: Plan) -> list[list[str]]:
         if isinstance(entry, Op):
             rank_index = plan.problem.rank_of(entry)
             reduce(rank_index)
-            rows[rank_index].append(_action(entry))
+            rows[rank_index].append(_action(entry, number))
             if entry.kind in (Kind.W, Kind.BW):
                 left[entry.stage] -= 1
                 if not left[entry.stage]:
@@ -159,8 +154,8 @@ def _compute_comms(plan: Plan) -> list[list[str]]:
             continue
         forward = entry.op.kind is Kind.F
         to = entry.op._replace(stage=entry.op.stage + (1 if forward else -1))
-        rows[entry.source].append(_action(entry.op, "SEND_F" if forward else "SEND_B"))
-        rows[entry.destination].append(_action(to, "RECV_F" if forward else "RECV_B"))
+        rows[entry.source].append(_action(entry.op, number, "SEND_F" if forward else "SEND_B"))
+        rows[entry.destination].append(_action(to, number, "RECV_F" if forward else "RECV_B"))
     for rank_index in range(len(rows)):
         reduce(rank_index)
     return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from schedc.interop.torch_csv.numbering import plan_microbatches
 from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
         "csv_format": layout,
         "ranks": problem.ranks,
         "microbatches": problem.microbatches,
+        **({} if _in_order(plan) else {"microbatch_order": list(plan_microbatches(plan))}),
         "num_stages": len(problem.stages),
         "stages": [
             {"stage": index, "rank": stage.rank, "layers": None if stage.layers is None else list(stage.layers)}
@@ -60,7 +62,18 @@ def notes(plan: Plan) -> tuple[str, ...]:
             f"the plan lets I release activations (of {'stage' if len(freed) == 1 else 'stages'} {', '.join(map(str, freed))}), and"
             ' torch holds them until W; compile with semantics = "torch" in [pipeline] for a memory limit that holds there'
         )
+    if not _in_order(plan):
+        said.append(
+            "torch numbers microbatches in the order of the last stage's forwards, which is not the plan's: its microbatch k is the"
+            " plan's microbatch_order[k] of the stage map, so a batch whose samples differ must be split in that order"
+        )
     return tuple(said)
+
+
+def _in_order(plan: Plan) -> bool:
+    """Whether torch's numbers of microbatches are the plan's."""
+    order = plan_microbatches(plan)
+    return order == tuple(sorted(order))
 
 
 def _releases(plan: Plan, index: int) -> bool:
