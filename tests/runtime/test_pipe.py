@@ -73,7 +73,11 @@ def test_gradients_in_two_processes(two: Ranks, name: str) -> None:
     assert_trains(two.run(pipeline_runs.train, plan(name, 2)))
 
 
-OUT_OF_ORDER = {"1f1b": {}, "zb-v": {"placement": "wave", "chunks": 2}, "greedy": {"placement": "bidirectional"}}
+OUT_OF_ORDER: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "zb-v": {"placement": "wave", "chunks": 2},
+    "greedy": {"placement": "bidirectional"},
+}
 
 
 @pytest.mark.parametrize("method", OUT_OF_ORDER)
