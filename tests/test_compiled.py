@@ -87,6 +87,7 @@ def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
     assert not any(Path(scratch.name).exists() for scratch in module._scratches), "as this process may be killed"
 
 
+@pytest.mark.slow
 def test_a_variant_does_without_features_once_compiled(fresh: Path) -> None:
     assert shout(2) == whisper(2) == 20
     compile_ahead(shout, whisper)
@@ -102,6 +103,7 @@ def test_other_types_are_refused_rather_than_compiled(filled: Path) -> None:
         compiled(double)(np.zeros(1))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_child_compiles_while_this_process_goes_on(fresh: Path) -> None:
     compile_ahead(double, sum_of_squares)
     assert double(4) == 8

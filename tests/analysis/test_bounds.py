@@ -35,7 +35,7 @@ def _check_against_optimum(seed: int, most_ops: int, *, cut: bool = False, data_
     problem = tiny_problem(random, most_ops=most_ops, data_parallel=data_parallel)
     parts = random_parts(random, problem) if cut else ()
     try:
-        least = optimum(problem, parts, most_states=30_000)
+        least = optimum(problem, parts, most_states=8_000)
     except SearchTooLarge:
         return
     assert least is not None
@@ -61,7 +61,7 @@ def test_no_bound_exceeds_the_optimum_with_collectives(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(1000, 1300), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1300, 1600))])
+@pytest.mark.parametrize("seed", range(1000, 1400))
 def test_no_bound_exceeds_the_optimum_of_larger_problems(seed: int) -> None:
     _check_against_optimum(seed, 18, cut=seed % 10 == 0, data_parallel=seed % 5 == 0)
 

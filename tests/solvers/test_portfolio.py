@@ -184,6 +184,7 @@ def without_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(searches, name, nothing)
 
 
+@pytest.mark.slow
 def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, int, int]] = []
 
@@ -217,6 +218,7 @@ def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.Monkey
     assert compile_problem(SEVERAL_CHUNKS, limits=Limits(time_s=60)).ended == Ended.EXHAUSTED
 
 
+@pytest.mark.slow
 def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """CP-SAT looks at its own clock now and then, so that each of three runs may go a little beyond."""
     without_local_search(monkeypatch)
@@ -226,6 +228,7 @@ def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.Monke
     assert 0 < outcome.incumbent.work < 1.2 * 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("search", "kernel"), [("local", "local.local_search"), ("polish", "polish.polish_schedule")])
 def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []

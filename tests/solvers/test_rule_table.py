@@ -62,6 +62,7 @@ def test_climbs_make_it_better() -> None:
     assert climbed < table
 
 
+@pytest.mark.slow
 @examples(10)
 @given(problems(max_ranks=4, max_microbatches=4), st.integers(5, 9))
 def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths: int) -> None:
