@@ -27,20 +27,25 @@ microbatches = 3
 [lengths]
 path = "lengths.csv"
 profile_length = 100
-KEYS
+{keys}
 [profile]
 forward = "1 us"
 backward_input = ["2 us", "3 us"]
 backward_weight = "1 us"
 backward = "2 us"
-REST
+{rest}
 """
+PLAIN = JOB.format(keys="", rest="")
+
+
+def load(directory: Path, lengths: str, text: str) -> Job:
+    (directory / "lengths.csv").write_text(lengths, encoding="utf-8")
+    return load_job(write_job(directory, text))
 
 
 def read(directory: Path, lengths: str, keys: str = "", rest: str = "", times: str = "") -> Job:
-    (directory / "lengths.csv").write_text(lengths, encoding="utf-8")
     (directory / "times.csv").write_text(times, encoding="utf-8")
-    job = load_job(write_job(directory, JOB.replace("KEYS", keys).replace("REST", rest)))
+    job = load(directory, lengths, JOB.format(keys=keys, rest=rest))
     assert verify_problem(job.problem) == ()
     return job
 
@@ -59,11 +64,8 @@ def test_durations_follow_the_lengths(tmp_path: Path) -> None:
 )
 def test_the_order_in_which_they_enter(tmp_path: Path, order: str, lengths: str, in_order: bool) -> None:
     """It is given unless it is to be chosen; where all are alike it says nothing."""
-    (tmp_path / "lengths.csv").write_text("length\n" + lengths.replace(",", "\n"), encoding="utf-8")
-    text = (
-        JOB.replace("KEYS", "").replace("REST", "").replace("microbatches = 3", f'microbatches = 3\nmicrobatch_order = "{order}"')
-    )
-    job = load_job(write_job(tmp_path, text))
+    text = PLAIN.replace("microbatches = 3", f'microbatches = 3\nmicrobatch_order = "{order}"')
+    job = load(tmp_path, "length\n" + lengths.replace(",", "\n"), text)
     assert job.problem.in_order == in_order
     assert job.workload.in_order == (order == "given")
 
@@ -78,16 +80,12 @@ def test_a_share_is_quadratic(tmp_path: Path, share: str) -> None:
 
 def test_a_sum_of_halves_remains_their_sum(tmp_path: Path) -> None:
     """2000 and 1500 ns at 333 of 1000 tokens are 666 and 500 ns. What a job gives for BW is taken as any other duration."""
-    directory = tmp_path / "given"
-    directory.mkdir()
-    lengths, unit = "length\n1000\n333\n667\n", ("profile_length = 100", "profile_length = 1000")
-    text = JOB.replace("KEYS", "").replace("REST", "").replace(*unit).replace('"1 us"', '"1500 ns"')
-    for place, job_text, expected in (
-        (directory, text, (2000, 666, 1334)),
-        (tmp_path, text.replace('backward = "2 us"\n', ""), (3500, 666 + 500, 1334 + 1000)),
+    text = PLAIN.replace("profile_length = 100", "profile_length = 1000").replace('"1 us"', '"1500 ns"')
+    for job_text, expected in (
+        (text, (2000, 666, 1334)),
+        (text.replace('backward = "2 us"\n', ""), (3500, 666 + 500, 1334 + 1000)),
     ):
-        (place / "lengths.csv").write_text(lengths, encoding="utf-8")
-        stage = load_job(write_job(place, job_text)).problem.stages[0]
+        stage = load(tmp_path, "length\n1000\n333\n667\n", job_text).problem.stages[0]
         assert stage.backward_ns == expected
     assert stage.backward_weight_ns == (1500, 500, 1000)
 
@@ -147,7 +145,6 @@ def test_what_cannot_be_used(tmp_path: Path, lengths: str, keys: str, rest: str,
 
 
 def test_durations_for_each_microbatch_are_said_once(tmp_path: Path) -> None:
-    text = JOB.replace("KEYS", "").replace("REST", "").replace('forward = "1 us"', 'forward = [["1 us", "2 us", "1 us"], "1 us"]')
-    (tmp_path / "lengths.csv").write_text("length\n1\n2\n3\n")
+    text = PLAIN.replace('forward = "1 us"', 'forward = [["1 us", "2 us", "1 us"], "1 us"]')
     with pytest.raises(InvalidInput, match="lengths: found a section beside durations for each microbatch"):
-        load_job(write_job(tmp_path, text))
+        load(tmp_path, "length\n1\n2\n3\n", text)
