@@ -339,6 +339,7 @@ class _Work:
         share = CLIMB_UNITS if left is None or self.is_constructive else CLIMB_SHARE * left
         begun, before = time.perf_counter(), self.known.layouts
         found: list[LaidOut] = []
+        climb: LayoutClimb | None = None
         with self._region():
             try:
                 climb = LayoutClimb(
@@ -360,11 +361,18 @@ class _Work:
                     evaluations=at_once if timed else min(at_once, evaluations - climb.evaluated),
                     report=lambda evaluated, kept: self._progress(kept.value_ns, before + evaluated),
                 )
-                found += [each for each in climb.scheduled() if each is not None]
-                self.known.layouts = before + climb.evaluated
+                self._gather(climb, found, before)
+            climb.restart()
+        if climb is not None:
+            self._gather(climb, found, before)  # of a run that was ended
         self.known.cut_short |= timed
         self.known.work += 0.0 if timed else share
         self._take_found(found, time.perf_counter() - begun)
+
+    def _gather(self, climb: LayoutClimb, found: list[LaidOut], before: int) -> None:
+        """The best layouts of a run."""
+        found += [each for each in climb.scheduled() if each is not None]
+        self.known.layouts = before + climb.evaluated
 
     def _take_found(self, found: Sequence[LaidOut], seconds: float) -> None:
         """The best layouts found are options."""

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from schedc.frontend.job import load_job
+from schedc.ir.layout import OpenLayout
 from schedc.verify.problem import verify_problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-JOBS = sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml"))
+OPEN = ["open-layout"]
+"""Whose layouts schedc chooses."""
+JOBS = sorted({path.parent.name for path in EXAMPLES.glob("*/job.toml")} - set(OPEN))
 MS = 1_000_000
 GIB = 2**30
 
@@ -28,6 +31,13 @@ def test_example(name: str) -> None:
     for rank, limit in enumerate(problem.memory_limit_bytes):
         assert limit is not None
         assert limit >= sum(problem.stages[stage].activation_bytes for stage in problem.stages_on(rank))
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_open_example(name: str) -> None:
+    job = load_job(EXAMPLES / name / "job.toml")
+    assert job.workload.name == name
+    assert job.open_layout == OpenLayout(chunks=2, recompute_is_open=True)
 
 
 @pytest.mark.parametrize(("name", "slow"), [("m70-2dc", [3]), ("m70-4dc", [1, 3, 5])])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 from all_layouts import tiny_workload
+from few_layouts import seek_few_layouts
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
@@ -20,8 +22,6 @@ from schedc.ir.workload import Device
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.driver import layouts
-from schedc.solvers.layout.climb import LayoutClimb
 from schedc.text.plan.plan_file import parse_plan
 from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.open_layout import verify_open_layout
@@ -29,15 +29,12 @@ from schedc.verify.open_layout import verify_open_layout
 if TYPE_CHECKING:
     from schedc.compile import Compiled
     from schedc.ir.workload import Workload
+    from schedc.solvers.driver.best_layout import LayoutsProgress
 
 
 @pytest.fixture(autouse=True)
-def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layouts are evaluated by the kernel in Python, so few of them."""
-    monkeypatch.setattr(layouts, "OPS_PER_UNIT", 400_000)
-    monkeypatch.setattr(layouts, "compile_ahead", lambda *_: None)
-    monkeypatch.setattr(layouts, "at_hand", lambda _: True)
-    monkeypatch.setattr(layouts, "LayoutClimb", lambda *given, **named: LayoutClimb(*given, **{**named, "plain": True}))
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    seek_few_layouts(monkeypatch)
 
 
 def tiny(seed: int, layers: int = 5, ranks: int = 2, microbatches: int = 3) -> Workload:
@@ -134,3 +131,29 @@ def test_adaptis_chooses_layout_and_schedule() -> None:
 def test_a_search_that_works_nowhere_is_an_error() -> None:
     with pytest.raises(Unsupported, match="takes less time fused"):
         compiled(replace(tiny(5), split_backward=False), OpenLayout(chunks=2), "fused-ranges")
+
+
+@pytest.mark.parametrize("during", ["layouts one by one", "balanced loop 2 auto", pytest.param("layouts", marks=pytest.mark.slow)])
+def test_a_signal_keeps_the_best_plan(during: str) -> None:
+    interruption, running = Interruption(), [""]
+
+    def on_layouts(_known: LayoutsProgress) -> None:
+        if running[-1] == during:
+            signal.raise_signal(signal.SIGINT)
+
+    workload = replace(tiny(3, layers=6, microbatches=6), split_backward=True)
+    open_layout = OpenLayout(chunks=2, recompute_is_open=during != "layouts one by one")
+    with interruption.listening():
+        made = compile_layouts(
+            workload,
+            open_layout,
+            limits=Limits(deterministic=1.0, workers=1),
+            on_method=running.append,
+            on_layouts=on_layouts,
+            interruption=interruption,
+        )
+    assert running[-1] == during
+    assert interruption.requested
+    assert made.ended == "interrupted"
+    assert not made.plan.made_by.reproducible
+    assert made.plan.certificate.objective_ns == min(each.objective_ns for each in made.candidates if each.objective_ns is not None)

@@ -1,0 +1,235 @@
+"""Jobs that leave their layout open, by the command line: every combination of keys, the other commands, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from command_line import schedc
+from few_layouts import seek_few_layouts
+from jobs import write_job
+
+from schedc.frontend.job import load_job
+from schedc.ir.plan import Scope
+from schedc.text.plan.plan_file import read_plan
+from schedc.text.plan.plan_to_file import write_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "open-layout"
+LAYER = {"forward": "2 ms", "backward_input": "3 ms", "backward_weight": "2 ms", "activation": "8 MiB", "message": "1 MiB"}
+LAYERS: list[dict[str, Any]] = [
+    {**LAYER, "repeat": 3},
+    {**LAYER, "forward": "5 ms", "backward_weight": "4 ms"},
+    {**LAYER, "repeat": 2},
+]
+REST = '[profile]\npath = "profile.json"\n[memory]\nlimit = "64 MiB"\n[topology.within]\nlatency = "1 ms"\n'
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    seek_few_layouts(monkeypatch)
+
+
+def job_of(directory: Path, pipeline: str, rest: str = REST, layers: list[dict[str, Any]] = LAYERS) -> Path:
+    profile = {"format": "schedc.profile", "version": 1, "layers": layers}
+    (directory / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
+    return write_job(directory, f"[pipeline]\nranks = 2\nmicrobatches = 3\n{pipeline}\n{rest}")
+
+
+def combinations() -> Iterator[str]:
+    partitions = ["", 'partition = "auto"', "partition = [1, 5]", "partition = [2, 3, 1]"]
+    placements = ["", 'placement = "auto"', 'placement = "wave"\nchunks = 2', "placement = [1, 0, 1]"]
+    for partition, placement, recompute in product(partitions, placements, ["", 'recompute = "auto"', 'recompute = "full"']):
+        stages = {"": 2, 'placement = "wave"\nchunks = 2': 4, "placement = [1, 0, 1]": 3}.get(placement)
+        given = partition.count(",") + 1 if "[" in partition else stages
+        text = f"{partition}\n{placement}\n{recompute}"
+        if '"auto"' in text and given == (stages or given):
+            yield text
+
+
+@pytest.mark.parametrize("pipeline", list(combinations()))
+def test_every_combination_of_open_keys(tmp_path: Path, pipeline: str) -> None:
+    job, path = job_of(tmp_path, pipeline), tmp_path / "plan.json"
+    done = schedc("compile", job, "-o", path, "--method", "greedy{n_sub=1}", "--json")
+    assert done.returncode == 0, done.stderr
+    found, plan = json.loads(done.stdout), read_plan(path)
+    assert found["scope"] == plan.certificate.scope == "layout"
+    assert found["layouts"] > 1
+    assert found["lower_bound_ns"] <= found["objective_ns"]
+    verified = schedc("verify", path, "--job", job)
+    assert verified.returncode == 0, verified.stdout
+    assert "in any layout that the job leaves open" in " ".join(verified.stdout.split())
+    stages = plan.problem.stages
+    assert found["layout"]["recompute"] == [stage.recompute for stage in stages]
+    bounds = [stage.layers for stage in stages if stage.layers is not None]
+    assert found["layout"]["partition"] == [last - first for first, last in bounds]
+    if 'recompute = "full"' in pipeline:
+        assert all(stage.recompute for stage in stages)
+    if 'recompute = "auto"' not in pipeline and 'recompute = "full"' not in pipeline:
+        assert not any(stage.recompute for stage in stages)
+    given = re.search(r"partition = (\[.*\])", pipeline)
+    assert given is None or json.loads(given[1]) == found["layout"]["partition"]
+    if "placement = [1, 0, 1]" in pipeline:
+        assert [stage.rank for stage in stages] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("method", ["greedy", pytest.param("auto", marks=pytest.mark.slow)])
+def test_the_example(tmp_path: Path, method: str) -> None:
+    """What is printed: the layout, the baselines, the certificate in words."""
+    job, path = EXAMPLE / "job.toml", tmp_path / "plan.json"
+    done = schedc("compile", job, "-o", path, "--deterministic-limit", "0.5", "--method", method)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    for expected in ("mist-like (balanced unidirectional 1f1b)", "even loop 2 interleaved", "balanced wave 2 zb-v", "◀ chosen"):
+        assert expected in said
+    assert re.search(r"gap \d+\.\d\d% in any layout that the job leaves open \(lower bound .* by layouts\)", said)
+    assert f"open-layout: layout open, method {method}, limit 0.5 units of work" in done.stderr
+    assert schedc("verify", path, "--job", job).returncode == 0
+
+
+def test_a_tiny_one_is_proven_over_all_layouts(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'partition = "auto"\nplacement = "auto"\nchunks = 2'), tmp_path / "plan.json"
+    done = schedc("compile", job, "-o", path, "--deterministic-limit", "20")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "proven optimal among schedules of whole blocks in any layout that the job leaves open" in said
+    assert said.endswith("proven optimal")
+    verified = " ".join(schedc("verify", path, "--job", job).stdout.split())
+    assert "the bound is a result of cpsat, not checked here" in verified
+
+
+def test_other_commands(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'placement = "auto"\nrecompute = "auto"'), tmp_path / "plan.json"
+    assert schedc("compile", job, "-o", path, "--method", "greedy{n_sub=1}", "--quiet").returncode == 0
+    bound = json.loads(schedc("bounds", job, "--json").stdout)
+    assert bound["layouts"]["value_ns"] == read_plan(path).certificate.lower_bound_ns
+    assert "layouts" in schedc("bounds", job).stdout
+    assert json.loads(schedc("simulate", path, "--job", job, "--json").stdout) == json.loads(
+        schedc("simulate", path, "--json").stdout
+    )
+    assert "in any layout" in " ".join(schedc("show", path).stdout.split())
+    refused = schedc("templates", job)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f'schedc: {job}: pipeline.placement: found "auto", expected a given one, as this command chooses no layout'
+        " (schedc compile does)\n"
+    )
+
+
+def test_a_plan_of_another_layout_or_bound_is_refused(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'partition = "auto"'), tmp_path / "plan.json"
+    assert schedc("compile", job, "-o", path, "--method", "1f1b", "--quiet").returncode == 0
+    text = path.read_text(encoding="utf-8")
+    certificate = read_plan(path).certificate
+    bound_ns, objective_ns = certificate.lower_bound_ns, certificate.objective_ns
+    more = text.replace(f'"lower_bound_ns": {bound_ns}', f'"lower_bound_ns": {bound_ns + 1}')
+    more = re.sub(r'"gap": [\d.e-]+', f'"gap": {1 - (bound_ns + 1) / objective_ns}', more)
+    path.write_text(more, encoding="utf-8")
+    assert schedc("verify", path).returncode == 0  # without the job there is nothing to compute it from
+    done = schedc("verify", path, "--job", job)
+    assert done.returncode == 1
+    assert f"claims {bound_ns + 1} ns, but the bound over layouts is {bound_ns} ns" in " ".join(done.stdout.split())
+    path.write_text(text.replace('"bound": "layouts"', '"bound": "work"'), encoding="utf-8")
+    assert "the bound work does not have the scope layout" in " ".join(schedc("verify", path).stdout.split())
+    path.write_text(text.replace('    "scope": "layout",\n', "").replace(',\n    "scope": "layout"', ""), encoding="utf-8")
+    assert "the bound layouts does not have the scope schedule" in " ".join(schedc("verify", path).stdout.split())
+    path.write_text(text, encoding="utf-8")
+    other = job_of(tmp_path, 'placement = [1, 0]\npartition = "auto"')
+    assert "the job gives [1, 0]" in " ".join(schedc("verify", path, "--job", other).stdout.split())
+    assert schedc("simulate", path, "--job", other).returncode == 1
+    closed = job_of(tmp_path, "")
+    said = " ".join(schedc("verify", path, "--job", closed).stdout.split())
+    assert "claims a bound over layouts, but the job leaves no layout open" in said
+
+
+def test_only_a_bound_over_layouts_says_for_what_it_holds(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'partition = "auto"'), tmp_path / "plan.json"
+    schedc("compile", job, "-o", path, "--method", "1f1b", "--quiet")
+    plan = read_plan(path)
+    assert plan.certificate.scope is Scope.LAYOUT
+    first = path.read_bytes()
+    write_plan(plan, path)
+    assert path.read_bytes() == first
+    schedc("compile", job_of(tmp_path, ""), "-o", path, "--method", "1f1b", "--quiet")
+    assert b'"scope"' not in path.read_bytes()
+
+
+SILENT = [{key: value for key, value in LAYER.items() if key != "message"}]
+WIDE = REST.replace('latency = "1 ms"', 'bandwidth = "1 GB/s"')
+SITES = REST.replace("[topology.within]", "[topology]\nsites = [1, 1]\n[topology.within]")
+WEIGHTY = REST.replace('limit = "64 MiB"', 'capacity = "1 GiB"\nstatic = "2 GiB"')
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "rest", "layers", "says"),
+    [
+        ('placement = "auto"', REST, LAYERS[1:2], "profile.json: layers: found 1 layer, expected 2 or more, one for each rank"),
+        ('placement = "auto"\npartition = [2, 2]', REST, LAYERS, "pipeline.partition: found 4 layers in all, expected the 6"),
+        ('placement = "auto"\npartition = [6]', REST, LAYERS, "pipeline.partition: found 1 value, expected 2 to 6, one per stage"),
+        (
+            'placement = "auto"\npartition = [2, 2, 2]\nrecompute = [true, false]', REST, LAYERS,
+            "pipeline.recompute: found 2 values, expected 3, one per stage, as many as pipeline.partition has",
+        ),
+        ('placement = "auto"\nchunks = 0', REST, LAYERS, "pipeline.chunks: found 0"),
+        ('placement = "bidirectional"\npartition = "auto"', REST, LAYERS, "pipeline.partition: found \"auto\" where"),
+        ('placement = "auto"\nsemantics = "torch"\nrecompute = "auto"', REST, LAYERS, "pipeline.recompute: found \"auto\" where"),
+        ('placement = "auto"', SITES, LAYERS, "topology.between: found nothing, expected a table, or links"),
+        ('partition = "auto"', WIDE, SILENT * 4, "profile.path: found no message size of layer 0, which may be the last one of a"),
+        ('recompute = "auto"', REST, SILENT * 4, "expected one, as a stage that recomputes keeps the message in limited memory"),
+        ('placement = "auto"', WEIGHTY, LAYERS, "memory.capacity: found 2 GiB on all ranks together, expected at least the 4 GiB"),
+        ('partition = "auto"', REST.replace("64 MiB", "7 MiB"), LAYERS, "no layout has room for its stages on its ranks"),
+        (
+            'placement = "auto"', REST + "[data_parallel]\nsize = 2\nzero_stage = 0\nreduce_scatter = [\"1 ms\"]", LAYERS,
+            "data_parallel.reduce_scatter: found 1 value, expected 2 to 6",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, pipeline: str, rest: str, layers: list[dict[str, Any]], says: str) -> None:
+    job = job_of(tmp_path, pipeline, rest, layers)
+    done = schedc("compile", job, "-o", tmp_path / "plan.json", "--method", "1f1b")
+    assert done.returncode in (2, 3)
+    assert done.stderr.startswith("schedc: ") and done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_torch_chooses_a_partition(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'partition = "auto"\nsemantics = "torch"'), tmp_path / "plan.json"
+    assert schedc("compile", job, "-o", path, "--method", "1f1b", "--quiet").returncode == 0
+    assert schedc("verify", path, "--job", job).returncode == 0
+
+
+def test_a_method_over_layouts_needs_an_open_one(tmp_path: Path) -> None:
+    done = schedc("compile", job_of(tmp_path, ""), "-o", tmp_path / "plan.json", "--method", "adaptis")
+    assert done.returncode == 2
+    assert "--method: method 'adaptis' chooses a layout, and the job gives it" in done.stderr
+    job = job_of(tmp_path, 'placement = "auto"')
+    found = json.loads(schedc("compile", job, "-o", tmp_path / "plan.json", "--method", "adaptis", "--json").stdout)
+    assert "adaptis" in [each["method"] for each in found["candidates"]]
+
+
+def test_costs_by_stage_leave_recomputation_open(tmp_path: Path) -> None:
+    text = """
+[pipeline]
+ranks = 2
+microbatches = 3
+recompute = "auto"
+[profile]
+forward = "2 ms"
+backward_input = "2 ms"
+backward_weight = "1 ms"
+activation = "8 MiB"
+message = "1 MiB"
+[memory]
+limit = "8 MiB"
+"""
+    job, path = write_job(tmp_path, text), tmp_path / "plan.json"
+    assert load_job(job).open_layout is not None
+    assert schedc("compile", job, "-o", path, "--method", "greedy{n_sub=1}", "--quiet").returncode == 0
+    assert schedc("verify", path, "--job", job).returncode == 0
