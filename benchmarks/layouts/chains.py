@@ -97,10 +97,12 @@ def main() -> int:
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """All cases, every profile once before any comes again."""
+    """All cases, every profile once before any comes again, and what is done at any time as mixed as all of them."""
     chains = [chain for path in sorted(folder.glob("*.json")) if (chain := chain_of(path)) is not None]
-    for sites, is_limited, ranks in product((1, 2), (False, True), (4, 8)):
-        for chain in chains:
+    settings = list(product((4, 8), (False, True), (1, 2)))
+    for turn in range(len(settings)):
+        for number, chain in enumerate(chains):
+            ranks, is_limited, sites = settings[(number + turn) % len(settings)]
             if len(chain.layers) >= ranks:
                 yield Case(chain=chain, ranks=ranks, is_limited=is_limited, sites=sites)
 

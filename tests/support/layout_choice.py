@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.compile import compile_problem
-from schedc.errors import NoPlanFound
-from schedc.lower.problem import problem_of
-from schedc.solvers.layout.climb import LayoutClimb
+from schedc.compile_layouts import compile_layouts
 
 if TYPE_CHECKING:
     from schedc.ir.layout import Layout, OpenLayout
@@ -17,9 +13,6 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits
 
 __all__ = ["Chosen", "chosen_layout"]
-
-SEARCH, TRIED = 0.5, 2
-"""The search over layouts gets this share of the time; this many of the best layouts share the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +25,8 @@ class Chosen:
 
 
 def chosen_layout(workload: Workload, open_layout: OpenLayout, limits: Limits) -> Chosen:
-    """The best layout found in the time given, which the limits must have; the job minimizes the makespan.
-
-    Raises:
-        NoPlanFound: there is none.
-    """
-    assert limits.time_s is not None
-    climb = LayoutClimb(workload, open_layout, seed=limits.seed)
-    climb.run(seconds=SEARCH * limits.time_s)
-    found = {done.layout: done.objective_ns for done in reversed(climb.finished())}
-    own = replace(limits, time_s=(1 - SEARCH) * limits.time_s / TRIED)
-    for layout in climb.layouts[:TRIED]:
-        makespan_ns = compile_problem(problem_of(workload, layout), limits=own).plan.certificate.makespan_ns
-        found[layout] = min(makespan_ns, found.get(layout, makespan_ns))
-    if not found:
-        raise NoPlanFound(f"{workload.name}: no layout with a schedule found")
-    best = min(found, key=lambda layout: found[layout])
-    bound_ns = layout_bound(workload, open_layout).value_ns
-    return Chosen(layout=best, makespan_ns=found[best], lower_bound_ns=bound_ns or 0)
+    """The layout that `auto` chooses within the limits."""
+    compiled = compile_layouts(workload, open_layout, limits=limits)
+    assert compiled.layout is not None
+    certificate = compiled.plan.certificate
+    return Chosen(layout=compiled.layout, makespan_ns=certificate.makespan_ns, lower_bound_ns=certificate.lower_bound_ns)
