@@ -28,7 +28,7 @@ class Option:
     """A layout, and what is known of it."""
 
     title: str
-    """For people."""
+    """For people; of a layout with several names, the last."""
     is_named: bool
     """Whether it is one that a person would try, and not one that was searched for."""
     layout: Layout
@@ -79,8 +79,11 @@ class Options:
     def add(self, title: str, layout: Layout, *, is_named: bool = False) -> Option | None:
         """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
         key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
-        if key in self._all:
-            return self._all[key]
+        known = self._all.get(key)
+        if known is not None:
+            if is_named and known.is_named:
+                known.title = title
+            return known
         if verify_layout(self._workload, layout):
             return None
         problem = problem_of(self._workload, layout)
