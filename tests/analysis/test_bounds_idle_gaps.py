@@ -28,7 +28,7 @@ SMALL = problems(max_ranks=3, max_microbatches=3, placements=("unidirectional", 
 
 @pytest.mark.slow
 @given(problem=SMALL, objective=st.sampled_from(Objective), cut=st.sampled_from([None, Kind.F, Kind.B, Kind.W]))
-@examples(50, deadline=None)
+@examples(30, deadline=None)
 def test_never_above_the_optimum(problem: Problem, objective: Objective, cut: Kind | None) -> None:
     problem = replace(problem, objective=objective)
     parts = [Parts(kind=cut, stage=0, shares=(1, 1))] if cut is not None and problem.split_backward else []
@@ -47,7 +47,7 @@ def test_never_above_the_optimum(problem: Problem, objective: Objective, cut: Ki
     held=st.tuples(st.integers(1, 3), st.integers(0, 1)),
     in_flight=st.integers(1, 3),
 )
-@examples(50, deadline=None)
+@examples(30, deadline=None)
 def test_never_above_the_optimum_with_slow_links_and_fast_fused_backwards(
     costs: list[tuple[int, int, int]], fused: int, link: tuple[int, int], held: tuple[int, int], in_flight: int
 ) -> None:

@@ -45,7 +45,7 @@ def best_bound(problem: Problem) -> int:
     problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
     objective=st.sampled_from(Objective),
 )
-@examples(60, deadline=None)
+@examples(40, deadline=None)
 def test_never_above_the_optimum(problem: Problem, objective: Objective) -> None:
     problem = replace(problem, objective=objective)
     try:
@@ -64,7 +64,7 @@ def test_never_above_the_optimum(problem: Problem, objective: Objective) -> None
     in_flight=st.sampled_from([1, 1.25, 1.5, 2]),
     shape=st.sampled_from([([0, 1, 0], 2, True), ([0, 1, 0], 3, False), ([0, 1, 1, 0], 2, False), ([0, 1, 0, 1], 2, False)]),
 )
-@examples(60, deadline=None)
+@examples(40, deadline=None)
 def test_never_above_the_optimum_with_slow_links_and_little_memory(
     costs: list[tuple[int, int, int]],
     fused: int,

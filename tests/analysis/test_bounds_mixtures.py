@@ -31,7 +31,7 @@ LONGER = 1_000
 def _least(problem: Problem, parts: tuple[Parts, ...] = ()) -> int | None:
     """The optimum; None where the search is too large, or there is no schedule."""
     try:
-        return optimum(problem, parts, most_states=20_000)
+        return optimum(problem, parts, most_states=8_000)
     except SearchTooLarge:
         return None
 
