@@ -5,7 +5,8 @@ are there already are not run again, so a run may be interrupted and resumed. Pr
 share: the gap, or that the optimum is proven, and the processor time, which other work on the machine changes least. Then, for each
 set, how many are proven, and the mean gap.
 
-Run it as `python benchmarks/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]`.
+    python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]
+
 After a set's name comes its time limit, in seconds for each cell.
 """
 
