@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import best_bound, minimum_limit_bytes
+from schedc.analysis.bounds.lower_bounds import best_bound, cheap_bound_ns, minimum_limit_bytes
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
-    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir.layout import Layout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -21,6 +20,8 @@ __all__ = ["Option", "Options"]
 
 LITTLE = 0.0005
 """A gain of less than this share is next to nothing."""
+SMALL_OPS = 5000
+"""Up to this many compute ops all bounds together take less time than a method."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,8 +34,8 @@ class Option:
     """Whether it is one that a person would try, and not one that was searched for."""
     layout: Layout
     problem: Problem
-    bound: Bound
-    """Of this layout alone."""
+    bound_ns: int
+    """Of this layout alone; of a large one the best of the bounds that take little time."""
     objective_ns: int | None = None
     """Of the best schedule known; None: there is none."""
     best: dict[bool, tuple[Schedule, str, int]] = field(default_factory=dict)
@@ -90,16 +91,20 @@ class Options:
         needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
         if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
             return None
-        option = Option(title=title, is_named=is_named, layout=layout, problem=problem, bound=best_bound(problem))
+        option = Option(title=title, is_named=is_named, layout=layout, problem=problem, bound_ns=_bound_ns(problem))
         self._all[key] = option
         return option
 
     def hopeful(self, best_ns: int | None) -> list[Option]:
         """Those that may be better than the best known, the most promising first; last those that can be so by next to nothing."""
-        left = [each for each in self._all.values() if not each.settled and (best_ns is None or each.bound.value_ns < best_ns)]
+        left = [each for each in self._all.values() if not each.settled and (best_ns is None or each.bound_ns < best_ns)]
 
         def rank(option: Option) -> tuple[bool, bool, int]:
-            gains_little = best_ns is not None and best_ns - option.bound.value_ns < LITTLE * best_ns
-            return gains_little, option.objective_ns is None, option.objective_ns or option.bound.value_ns
+            gains_little = best_ns is not None and best_ns - option.bound_ns < LITTLE * best_ns
+            return gains_little, option.objective_ns is None, option.objective_ns or option.bound_ns
 
         return sorted(left, key=rank)
+
+
+def _bound_ns(problem: Problem) -> int:
+    return best_bound(problem).value_ns if problem.num_ops <= SMALL_OPS else cheap_bound_ns(problem)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.ir.plan import BoundName
 from schedc.lower.placement import placement_name
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.best_layout import BestLayout, LayoutsProgress
@@ -40,9 +41,9 @@ from schedc.solvers.layout.laid_out import LaidOut, lay_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from schedc.ir.layout import OpenLayout
+    from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.base import Construct, Limits
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.incumbent import Improvement
     from schedc.solvers.common.interruption import Ends
@@ -54,8 +55,8 @@ __all__ = ["LayoutsOutcome", "solve_layouts"]
 
 EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
 """The exact search runs where there are at most this many layouts, of at most this many compute ops."""
-EXACT_SHARE, NAMED_SHARE, CLIMB_SHARE = 0.4, 0.25, 0.3
-"""Of the time or work left then: of the exact search, of the method on named layouts, of the annealing."""
+BASELINES_SHARE, EXACT_SHARE, NAMED_SHARE, CLIMB_SHARE = 0.15, 0.4, 0.25, 0.3
+"""Of the time or work left then: of the baselines, of the exact search, of the method on named layouts, of the annealing."""
 CLIMB_UNITS = 2.0
 """Without a limit, and for methods that take none, layouts are sought with this much work."""
 OPS_PER_UNIT, LEAST_OPS = 10_000_000, 4000
@@ -204,9 +205,14 @@ class _Work:
     def _try_baselines(self) -> None:
         """The known methods in the known layouts; these layouts are options."""
         named = set()
-        for title, layout, construct in attempts(self.workload, self.open_layout):
+        until = None if self.left is None else (1 - BASELINES_SHARE) * self.left
+        for title, layout, construct in sorted(attempts(self.workload, self.open_layout), key=_is_even):
             if self.is_over:
                 return
+            if self.is_timed and self.known.best is not None and (self.left or 0.0) < (until or 0.0):
+                self.candidates.append(Candidate(method=title, seconds=0.0, why_not="there was no time for it"))
+                self.known.cut_short = True
+                continue
             self.on_method(title)
             begun, why_not, found = time.perf_counter(), "was not done in time", None
             with self._region():
@@ -427,7 +433,7 @@ class _Work:
             self.limits,
             time_s=slice_ if timed else None,
             deterministic=None if timed or self.is_constructive else slice_,
-            gap=max(0.0, 1 - option.bound.value_ns / target_ns) if target_ns else 0.0,
+            gap=max(0.0, 1 - option.bound_ns / target_ns) if target_ns else 0.0,
             seed=self.limits.seed + (option.row is not None),
         )
         title = f"{option.title} {self.method}"
@@ -438,8 +444,8 @@ class _Work:
                 option.problem,
                 self.method,
                 given,
-                bound_ns=option.bound.value_ns,
-                bound_by=option.bound.name,
+                bound_ns=option.bound_ns,
+                bound_by=BoundName.WORK,  # a name for messages: no certificate rests on it
                 report=lambda step: self._progress(step.objective_ns),
                 interruption=self.known.interruption,
                 known=option.known,
@@ -566,3 +572,8 @@ class _Work:
         if self.limits.deterministic is not None:
             return Ended.OUT_OF_WORK
         return Ended.EXHAUSTED if self.exhausted else Ended.OUT_OF_TIME
+
+
+def _is_even(attempt: tuple[str, Layout, Construct]) -> bool:
+    """Whether a baseline has the even partition, which is the last to be tried."""
+    return attempt[0].startswith("even")
