@@ -93,8 +93,8 @@ def print_candidates(
     table = plain_table(title)
     table.add_column("method", no_wrap=True)
     for header in ("makespan", *((objective,) if spans else ()), "against the best", "took"):
-        table.add_column(header, justify="right")
-    table.add_column("")
+        table.add_column(header, justify="right", min_width=8)
+    table.add_column("", no_wrap=True)
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
     for candidate in solved:
@@ -104,7 +104,7 @@ def print_candidates(
             format_duration_ns(candidate.makespan_ns or 0),
             *((format_duration_ns(candidate.objective_ns or 0),) if spans else ()),
             f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
-            f"{candidate.seconds * 1e3:.1f} ms",
+            f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
             "◀ chosen" if candidate is chosen else "",
         )
     out = console(stderr=stderr)
