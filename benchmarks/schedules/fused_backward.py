@@ -5,9 +5,9 @@ are there already are not run again, so a run may be interrupted and resumed. Pr
 share: the gap, or that the optimum is proven, and the processor time, which other work on the machine changes least. Then, for each
 set, how many are proven, and the mean gap.
 
-    python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]
-
-After a set's name comes its time limit, in seconds for each cell.
+Run it as
+`python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]`.
+After a set's name comes its time limit, in seconds for each cell; `m70-wave:10:3` runs every third cell only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.bench.instances import Instance
 
@@ -62,20 +62,33 @@ class Row(NamedTuple):
     why_not: str
 
 
+class Chosen(NamedTuple):
+    """A set to run."""
+
+    name: str
+    limit_s: float
+    every: int
+    """1: all its cells; 2: every second one."""
+
+
 def main() -> None:
     """Run the cells that the file lacks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("rows", type=Path, help="the CSV file that finished cells are appended to")
-    parser.add_argument("--sets", default=SETS, help="sets with their time limits for each cell in seconds")
+    parser.add_argument("--sets", default=SETS, help="sets with their time limits for each cell in seconds, and which cells")
     parser.add_argument("--shares", default="1,0.95,0.9,0.85", help="BW as shares of B + W")
     parser.add_argument("--only-print", action="store_true", help="run nothing; print what the file has")
     options = parser.parse_args()
-    sets = [(name, float(limit_s)) for name, _, limit_s in (entry.partition(":") for entry in options.sets.split(","))]
+    sets = [_chosen(*entry.split(":")) for entry in options.sets.split(",")]
     shares = options.shares.split(",")
     rows = _read(options.rows)
     if not options.only_print:
         _run_missing(options.rows, rows, sets, shares)
-    _print(list(rows.values()), [name for name, _ in sets], shares)
+    _print(list(rows.values()), [chosen.name for chosen in sets], shares)
+
+
+def _chosen(name: str, limit_s: str, every: str = "1") -> Chosen:
+    return Chosen(name, float(limit_s), int(every))
 
 
 def _read(path: Path) -> dict[tuple[str, str], Row]:
@@ -87,11 +100,11 @@ def _read(path: Path) -> dict[tuple[str, str], Row]:
     return {(row.cell, row.share): row for row in found}
 
 
-def _run_missing(path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[tuple[str, float]], shares: Sequence[str]) -> None:
+def _run_missing(path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[Chosen], shares: Sequence[str]) -> None:
     for kernel in KERNELS:
         compiled(kernel)
-    for set_name, limit_s in sets:
-        for cell, of_cell in _cells(set_name, shares):
+    for set_name, limit_s, every in sets:
+        for cell, of_cell in _cells(set_name, shares)[::every]:
             for share, instance in of_cell.items():
                 if (cell, share) in rows:
                     continue
@@ -102,12 +115,11 @@ def _run_missing(path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[tu
                 print(f"{cell} {share}: {_shown(row)} {row.why_not}", file=sys.stderr, flush=True)
 
 
-def _cells(set_name: str, shares: Sequence[str]) -> Iterator[tuple[str, dict[str, Instance]]]:
+def _cells(set_name: str, shares: Sequence[str]) -> list[tuple[str, dict[str, Instance]]]:
     """The cells of a set by name, each with its instances by share."""
     names = [instance.name for instance in instances(set_name)]
     of_shares = [_instances(set_name, share) for share in shares]
-    for name, *of_cell in zip(names, *of_shares, strict=True):
-        yield name, dict(zip(shares, of_cell, strict=True))
+    return [(name, dict(zip(shares, of_cell, strict=True))) for name, *of_cell in zip(names, *of_shares, strict=True)]
 
 
 def _row(set_name: str, cell: str, share: str, instance: Instance, limit_s: float) -> Row:
