@@ -107,7 +107,8 @@ def _least_work_ns(plain: Sequence[Task], backwards: Sequence[Backward]) -> int:
         else:
             later_ns += task.duration_ns
     work_ns = sum(each.microbatches * (each.gradient_ns + each.rest_ns) for each in backwards)
-    return max(now_ns, first_ns) + later_ns + work_ns + min(each.after_ns or 0 for each in backwards)
+    after_ns = min([*(task.tail_ns for task in plain), *(each.after_ns or 0 for each in backwards)])
+    return max(now_ns, first_ns) + later_ns + work_ns + after_ns
 
 
 def _pieces(backwards: Sequence[Backward], early_ns: int, more_ns: int) -> Iterable[Task]:

@@ -88,18 +88,28 @@ def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tu
         for j in range(count):
             from_last = count - 1 - j
             yield rank, Task(heads.forward_start_ns[at][j], line.forward_ns[at], tails.gradient_start_ns[at][from_last])
-            backward = Backward(
-                microbatches=1,
-                gradient_ns=line.gradient_ns[at],
-                fused_ns=line.fused_ns[at],
-                split_ns=line.split_ns[at],
-                head_ns=heads.gradient_start_ns[at][j],
-                later_head_ns=heads.gradient_end_ns[at][j],
-                gradient_tail_ns=tails.forward_start_ns[at][from_last],
-                sent_tail_ns=sent_tails_ns[at][from_last],
-                after_ns=line.after_ns[at] if first.counted[position] else None,
-            )
-            yield rank, backward
+            gradient_ns, after_ns = line.gradient_ns[at], line.after_ns[at]
+            head_ns, later_head_ns = heads.gradient_start_ns[at][j], heads.gradient_end_ns[at][j]
+            tail_ns = tails.forward_start_ns[at][from_last]
+            if line.fused_ns[at] < line.split_ns[at]:
+                yield (
+                    rank,
+                    Backward(
+                        microbatches=1,
+                        gradient_ns=gradient_ns,
+                        fused_ns=line.fused_ns[at],
+                        split_ns=line.split_ns[at],
+                        head_ns=head_ns,
+                        later_head_ns=later_head_ns,
+                        gradient_tail_ns=tail_ns,
+                        sent_tail_ns=sent_tails_ns[at][from_last],
+                        after_ns=after_ns if first.counted[position] else None,
+                    ),
+                )
+            else:  # most problems; splitting costs nothing, and what a choice may change is not looked at
+                yield rank, Task(head_ns, gradient_ns, tail_ns)
+                if line.rest_ns[at]:
+                    yield rank, Task(later_head_ns, line.rest_ns[at], after_ns)
             if at == len(line.forward_hops):
                 continue
             forward_hop, gradient_hop = first.microbatches.forward[position], first.microbatches.backward[position]
