@@ -13,11 +13,11 @@ from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from schedc.ir.problem import Problem
 
-__all__ = ["by_position", "entry_order", "order_is_open", "permuted", "renamed"]
+__all__ = ["by_position", "entry_order", "known_orders", "order_is_open", "permuted", "renamed"]
 
 
 def order_is_open(problem: Problem) -> bool:
@@ -65,3 +65,24 @@ def renamed(schedule: Schedule, order: Sequence[int]) -> Schedule:
     """The schedule of the problem itself that one of the permuted problem is."""
     orders = tuple(tuple(op._replace(microbatch=order[op.microbatch]) for op in each) for each in schedule.orders)
     return Schedule(orders=orders, parts=schedule.parts)
+
+
+def known_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """The given order; by work: the shortest first, the longest first, short at both ends, long at both ends, by turns.
+
+    Of each path's microbatches by themselves, which keep their positions.
+    """
+    work_ns = [0] * problem.microbatches
+    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+    for stage, microbatch in problem.blocks():
+        work_ns[microbatch] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
+    of_paths = [[m for m, path in enumerate(problem.path_of) if path == number] for number in range(len(problem.paths))]
+    shortest_first = [sorted(microbatches, key=lambda m: (work_ns[m], m)) for microbatches in of_paths]
+    yield tuple(range(problem.microbatches))
+    yield by_position(problem, shortest_first)
+    yield by_position(problem, [each[::-1] for each in shortest_first])
+    yield by_position(problem, [each[::2] + each[1::2][::-1] for each in shortest_first])
+    yield by_position(problem, [each[::-2][: (len(each) + 1) // 2] + each[::-1][1::2][::-1] for each in shortest_first])
+    yield by_position(
+        problem, [[each[at // 2] if at % 2 == 0 else each[-1 - at // 2] for at in range(len(each))] for each in shortest_first]
+    )

@@ -286,7 +286,8 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     # Where all are fused, there is nothing to cut.
     some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]
     fused = ["greedy{fused=all,n_sub=1}", *some] if can_pay(problem) else []
-    return (*TEMPLATE_NAMES, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
+    in_order = ("sorted",) if order_is_open(problem) else ()
+    return (*TEMPLATE_NAMES, *in_order, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
 
 
 def try_methods(

@@ -93,6 +93,7 @@ METHODS = {
     "greedy": Entry("schedc.solvers.heuristics.greedy:greedy", GreedyOptions),
     "spread": Entry("schedc.solvers.search.spread:spread", SpreadOptions),
     "pipemorph": Entry("schedc.solvers.heuristics.pipemorph:pipemorph", PipeMorphOptions),
+    "sorted": Entry("schedc.solvers.heuristics.sorted_microbatches:sorted_microbatches"),
     "rule-table": Entry("schedc.solvers.heuristics.rule_table:rule_table", RuleTableOptions),
 }
 """The constructive methods."""

@@ -2,8 +2,8 @@
 
 A Problem goes in, better and better Schedules come out. The list scheduler takes microbatches by number, so an order is tried by
 giving its positions the durations of the microbatches there; the schedule that comes of it is named back. It starts from the given
-order and from known ones (`known_orders`), each with rules of a table. Then orders and rules are climbed by turns, in rounds of a
-fixed number of evaluations; a round's results do not depend on the clock, only how many rounds there are may.
+order and from known ones, each with rules of a table. Then orders and rules are climbed by turns, in rounds of a fixed number of
+evaluations; a round's results do not depend on the clock, only how many rounds there are may.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.compiled.compiler import compiled
-from schedc.ir.ops import Kind
 from schedc.models.alike import groups_of
-from schedc.solvers.common.microbatch_order import by_position, renamed
+from schedc.solvers.common.microbatch_order import known_orders, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.board import depth_by_stage
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, longest_op_ns, stop_flag
@@ -27,14 +26,14 @@ from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["known_orders", "search_microbatch_order"]
+__all__ = ["search_microbatch_order"]
 
 POOL = 4
 """Orders that are climbed one after the other in each round; the best half of them starts the next round twice."""
@@ -79,27 +78,6 @@ class _Line:
     def again(self) -> int:
         """The objective of the order that was taken last, by the rule that ran last."""
         return int(self._run(*self._board))
-
-
-def known_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """The given order; by work: the shortest first, the longest first, short at both ends, long at both ends, by turns.
-
-    Of each path's microbatches by themselves, which keep their positions.
-    """
-    work_ns = [0] * problem.microbatches
-    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
-    for stage, microbatch in problem.blocks():
-        work_ns[microbatch] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
-    of_paths = [[m for m, path in enumerate(problem.path_of) if path == number] for number in range(len(problem.paths))]
-    shortest_first = [sorted(microbatches, key=lambda m: (work_ns[m], m)) for microbatches in of_paths]
-    yield tuple(range(problem.microbatches))
-    yield by_position(problem, shortest_first)
-    yield by_position(problem, [each[::-1] for each in shortest_first])
-    yield by_position(problem, [each[::2] + each[1::2][::-1] for each in shortest_first])
-    yield by_position(problem, [each[::-2][: (len(each) + 1) // 2] + each[::-1][1::2][::-1] for each in shortest_first])
-    yield by_position(
-        problem, [[each[at // 2] if at % 2 == 0 else each[-1 - at // 2] for at in range(len(each))] for each in shortest_first]
-    )
 
 
 def search_microbatch_order(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from brute_force import SearchTooLarge, optimum
 from differing_problems import differing_problem, scaled
@@ -18,12 +19,15 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.common.microbatch_order import entry_order, order_is_open, permuted, renamed
+from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, permuted, renamed
 from schedc.solvers.common.options import GreedyOptions, LocalOptions
 from schedc.solvers.driver import searches
-from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.driver.portfolio import candidate_names, solve
+from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.solvers.search.microbatch_order import known_orders, search_microbatch_order
+from schedc.solvers.heuristics.rule_table import table_of_rules
+from schedc.solvers.kernel.climb import Climber, climbing_board
+from schedc.solvers.search.microbatch_order import _Line, search_microbatch_order
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -69,6 +73,25 @@ def test_a_schedule_of_the_permuted_problem_is_one_of_the_problem(seed: int) -> 
     assert simulate(problem, named).makespan_ns == simulate(other, schedule).makespan_ns
     assert entry_order(problem, named) == order
     assert entry_order(other, schedule) == tuple(range(problem.microbatches))
+
+
+def test_the_kernel_times_every_order_as_the_simulator_does() -> None:
+    """As if it had been made for the permuted problem."""
+    compared = 0
+    for seed in range(12):
+        problem = differing_problem(seed)
+        if any(link.trunk for link in problem.links):
+            continue  # the kernel serves a shared trunk in another order
+        line = _Line(problem, reserves=True)
+        (rule, *_) = table_of_rules(problem, line.lists, 1)
+        for order in known_orders(problem):
+            line.take(np.array(order))
+            value = line.climber.run(rule)
+            assert line.again() == value
+            assert objective_ns(permuted(problem, order), line.climber.schedule()) == value
+            assert Climber(climbing_board(permuted(problem, order), reserves=True)).run(rule) == value
+            compared += 1
+    assert compared > 10
 
 
 def test_the_order_is_open_where_it_says_something() -> None:
@@ -138,6 +161,18 @@ def test_other_searches_go_on_from_the_order_that_it_found(monkeypatch: pytest.M
     cheaper.offer(incumbent.whole, "microbatch-order")
     searches.fused_ranges(cheaper, Limits(), options=LocalOptions(rounds=1, evaluations=2))
     assert set(taken) == {order} and len(taken) > 1
+
+
+def test_greedy_with_sorted_microbatches() -> None:
+    """Valid, and no worse than in the given order; refused where the order is not open."""
+    for problem in (LONG_FIRST, *map(differing_problem, range(10))):
+        schedule = constructive("sorted")(problem)
+        assert verify_schedule(problem, schedule) == ()
+        assert objective_ns(problem, schedule) <= objective_ns(problem, greedy(problem))
+    assert objective_ns(LONG_FIRST, constructive("sorted")(LONG_FIRST)) < 0.8 * objective_ns(LONG_FIRST, greedy(LONG_FIRST))
+    assert "sorted" in candidate_names(LONG_FIRST) and "sorted" not in candidate_names(make_problem(2, 2))
+    with pytest.raises(Unsupported, match="sorted needs microbatches that differ"):
+        constructive("sorted")(make_problem(2, 2))
 
 
 def test_it_refuses_what_is_in_order() -> None:
