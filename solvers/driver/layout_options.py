@@ -29,9 +29,7 @@ class Option:
     """A layout, and what is known of it."""
 
     title: str
-    """For people; of a layout with several names, the last."""
-    is_named: bool
-    """Whether it is one that a person would try, and not one that was searched for."""
+    """For people; of a layout with several names, the first: that of the balanced partition, if it is balanced."""
     layout: Layout
     problem: Problem
     bound_ns: int
@@ -77,13 +75,11 @@ class Options:
         """How many there are."""
         return len(self._all)
 
-    def add(self, title: str, layout: Layout, *, is_named: bool = False) -> Option | None:
+    def add(self, title: str, layout: Layout) -> Option | None:
         """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
         key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
         known = self._all.get(key)
         if known is not None:
-            if is_named and known.is_named:
-                known.title = title
             return known
         if verify_layout(self._workload, layout):
             return None
@@ -91,7 +87,7 @@ class Options:
         needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
         if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
             return None
-        option = Option(title=title, is_named=is_named, layout=layout, problem=problem, bound_ns=_bound_ns(problem))
+        option = Option(title=title, layout=layout, problem=problem, bound_ns=_bound_ns(problem))
         self._all[key] = option
         return option
 

@@ -224,7 +224,7 @@ class _Work:
             name, _, known_as = title.removeprefix("mist-like (").rstrip(")").rpartition(" ")
             named.add(name)
             with self._region():
-                option = self.options.add(name, layout, is_named=True)
+                option = self.options.add(name, layout)
             self.known.layouts = len(named)
             if found is None or option is None:
                 self.candidates.append(Candidate(method=title, seconds=seconds, why_not=why_not))

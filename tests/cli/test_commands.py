@@ -99,7 +99,7 @@ def test_a_search_that_fails_is_told_and_the_plan_is_written(tmp_path: Path, mon
     monkeypatch.setattr("schedc.solvers.driver.searches.milp", failing)
     job = tmp_path / "job.toml"  # its least makespan is above every analytic bound
     job.write_text(
-        '[pipeline]\nranks = 2\nmicrobatches = 1\nplacement = "wave"\nchunks = 2\n[topology.within]\nlatency = "9 ms"\n'
+        '[pipeline]\nranks = 2\nmicrobatches = 2\nplacement = "wave"\nchunks = 2\n[topology.within]\nlatency = "1 ms"\n'
         '[profile]\nforward = "3 ms"\nbackward_input = "4 ms"\nbackward_weight = "12 ms"\nbackward = "6 ms"\n'
     )
     for extra in ("--quiet", "--json"):
