@@ -223,6 +223,7 @@ class _Work:
             seconds = time.perf_counter() - begun
             name, _, known_as = title.removeprefix("mist-like (").rstrip(")").rpartition(" ")
             named.add(name)
+            option: Option | None = None
             with self._region():
                 option = self.options.add(name, layout)
             self.known.layouts = len(named)
@@ -340,6 +341,8 @@ class _Work:
         if self.is_over:
             return
         self._wait_for_code()
+        if self.is_over:
+            return
         self.on_method("layouts")
         left, timed = self.left, self.is_timed and not self.is_constructive
         share = CLIMB_UNITS if left is None or self.is_constructive else CLIMB_SHARE * left
@@ -496,13 +499,15 @@ class _Work:
     def _region(self, share: float = 1.0) -> Iterator[None]:
         """Within, an interruption or the end of this share of the time ends the work, and what is behind goes on.
 
-        An interruption waits for the first schedule.
+        An interruption waits for the first schedule. If either has come before it begins, what is within ends by its own limits.
         """
         ends: Ends = "time" if self.known.best is None else "both"
         interruption = self.known.interruption
+        begun = False
         try:
             left = self.left if self.is_timed else None
             with interruption.alarm(None if left is None else share * left), interruption.raising(at=ends):
+                begun = True
                 yield
         except OutOfTime:
             self.known.cut_short = True
@@ -510,6 +515,8 @@ class _Work:
             if self.known.best is None:
                 raise
             self.interrupted = self.known.cut_short = True
+        if not begun:
+            yield
 
     def _progress(self, objective_ns: int | None, layouts: int | None = None) -> None:
         """Report it, if it is new."""

@@ -1,22 +1,31 @@
-"""The layouts that the driver hands to a method: one for each layout, under the first of its names."""
+"""The layouts that the driver hands to a method: each once, under the first of its names. And a search that begins too late."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from schedc.compile_layouts import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver import layouts
 from schedc.solvers.driver.layout_options import Options
 from schedc.solvers.driver.layouts import HANDED_ON
 from schedc.solvers.layout.baselines import named_layouts
 
+if TYPE_CHECKING:
+    import pytest
+
+LAYER = Layer(forward_ns=(1000,), backward_input_ns=(1000,), backward_weight_ns=(1000,), backward_ns=(2000,))
+LIKE = Workload(name="like", microbatches=4, layers=(LAYER,) * 8, devices=(Device(),) * 2, network=Network(site_of_rank=(0, 0)))
+
 
 def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
     """Like layers: the even partitions are the balanced ones, which come first and are handed on by name."""
-    layer = Layer(forward_ns=(1000,), backward_input_ns=(1000,), backward_weight_ns=(1000,), backward_ns=(2000,))
-    workload = Workload(
-        name="like", microbatches=4, layers=(layer,) * 8, devices=(Device(),) * 2, network=Network(site_of_rank=(0, 0))
-    )
-    options = Options(workload)
-    named = named_layouts(workload, OpenLayout(chunks=2))
+    options = Options(LIKE)
+    named = named_layouts(LIKE, OpenLayout(chunks=2))
     assert len(named) == 6
     for name in sorted(named, key=lambda name: name.startswith("even")):
         options.add(name, named[name])
@@ -24,3 +33,15 @@ def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
     assert titles == {"balanced unidirectional", "balanced loop 2", "balanced wave 2"} <= set(HANDED_ON)
     options.add("found 7", named["even wave 2"])
     assert {option.title for option in options.hopeful(None)} == titles
+
+
+def test_the_time_may_be_over_when_the_search_for_layouts_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling took all of it; nobody listens to signals, so nothing ended that. What was found before counts."""
+    monkeypatch.setattr(layouts, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(layouts, "at_hand", lambda _: False)
+    monkeypatch.setattr(layouts, "compiled", lambda _: time.sleep(0.4))
+    monkeypatch.setattr(layouts, "EXACT_OPS", 0)
+    monkeypatch.setattr(layouts, "HANDED_ON", ())
+    uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
+    made = compile_layouts(uneven, OpenLayout(chunks=2), limits=Limits(time_s=0.3))
+    assert made.plan.certificate.makespan_ns > 0
