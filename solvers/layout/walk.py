@@ -26,6 +26,8 @@ RULE_ALONE, RULE_BESIDE = 0.1, 0.3
 own."""
 CANDIDATE_OPS, MOST_BESIDE = 4000, 12
 """On small ones, other rules are tried until one makes the candidate good enough: about this many ops, at most this many rules."""
+UPHILL = 0.03
+"""While no draft can run: how often one is taken whose ranks hold even more bytes too many."""
 LOOK_EVERY = 16
 """The limits are looked at after this many candidates."""
 
@@ -114,7 +116,9 @@ class Walk:
                 cooled = heat * max(0.0, until - part) / (until - begun)
                 most_ns = now.value_ns - int(cooled * now.value_ns * math.log(1 - random.random()))
             value_ns = screen.value(draft, tried, min(NEVER, most_ns + 1), most_ns if most_ns < NEVER else 0)
-            if value_ns > most_ns or (value_ns == NEVER and not 0 <= screen.over_bytes <= over_bytes):
+            if value_ns > most_ns:
+                continue
+            if value_ns == NEVER and (screen.over_bytes < 0 or (screen.over_bytes > over_bytes and random.random() >= UPHILL)):
                 continue
             now, over_bytes = Kept(value_ns, draft, max(0, screen.rule)), screen.over_bytes
             if value_ns < NEVER and (screen.is_exact or value_ns < record_ns):

@@ -11,15 +11,18 @@ import pytest
 from all_layouts import tiny_workload
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.placement import place
+from schedc.lower.problem import problem_of
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table
 from schedc.solvers.layout import climb
 from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
 from schedc.solvers.layout.climb import Kept, LayoutClimb
+from schedc.solvers.layout.draft import Draft
 from schedc.verify.layout import verify_layout
 
 
@@ -138,6 +141,36 @@ def test_it_recomputes_where_memory_asks_for_it() -> None:
         found.append(search.best[0])
     assert found[1].value_ns < found[0].value_ns
     assert any(found[1].draft.again)
+
+
+@pytest.mark.slow
+def test_it_finds_a_layout_where_memory_holds_hardly_more_than_one_does() -> None:
+    """Each rank has room for what a random layout holds there with one microbatch, and for a byte more at most."""
+    walked = 0
+    for seed in range(12):
+        random, ample = Random(seed), 10**6
+        workload = tiny_workload(random, layers=7, ranks=3, microbatches=3)
+        ranks = [0, 1, 2, 0, 1, 2][: random.randint(3, 6)]
+        random.shuffle(ranks)
+        cuts = (0, *sorted(random.sample(range(1, 7), len(ranks) - 1)), 7)
+        again = tuple(seed % 3 == 0 and random.random() < 0.5 for _ in ranks)
+        free = replace(
+            workload,
+            devices=tuple(Device(speed=device.speed, capacity_bytes=ample) for device in workload.devices),
+            network=replace(workload.network, links=()),
+            static_bytes_per_parameter=Fraction(1),
+        )
+        problem = problem_of(free, Draft(cuts, tuple(ranks), again).layout())
+        limits = [limit for limit in problem.memory_limit_bytes if limit is not None]
+        held = [ample - limit + least for limit, least in zip(limits, minimum_limit_bytes(problem), strict=True)]
+        more = random.choice((0, 1))
+        devices = tuple(replace(device, capacity_bytes=size + more) for device, size in zip(free.devices, held, strict=True))
+        search = LayoutClimb(replace(free, devices=devices), OpenLayout(chunks=2), recompute=seed % 3 == 0, seed=seed, plain=True)
+        if not search.best:
+            walked += 1
+            search.run(evaluations=1500)
+        assert search.best, seed
+    assert walked > 2
 
 
 def test_an_interruption_leaves_what_was_found() -> None:
