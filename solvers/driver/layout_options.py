@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Option", "Options"]
 
-LITTLE = 0.0005
+LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""
 SMALL_OPS = 5000
 """Up to this many compute ops all bounds together take less time than a method."""

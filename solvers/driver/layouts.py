@@ -65,6 +65,8 @@ LAYOUTS_AT_ONCE = 2000
 """The annealing begins again after this many layouts, as it ends in a local optimum; there are more of these than it can leave."""
 MOST_FOUND, MOST_ALIKE = 8, 2
 """This many layouts are handed on, at most this many of them with the same stages on each rank."""
+MOST_BARREN = 3
+"""After this many searches in a row that find no layout that may be better, nothing is left to try."""
 FIRST_ROUND = 0.5
 """Of the time of halving, the first round gets this share, as do later ones of what is left."""
 HANDED_ON = ("balanced unidirectional", "balanced loop 2", "balanced wave 2", "balanced explicit")
@@ -194,13 +196,14 @@ class _Work:
             return
         self._search_exactly()
         self._hand_on_named()
-        number = 0
+        number = barren = 0
         while not (self.is_over or self.exhausted):
             before = len(self.options)
             self._climb(number)
             self._halve()
             number += 1
-            self.exhausted = not self.is_timed or (len(self.options) == before and not self._hopeful())
+            barren = barren + 1 if len(self.options) == before and not self._hopeful() else 0
+            self.exhausted = not self.is_timed or (barren == MOST_BARREN and self.left != 0)
 
     def _try_baselines(self) -> None:
         """The known methods in the known layouts; these layouts are options."""
