@@ -233,3 +233,14 @@ limit = "8 MiB"
     assert load_job(job).open_layout is not None
     assert schedc("compile", job, "-o", path, "--method", "greedy{n_sub=1}", "--quiet").returncode == 0
     assert schedc("verify", path, "--job", job).returncode == 0
+
+
+def test_adaptis_by_the_command_line(tmp_path: Path) -> None:
+    job, path = job_of(tmp_path, 'partition = "auto"\nplacement = "auto"\nchunks = 2'), tmp_path / "plan.json"
+    done = schedc("compile", job, "-o", path, "--method", "adaptis", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    reached = {row["method"]: row["objective_ns"] for row in found["candidates"] if "objective_ns" in row}
+    assert found["objective_ns"] == reached["adaptis"] == min(reached.values())
+    assert any(method.startswith("mist-like") for method in reached)
+    assert schedc("verify", path, "--job", job).returncode == 0
