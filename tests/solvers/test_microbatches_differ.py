@@ -83,11 +83,11 @@ def test_exact_solvers_bounds_and_brute_force() -> None:
 
 
 @pytest.mark.slow
-def test_exact_solvers_bounds_and_brute_force_on_300_problems() -> None:
-    check_all(range(14, 164))
+def test_exact_solvers_bounds_and_brute_force_on_more_problems() -> None:
+    check_all(range(14, 64))
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 15), marks=pytest.mark.slow)])
 def test_every_method_enters_in_order_and_is_no_better_than_the_optimum(seeds: range) -> None:
     """Constructive methods and the local search over orders, which moves forwards on the first stage, too."""
     tried = 0
