@@ -160,7 +160,7 @@ def bound_over_layouts(workload: Workload, open_layout: OpenLayout) -> Bound:
     """
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
-        raise Infeasible(f"{workload.name}: {bound.detail}; more memory may suffice")
+        raise Infeasible(f"{workload.name}: {bound.detail}")
     return Bound(name=BoundName.LAYOUTS, value_ns=bound.value_ns, detail=bound.detail)
 
 

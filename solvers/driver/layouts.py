@@ -123,7 +123,7 @@ def solve_layouts(
     """
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
-        raise Infeasible(f"{workload.name}: no layout has room for its stages on its ranks; more memory may suffice")
+        raise Infeasible(f"{workload.name}: {bound.detail}")
     work = _Work(
         workload=workload,
         open_layout=open_layout,
@@ -556,8 +556,9 @@ class _Work:
         if self.unsupported and not tried:
             raise self.unsupported[0]
         if best is None:
-            reasons = "; ".join(f"{each.method}: {each.why_not}" for each in self.candidates[-3:])
-            in_time = " in the time given" if self.left == 0 else ""
+            failed = [each for each in self.candidates if each.why_not]
+            reasons = "; ".join(f"{each.method}: {each.why_not}" for each in failed[-3:])
+            in_time = " in the time given" if self.left == 0 and not self.is_constructive else ""
             raise NoPlanFound(f"{self.workload.name}: no layout with a schedule found{in_time}: {reasons or 'none has room'}")
         ended = self._ended()
         self.known.cut_short |= ended is Ended.INTERRUPTED

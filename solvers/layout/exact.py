@@ -139,7 +139,7 @@ def search_layouts(
         raise Unsupported("the exact search takes recomputation as it is given, and here it is open")
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
-        raise Infeasible(f"{workload.name}: no layout has room for its stages on its ranks; more memory may suffice")
+        raise Infeasible(f"{workload.name}: {bound.detail}")
     known = _Known(over_all_ns=bound.value_ns)
     queue = Queue(workload, open_layout, _listed(workload, open_layout))
     interrupted = False

@@ -18,7 +18,8 @@ from schedc.compile_layouts import compile_layouts
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.layout import OpenLayout
 from schedc.ir.plan import BoundName, Scope
-from schedc.ir.workload import Device
+from schedc.ir.problem import Link
+from schedc.ir.workload import Device, Network
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
@@ -100,6 +101,21 @@ def test_no_layout_has_room() -> None:
     workload = replace(tiny(1), devices=(Device(limit_bytes=0),) * 2)
     with pytest.raises(Infeasible, match="no layout has room"):
         compiled(workload, OpenLayout(chunks=1), "auto")
+
+
+def test_without_links_for_one_stage_on_each_rank_the_message_is_of_links() -> None:
+    """Every rank is connected to rank 0 alone."""
+    workload = tiny_workload(Random(1), layers=5, ranks=4, microbatches=2)
+    star = tuple(Link(source=a, destination=b, latency_ns=1) for pair in ((0, 1), (0, 2), (0, 3)) for a, b in (pair, pair[::-1]))
+    workload = replace(workload, network=Network(site_of_rank=(0, 1, 2, 3), links=star))
+    with pytest.raises(Infeasible, match="no order of the ranks has links both ways"):
+        compiled(workload, OpenLayout(chunks=1), "auto")
+
+
+def test_a_constructive_method_that_fits_no_layout_says_why() -> None:
+    with pytest.raises(NoPlanFound, match=r"no layout with a schedule found: .*zb-v needs a wave placement") as refusal:
+        compiled(tiny(3), OpenLayout(chunks=1), "zb-v")
+    assert ": ;" not in str(refusal.value)
 
 
 def test_an_interruption_keeps_the_first_plan() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
 from schedc.ir.problem import Objective
+from schedc.ir.workload import Device
 
 if TYPE_CHECKING:
     from schedc.ir.layout import OpenLayout
@@ -26,9 +27,9 @@ class LayoutBound:
     """A lower bound over layouts."""
 
     value_ns: int | None
-    """No layout has a schedule with a smaller objective; None: no layout has room on its ranks."""
+    """No layout has a schedule with a smaller objective; None: no layout has room on its ranks, or links between its neighbours."""
     detail: str
-    """By what argument."""
+    """By what argument; or why there is no layout, for people."""
 
 
 def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
@@ -56,10 +57,18 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
         return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
     one_ns = one_stage_bound(workload, open_layout)
     if one_ns is None:
-        return LayoutBound(value_ns=None, detail="no layout has room for its stages")
+        return LayoutBound(value_ns=None, detail=_why_none(workload, open_layout))
     if one_ns >= shared_ns:
         return LayoutBound(value_ns=around_ns + one_ns, detail="one stage on each rank")
     return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
+
+
+def _why_none(workload: Workload, open_layout: OpenLayout) -> str:
+    """Why no layout with one stage on each rank is possible: with all the memory there is none either if links are missing."""
+    unlimited = replace(workload, devices=tuple(Device(speed=device.speed) for device in workload.devices))
+    if one_stage_bound(unlimited, open_layout) is None:
+        return "no order of the ranks has links both ways between neighbours; more links or chunks may suffice"
+    return "no layout has room for its stages on its ranks; more memory may suffice"
 
 
 def _without_recomputation(workload: Workload, open_layout: OpenLayout) -> tuple[Workload, OpenLayout]:
