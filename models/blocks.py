@@ -28,10 +28,10 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from schedc.ir.alike import groups_of
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
-from schedc.models.alike import groups_of
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.ir.alike import are_alike
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.models.blocks import followers_of
@@ -49,7 +50,7 @@ def certain_first_ops(problem: Problem) -> list[Op]:
     parallel = problem.data_parallel
     head = problem.paths[0][: problem.ranks]
     certain = (
-        problem.alike
+        are_alike(problem)
         and len(problem.paths) == 1
         and len({problem.stages[stage].rank for stage in head}) == problem.ranks
         and len(set(trunks)) == len(trunks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from schedc.ir.alike import are_alike
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.models.start_windows import windows_of
@@ -75,7 +76,7 @@ def _certain_first_ops(problem: Problem, blocks: Blocks) -> dict[int, Op]:
     """
     parallel = problem.data_parallel
     queued = parallel is not None and parallel.trunk is not None and any(blocks.gather.values())
-    if queued or not problem.alike or len(set(problem.path_of)) > 1:
+    if queued or not are_alike(problem) or len(set(problem.path_of)) > 1:
         return {}
     resource = {move.producer: move.resource for move in blocks.transfers}
     certain: dict[int, Op] = {}

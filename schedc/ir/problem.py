@@ -118,17 +118,6 @@ class Problem:
         """The compute ops of a schedule that splits every backward and cuts no block."""
         return 3 * sum(len(self.paths[path]) * count for path, count in Counter(self.path_of).items())
 
-    @property
-    def alike(self) -> bool:
-        """Whether the microbatches of each stage take the same time there."""
-        if len(self.paths) == 1:
-            return all(len(set(stage.durations_ns(kind))) == 1 for stage in self.stages for kind in Kind)
-        return all(
-            len(values) == 1 or len({values[m] for m, path in enumerate(self.path_of) if stage in self.paths[path]}) == 1
-            for stage, costs in enumerate(self.stages)
-            for values in map(costs.durations_ns, Kind)
-        )
-
     def path(self, microbatch: int) -> tuple[int, ...]:
         """The stages that the microbatch visits, in forward order."""
         return self.paths[self.path_of[microbatch]]

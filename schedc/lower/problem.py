@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schedc.ir.alike import are_alike
 from schedc.ir.problem import Problem, Stage
 from schedc.ir.workload import Semantics
 from schedc.lower.recompute import as_recomputed
@@ -64,7 +65,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         objective=workload.objective,
     )
     # The order of microbatches that are alike says nothing.
-    return replace(problem, in_order=True) if workload.in_order and not problem.alike else problem
+    return replace(problem, in_order=True) if workload.in_order and not are_alike(problem) else problem
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schedc.ir.alike import are_alike
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
 
@@ -22,7 +23,7 @@ __all__ = ["by_position", "entry_order", "known_orders", "order_is_open", "permu
 
 def order_is_open(problem: Problem) -> bool:
     """Whether microbatches differ and may enter in any order."""
-    return not problem.in_order and not problem.alike
+    return not problem.in_order and not are_alike(problem)
 
 
 def entry_order(problem: Problem, schedule: Schedule) -> tuple[int, ...]:

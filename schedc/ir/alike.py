@@ -12,7 +12,18 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["groups_of"]
+__all__ = ["are_alike", "groups_of"]
+
+
+def are_alike(problem: Problem) -> bool:
+    """Whether the microbatches of each stage take the same time there."""
+    if len(problem.paths) == 1:
+        return all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
+    return all(
+        len(values) == 1 or len({values[m] for m, path in enumerate(problem.path_of) if stage in problem.paths[path]}) == 1
+        for stage, costs in enumerate(problem.stages)
+        for values in map(costs.durations_ns, Kind)
+    )
 
 
 def groups_of(problem: Problem) -> tuple[int, ...]:
