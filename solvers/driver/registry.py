@@ -146,7 +146,7 @@ def constructive(text: str) -> Construct:
     """
     if text.endswith(MIXED):
         return partial(_mixed, constructive(text.removesuffix(MIXED)))
-    name, options = _parsed(text)
+    name, options = (text, NoOptions()) if is_auto(text) or text in LAYOUT_METHODS else _parsed(text)
     if name not in METHODS:
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(METHODS)}")
     method: Any = _load(METHODS[name])

@@ -95,6 +95,12 @@ def test_each_candidate_is_followed_by_its_mixture_and_keeps_its_published_order
     assert plan.schedule() == mixed(problem, constructive("zb-h1")(problem))
 
 
+@pytest.mark.parametrize("name", ["auto", "adaptis", "cpsat"])
+def test_a_method_that_makes_no_schedule_by_itself_is_not_called_unknown(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"method '{name}' makes no schedule by itself; expected one of gpipe"):
+        check_method(f"{name} + mixed")
+
+
 @pytest.mark.parametrize("method", ["cpsat + mixed", "auto + mixed", "nothing + mixed", "1f1b + mixed + mixed "])
 def test_only_a_constructive_method_can_be_followed_by_its_mixture(method: str) -> None:
     with pytest.raises(InvalidInput):
