@@ -70,7 +70,9 @@ MOST_BARREN = 3
 FIRST_ROUND = 0.5
 """Of the time of halving, the first round gets this share, as do later ones of what is left."""
 HANDED_ON = ("balanced unidirectional", "balanced loop 2", "balanced wave 2", "balanced explicit")
-"""The named layouts that are handed on before any are found; any others where there are no more than these."""
+"""The named layouts that are handed on before any are found, beside the one with the best baseline; where there are few: all."""
+WALKS, WALKS_OPS = 2, 4000
+"""This many walks seek layouts beside each other where a layout has this many compute ops; with fewer, threads only wait."""
 LEAST_S, S_PER_OP = 0.8, 1e-4
 """A method does nothing worth while with a layout in less time than this, and this for each compute op."""
 WAIT_SHARE = 0.3
@@ -328,9 +330,10 @@ class _Work:
                 compiled(evaluate)
 
     def _hand_on_named(self) -> None:
-        """The method on the named layouts, for equal times."""
+        """The method on some named layouts, for equal times."""
         options = self._hopeful()
-        chosen = [each for each in options if each.title in HANDED_ON or len(options) <= len(HANDED_ON)]
+        few = len(options) <= len(HANDED_ON)
+        chosen = [each for number, each in enumerate(options) if few or number == 0 or each.title in HANDED_ON]
         left = self.left
         share = None if left is None else NAMED_SHARE * left
         if share is not None:
@@ -359,6 +362,7 @@ class _Work:
                     self.open_layout,
                     recompute=self.open_layout.recompute_is_open,
                     seed=self.limits.seed + number,
+                    workers=WALKS if self._ops_of_two_chunks() >= WALKS_OPS else 1,
                 )
             except Unsupported as reason:
                 self.candidates.append(Candidate(method="layouts", seconds=time.perf_counter() - begun, why_not=str(reason)))
