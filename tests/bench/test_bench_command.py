@@ -57,6 +57,7 @@ def tiny_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(instances_module.SETS, f"tiny-{objective}", partial(small_set, objective))
 
 
+@pytest.mark.slow
 def test_the_table_shows_each_method_beside_what_was_published(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     result = bench("tiny-makespan", "--methods", "1f1b,auto,zb-v", "--csv", path)

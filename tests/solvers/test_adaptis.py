@@ -47,6 +47,7 @@ def check(workload: Workload, open_layout: OpenLayout) -> int | None:
     return found.objective_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_it_is_sound_and_never_worse_than_a_baseline(seed: int) -> None:
     random = Random(seed)
@@ -59,6 +60,7 @@ def test_it_is_sound_and_never_worse_than_a_baseline(seed: int) -> None:
         check(workload, OpenLayout(chunks=1, recompute=(True,)))
 
 
+@pytest.mark.slow
 def test_it_is_no_better_than_the_best_of_all_layouts() -> None:
     equal = compared = 0
     for seed in range(40):
@@ -92,6 +94,7 @@ def uneven() -> Workload:
     return Workload(name="uneven", microbatches=8, layers=tuple(layers), devices=devices, network=network)
 
 
+@pytest.mark.slow
 def test_tuning_is_better_than_every_baseline() -> None:
     reports: list[tuple[int, int]] = []
     found = adaptis(uneven(), OpenLayout(chunks=2), report=lambda *each: reports.append(each), plain=True)

@@ -47,6 +47,7 @@ def check_plain_and_compiled(problem: Problem) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @examples(10)
 @given(problems(), st.integers(0, 9))
 def test_so_it_is_where_backwards_mix(problem: Problem, tenths: int) -> None:

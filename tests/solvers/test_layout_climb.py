@@ -79,6 +79,7 @@ def test_a_given_placement_or_partition_is_kept() -> None:
     assert {layout.layers_of_stage for layout in named_layouts(HEADED, OpenLayout(layers_of_stage=bounds)).values()} == {bounds}
 
 
+@pytest.mark.slow
 def test_the_search_is_repeatable_and_never_worse_than_the_baselines() -> None:
     found = []
     for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from all_layouts import tiny_workload
 
 from schedc.ir.layout import OpenLayout
@@ -43,6 +44,7 @@ def test_few_microbatches_and_ones_that_differ_are_not_estimated() -> None:
     assert FEW < MANY
 
 
+@pytest.mark.slow
 def test_what_is_kept_has_its_objective_and_two_walks_are_repeatable() -> None:
     workload = tiny_workload(Random(6), layers=7, ranks=3, microbatches=MANY * 3)
     found = []

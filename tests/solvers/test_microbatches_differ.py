@@ -78,6 +78,7 @@ def check_all(seeds: range) -> None:
     assert all(tight[objective] > 0.85 * count[objective] > 0 for objective in Objective)
 
 
+@pytest.mark.slow
 def test_exact_solvers_bounds_and_brute_force() -> None:
     check_all(range(14))
 

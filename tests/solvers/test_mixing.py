@@ -82,6 +82,7 @@ def test_where_fusing_cannot_pay_the_schedule_comes_back(numerator: int, split: 
     assert mixed(problem, start) is start
 
 
+@pytest.mark.slow
 def test_each_candidate_is_followed_by_its_mixture_and_keeps_its_published_order() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
     limits = Limits(gap=0.9)
