@@ -7,7 +7,7 @@ partition alone adapts, to compute and memory; placement and schedule are those 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir.layout import Layout
 from schedc.lower.partition import balanced_partition
@@ -23,11 +23,35 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Construct
     from schedc.solvers.layout.laid_out import LaidOut
 
-__all__ = ["MIST_LIKE", "attempts", "baselines", "named_layouts", "stage_count"]
+__all__ = ["MIST_LIKE", "Attempt", "attempts", "baselines", "named_layouts", "stage_count"]
 
 METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
 """Those that exist for each placement; for one that the job gives: all of them."""
 MIST_LIKE = "balanced unidirectional 1f1b"
+
+
+class Attempt(NamedTuple):
+    """A known method in a named layout."""
+
+    layout_name: str
+    method: str
+    layout: Layout
+
+    @property
+    def title(self) -> str:
+        """Of the result, for people."""
+        title = f"{self.layout_name} {self.method}"
+        return f"mist-like ({title})" if title == MIST_LIKE else title
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it has the even partition."""
+        return self.layout_name.startswith("even ")
+
+    @property
+    def construct(self) -> Construct:
+        """The method."""
+        return TEMPLATES[self.method].construct
 
 
 def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[LaidOut, ...]:
@@ -37,17 +61,16 @@ def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[LaidOut, ...
         workload: what `schedc.verify.workload` accepts.
         open_layout: what may be chosen.
     """
-    tried = (laid_out(workload, layout, construct, name) for name, layout, construct in attempts(workload, open_layout))
+    tried = (laid_out(workload, each.layout, each.construct, each.title) for each in attempts(workload, open_layout))
     return tuple(sorted((each for each in tried if each is not None), key=lambda each: each.objective_ns))
 
 
-def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[tuple[str, Layout, Construct]]:
-    """The names of the baselines, with their layouts and methods; not every one works."""
+def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
+    """The baselines; not every one works."""
     for name, layout in named_layouts(workload, open_layout).items():
         methods = METHODS.get(layout.placement) or [method for each in METHODS.values() for method in each]
         for method in methods:
-            title = f"{name} {method}"
-            yield f"mist-like ({title})" if title == MIST_LIKE else title, layout, TEMPLATES[method].construct
+            yield Attempt(name, method, layout)
 
 
 def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:

@@ -10,9 +10,9 @@ from schedc.compile_layouts import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.solvers.common.base import Limits
-from schedc.solvers.driver import layouts
+from schedc.solvers.driver import layout_search, layout_trials, layouts
 from schedc.solvers.driver.layout_options import Options
-from schedc.solvers.driver.layouts import HANDED_ON
+from schedc.solvers.driver.layout_trials import HANDED_ON
 from schedc.solvers.layout.baselines import named_layouts
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
 def test_the_time_may_be_over_when_the_search_for_layouts_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling took all of it; nobody listens to signals, so nothing ended that. What was found before counts."""
     monkeypatch.setattr(layouts, "compile_ahead", lambda *_: None)
-    monkeypatch.setattr(layouts, "at_hand", lambda _: False)
-    monkeypatch.setattr(layouts, "compiled", lambda _: time.sleep(0.4))
-    monkeypatch.setattr(layouts, "EXACT_OPS", 0)
-    monkeypatch.setattr(layouts, "HANDED_ON", ())
+    monkeypatch.setattr(layout_search, "at_hand", lambda _: False)
+    monkeypatch.setattr(layout_search, "compiled", lambda _: time.sleep(0.4))
+    monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
+    monkeypatch.setattr(layout_trials, "HANDED_ON", ())
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
     made = compile_layouts(uneven, OpenLayout(chunks=2), limits=Limits(time_s=0.3))
     assert made.plan.certificate.makespan_ns > 0

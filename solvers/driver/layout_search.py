@@ -1,0 +1,246 @@
+"""Steps that seek layouts: baselines, one by one, by a method over layouts, by annealing. What they find are options.
+
+Each takes the `Work` and goes on until its share of the limits is spent.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from schedc.compiled.compiler import at_hand, compiled
+from schedc.errors import NoPlanFound, Unsupported
+from schedc.lower.placement import placement_name
+from schedc.solvers.driver.portfolio import Candidate
+from schedc.solvers.driver.registry import is_auto, layout_method
+from schedc.solvers.layout.baselines import attempts
+from schedc.solvers.layout.climb import LayoutClimb
+from schedc.solvers.layout.enumerate import cuts_of
+from schedc.solvers.layout.evaluation.kernel import evaluate
+from schedc.solvers.layout.exact import search_layouts
+from schedc.solvers.layout.laid_out import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.solvers.driver.layout_options import Option
+    from schedc.solvers.driver.layout_work import Work
+    from schedc.solvers.layout.exact import LayoutProgress
+    from schedc.solvers.layout.laid_out import LaidOut
+
+__all__ = ["run_layout_method", "search_exactly", "seek_layouts", "try_baselines"]
+
+EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
+"""The exact search runs where there are at most this many layouts, of at most this many compute ops."""
+BASELINES_SHARE, EXACT_SHARE, CLIMB_SHARE = 0.15, 0.4, 0.3
+"""Of the time or work left then: of the baselines, of the exact search, of the annealing."""
+CLIMB_UNITS = 2.0
+"""Without a limit, and for methods that take none, layouts are sought with this much work."""
+OPS_PER_UNIT = 10_000_000
+"""About this many ops are placed in a unit of work."""
+LAYOUTS_AT_ONCE = 2000
+"""The annealing begins again after this many layouts, as it ends in a local optimum; there are more of these than it can leave."""
+MOST_FOUND, MOST_ALIKE = 8, 2
+"""This many layouts are handed on, at most this many of them with the same stages on each rank."""
+WALKS, WALKS_OPS = 2, 4000
+"""This many walks seek layouts beside each other where a layout has this many compute ops; with fewer, threads only wait."""
+WAIT_SHARE = 0.3
+"""Where compiled code is not at hand, the search for layouts waits for it for this share of the time that is left."""
+
+
+def try_baselines(work: Work) -> None:
+    """The known methods in the known layouts, which are options then; the even partitions are tried last."""
+    named: set[str] = set()
+    until = None if work.left is None else (1 - BASELINES_SHARE) * work.left
+    for attempt in sorted(attempts(work.workload, work.open_layout), key=lambda each: each.is_even):
+        title, layout = attempt.title, attempt.layout
+        if work.is_over:
+            return
+        if work.is_timed and work.known.best is not None and (work.left or 0.0) < (until or 0.0):
+            work.candidates.append(Candidate(method=title, seconds=0.0, why_not="there was no time for it"))
+            work.known.cut_short = True
+            continue
+        work.on_method(title)
+        begun, why_not, found = time.perf_counter(), "was not done in time", None
+        with work.region():
+            try:
+                found = lay_out(work.workload, layout, attempt.construct, title)
+            except Unsupported as reason:
+                why_not = str(reason)
+        seconds = time.perf_counter() - begun
+        named.add(attempt.layout_name)
+        option: Option | None = None
+        with work.region():
+            option = work.options.add(attempt.layout_name, layout)
+        work.known.layouts = len(named)
+        if found is None or option is None:
+            work.candidates.append(Candidate(method=title, seconds=seconds, why_not=why_not))
+            continue
+        row = Candidate(method=title, seconds=seconds, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+        work.candidates.append(row)
+        option.may_take(found.objective_ns)
+        if not work.is_constructive:
+            work.known.offer(found, attempt.method, title)
+
+
+def search_exactly(work: Work) -> None:
+    """The best schedule of whole blocks over all layouts, where they are few and small."""
+    if work.is_over or not is_auto(work.method) or not _is_small(work):
+        return
+    title = "layouts one by one"
+    work.on_method(title)
+    left, timed = work.left, work.limits.deterministic is None
+    share = None if left is None else EXACT_SHARE * left
+    given = replace(work.limits, time_s=share if timed else None, deterministic=None if timed else share)
+    begun, before = time.perf_counter(), work.known.layouts
+    latest: LayoutProgress | None = None
+    bound_ns = 0
+    log: tuple[str, ...] = ()
+
+    def keep(progress: LayoutProgress) -> None:
+        nonlocal latest, bound_ns, log
+        latest, bound_ns, log = progress, progress.lower_bound_ns, progress.log
+        work.known.layouts = before + progress.evaluated
+        work.progress(progress.objective_ns)
+
+    with work.region():
+        try:
+            proven = search_layouts(work.workload, work.open_layout, given, keep)
+            bound_ns, log = proven.lower_bound_ns, proven.log
+            work.interrupted |= proven.interrupted
+        except NoPlanFound:
+            work.known.cut_short |= timed  # the limit came first
+    work.known.work += 0.0 if share is None or timed else share
+    found: LaidOut | None = None if latest is None else latest.best
+    seconds = time.perf_counter() - begun
+    if latest is None or found is None:
+        work.candidates.append(Candidate(method=title, seconds=seconds, why_not="was not done in time"))
+        return
+    row = Candidate(method=title, seconds=seconds, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+    work.candidates.append(row)
+    option = work.options.add(title, found.layout)
+    if option is not None:
+        option.may_take(found.objective_ns)
+        work.known.offer(found, "cpsat", title)
+        work.known.raise_bound(bound_ns, log)
+        work.known.cut_short |= timed and work.known.title == title  # threads raced for it
+
+
+def _is_small(work: Work) -> bool:
+    """Whether the layouts can be looked at one by one."""
+    microbatches = work.workload.microbatches
+    if work.open_layout.recompute_is_open or 3 * work.workload.ranks * microbatches > EXACT_OPS:
+        return False
+    cuts = list(islice(cuts_of(work.workload, work.open_layout), EXACT_LAYOUTS + 1))
+    stages = max((len(ranks) for _, ranks in cuts), default=0)
+    return 0 < len(cuts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
+
+
+def run_layout_method(work: Work) -> None:
+    """The method that is asked for chooses layout and schedule."""
+    if work.is_over:
+        return
+    work.on_method(work.method)
+    _wait_for_code(work)
+    begun, before = time.perf_counter(), work.known.layouts
+    stopped = False
+
+    def stop() -> bool:
+        nonlocal stopped
+        stopped = work.known.interruption.requested or (work.is_timed and work.left == 0)
+        return stopped
+
+    def report(evaluated: int, objective_ns: int) -> None:
+        work.known.layouts = before + evaluated
+        work.progress(objective_ns)
+
+    row = Candidate(method=work.method, seconds=0.0)
+    try:
+        found = layout_method(work.method)(work.workload, work.open_layout, stop=stop, report=report, plain=None)
+    except (NoPlanFound, Unsupported) as reason:
+        row = replace(row, why_not=str(reason))
+    else:
+        row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+        work.known.offer(found, work.method, work.method)
+    work.known.cut_short |= stopped
+    work.exhausted = not stopped
+    work.candidates.append(replace(row, seconds=time.perf_counter() - begun))
+
+
+def _wait_for_code(work: Work) -> None:
+    """Wait until compiled code is at hand, for a share of the time; without it layouts are evaluated in Python."""
+    if not at_hand(evaluate):
+        work.on_method("compiling")
+        with work.region(WAIT_SHARE):
+            compiled(evaluate)
+
+
+def seek_layouts(work: Work, number: int) -> None:
+    """Seek layouts from the seed with this number; the best of them are options."""
+    if work.is_over:
+        return
+    _wait_for_code(work)
+    if work.is_over:
+        return
+    work.on_method("layouts")
+    left, timed = work.left, work.is_timed and not work.is_constructive
+    share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
+    begun, before = time.perf_counter(), work.known.layouts
+    found: list[LaidOut] = []
+    climb: LayoutClimb | None = None
+    with work.region():
+        try:
+            climb = LayoutClimb(
+                work.workload,
+                work.open_layout,
+                recompute=work.open_layout.recompute_is_open,
+                seed=work.limits.seed + number,
+                workers=WALKS if work.ops_of_two_chunks() >= WALKS_OPS else 1,
+            )
+        except Unsupported as reason:
+            work.candidates.append(Candidate(method="layouts", seconds=time.perf_counter() - begun, why_not=str(reason)))
+            return
+        evaluations = max(100, int(share * OPS_PER_UNIT / work.ops_of_a_layout()))
+        at_once = max(LAYOUTS_AT_ONCE, evaluations // 50)
+        until_s = time.perf_counter() + share
+        while (time.perf_counter() < until_s) if timed else climb.evaluated < evaluations:
+            climb.restart()
+            climb.run(
+                seconds=max(0.0, until_s - time.perf_counter()) if timed else None,
+                evaluations=at_once if timed else min(at_once, evaluations - climb.evaluated),
+                report=lambda evaluated, kept: work.progress(kept.value_ns, before + evaluated),
+            )
+            _gather(work, climb, found, before)
+        climb.restart()
+    if climb is not None:
+        _gather(work, climb, found, before)  # of a run that was ended
+    work.known.cut_short |= timed
+    work.known.work += 0.0 if timed else share
+    _take_found(work, found, time.perf_counter() - begun)
+
+
+def _gather(work: Work, climb: LayoutClimb, found: list[LaidOut], before: int) -> None:
+    """The best layouts of a run."""
+    found += [each for each in climb.scheduled() if each is not None]
+    work.known.layouts = before + climb.evaluated
+
+
+def _take_found(work: Work, found: Sequence[LaidOut], seconds: float) -> None:
+    """The best layouts found are options."""
+    best = sorted(found, key=lambda each: each.objective_ns)
+    if best:
+        row = Candidate(method="layouts", seconds=seconds, makespan_ns=best[0].makespan_ns, objective_ns=best[0].objective_ns)
+        work.candidates.append(row)
+    taken: dict[tuple[int, ...], int] = {}
+    for each in best:
+        ranks = each.layout.rank_of_stage
+        if taken.get(ranks, 0) < MOST_ALIKE and sum(taken.values()) < MOST_FOUND:
+            taken[ranks] = taken.get(ranks, 0) + 1
+            layout = replace(each.layout, placement=placement_name(ranks, work.workload.ranks))
+            option = work.options.add(f"found {len(work.options) + 1}", layout)
+            if option is not None:
+                option.may_take(each.objective_ns)
+                if not work.is_constructive:
+                    work.known.offer(replace(each, layout=layout, problem=option.problem), "layouts", "layouts")
