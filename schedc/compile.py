@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,7 +33,7 @@ from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.layout import Layout
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.interruption import Interruption
     from schedc.verify.violation import Violation
 
-__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "time_methods", "time_plan"]
+__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "defects_named", "time_methods", "time_plan"]
 
 
 BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 25e-6, 1e-3
@@ -114,7 +115,7 @@ def compile_problem(
     _check_feasible(problem)
     _check_time(problem, limits)
     bound = best_bound(problem)
-    try:
+    with defects_named(problem.name, method):
         outcome = solve(
             problem,
             method,
@@ -125,10 +126,6 @@ def compile_problem(
             on_method=on_method,
             interruption=interruption,
         )
-    except Defect as error:
-        raise Defect(f"{problem.name}: {error}", error.plan_json) from error
-    except CheckFailed as error:  # the simulator refused what a method made
-        raise Defect(f"{problem.name}: a schedule of {method} cannot run: {error}") from error
     best = outcome.incumbent
     if best.schedule is None:
         reasons = "; ".join(f"{entry.method}: {entry.why_not}" for entry in outcome.candidates)
@@ -147,6 +144,21 @@ def compile_problem(
         failures=outcome.failures,
         ended=outcome.ended,
     )
+
+
+@contextmanager
+def defects_named(name: str, method: str) -> Iterator[None]:
+    """A defect of a method says on what, and that the simulator refuses a method's schedule is one.
+
+    Raises:
+        Defect: within, there was one.
+    """
+    try:
+        yield
+    except Defect as error:
+        raise Defect(f"{name}: {error}", error.plan_json) from error
+    except CheckFailed as error:  # the simulator refused what a method made
+        raise Defect(f"{name}: a schedule of {method} cannot run: {error}") from error
 
 
 def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import Bound
-from schedc.compile import Compiled, certify, compile_problem
-from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput
+from schedc.compile import CHECKS_S_PER_OP, Compiled, certify, compile_problem, defects_named
+from schedc.errors import Defect, Infeasible, InvalidInput
 from schedc.ir.layout import Layout
 from schedc.ir.plan import BoundName, MadeBy, Scope
 from schedc.lower.problem import problem_of
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from schedc.solvers.driver.best_layout import LayoutsProgress
 
 __all__ = ["bound_over_layouts", "check_scope", "compile_job", "compile_layouts", "layout_of_plan", "problem_for"]
-
-CHECKS_S_PER_OP = 70e-6
-"""What checking and writing the plan takes."""
 
 
 def compile_job(
@@ -115,7 +112,7 @@ def compile_layouts(
     if limits.time_s is not None:
         checks_s = 3 * workload.microbatches * 2 * workload.ranks * CHECKS_S_PER_OP
         given = dataclasses.replace(limits, time_s=max(0.5 * limits.time_s, limits.time_s - checks_s))
-    try:
+    with defects_named(workload.name, method):
         outcome = solve_layouts(
             workload,
             open_layout,
@@ -126,10 +123,6 @@ def compile_layouts(
             on_layouts=on_layouts,
             interruption=interruption,
         )
-    except Defect as error:
-        raise Defect(f"{workload.name}: {error}", error.plan_json) from error
-    except CheckFailed as error:  # the simulator refused what a method made
-        raise Defect(f"{workload.name}: a schedule of {method} cannot run: {error}") from error
     best, known = outcome.best, outcome.known
     unsound = verify_open_layout(workload, open_layout, best.layout)
     if unsound:

@@ -50,11 +50,12 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
         rank: its row.
         latest_ns: of the ops that can start until then, the one of smallest priority; before the rank is free: of those that can
             start first.
-        lanes: as all that follow, of the `Board`.
-        blocks: ...
-        reserves: ...
-        settings: ...
+        lanes: those of the `Board`.
+        blocks: those of the `Board`.
+        reserves: those of the `Board`.
+        settings: those of the `Board`.
     """
+    # F, B and W compare in the same way, written out: a function for it would give back all that is best so far.
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER
     forward_first = TURNS and settings.alternate and rank.after_b
     oldest_first, foresight = TURNS and settings.oldest_first, not MYOPIC or settings.foresight
