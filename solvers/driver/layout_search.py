@@ -34,8 +34,10 @@ __all__ = ["run_layout_method", "search_exactly", "seek_layouts", "try_baselines
 
 EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
 """The exact search runs where there are at most this many layouts, of at most this many compute ops."""
-BASELINES_SHARE, EXACT_SHARE, CLIMB_SHARE = 0.15, 0.4, 0.3
-"""Of the time or work left then: of the baselines, of the exact search, of the annealing."""
+BASELINES_SHARE, CLIMB_SHARE = 0.15, 0.3
+"""Of the time or work left then: of the baselines, of the annealing."""
+FIRST_EXACT_SHARE, LATER_EXACT_SHARE = 0.1, 0.25
+"""Of the time or work left then: of the exact search before other methods, and once they have found what it must be better than."""
 CLIMB_UNITS = 2.0
 """Without a limit, and for methods that take none, layouts are sought with this much work."""
 OPS_PER_UNIT = 10_000_000
@@ -86,15 +88,20 @@ def try_baselines(work: Work) -> None:
 
 
 def search_exactly(work: Work) -> None:
-    """The best schedule of whole blocks over all layouts, where they are few and small."""
-    if work.is_over or not is_auto(work.method) or not _is_small(work):
+    """The best schedule of whole blocks over all layouts, where they are few and small; only better ones than what is known then.
+
+    The first time it gets little: what is small enough is proven then. Later it is known what a layout must be better than.
+    """
+    if work.is_over or work.listed or not is_auto(work.method) or not _is_small(work):
         return
     title = "layouts one by one"
+    is_first = all(each.method != title for each in work.candidates)
     work.on_method(title)
     left, timed = work.left, work.limits.deterministic is None
-    share = None if left is None else EXACT_SHARE * left
+    share = None if left is None else (FIRST_EXACT_SHARE if is_first else LATER_EXACT_SHARE) * left
     given = replace(work.limits, time_s=share if timed else None, deterministic=None if timed else share)
     begun, before = time.perf_counter(), work.known.layouts
+    start = work.known.best if work.known.best is not None and not work.known.best.schedule.parts else None
     latest: LayoutProgress | None = None
     bound_ns = 0
     log: tuple[str, ...] = ()
@@ -107,25 +114,27 @@ def search_exactly(work: Work) -> None:
 
     with work.region():
         try:
-            proven = search_layouts(work.workload, work.open_layout, given, keep)
+            proven = search_layouts(work.workload, work.open_layout, given, keep, start)
             bound_ns, log = proven.lower_bound_ns, proven.log
             work.interrupted |= proven.interrupted
+            work.listed = proven.complete
         except NoPlanFound:
             work.known.cut_short |= timed  # the limit came first
     work.known.work += 0.0 if share is None or timed else share
     found: LaidOut | None = None if latest is None else latest.best
-    seconds = time.perf_counter() - begun
-    if latest is None or found is None:
-        work.candidates.append(Candidate(method=title, seconds=seconds, why_not="was not done in time"))
-        return
-    row = Candidate(method=title, seconds=seconds, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+    row = Candidate(method=title, seconds=time.perf_counter() - begun, why_not="found none better")
+    if start is None and found is None:
+        row = replace(row, why_not="was not done in time")
+    elif found is not None and (start is None or found.objective_ns < start.objective_ns):
+        row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns, why_not="")
+        option = work.options.add(title, found.layout)
+        if option is not None:
+            option.may_take(found.objective_ns)
+            work.known.offer(found, "cpsat", title)
+            work.known.cut_short |= timed and work.known.title == title  # threads raced for it
     work.candidates.append(row)
-    option = work.options.add(title, found.layout)
-    if option is not None:
-        option.may_take(found.objective_ns)
-        work.known.offer(found, "cpsat", title)
+    if start is not None or found is not None:
         work.known.raise_bound(bound_ns, log)
-        work.known.cut_short |= timed and work.known.title == title  # threads raced for it
 
 
 def _is_small(work: Work) -> bool:

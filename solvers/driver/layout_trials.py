@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["halve", "hand_on", "hand_on_named"]
 
-NAMED_SHARE = 0.25
+NAMED_SHARE = 0.35
 """Of the time or work left then, the method on named layouts gets this share."""
 FIRST_ROUND = 0.5
 """Of the time of halving, the first round gets this share, as do later ones of what is left."""

@@ -52,6 +52,8 @@ class Work:
     """Why a search that is asked for by name does not work in some layout."""
     interrupted: bool = False
     exhausted: bool = False
+    listed: bool = False
+    """Whether the exact search has been through all layouts."""
 
     @property
     def is_constructive(self) -> bool:

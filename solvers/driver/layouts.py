@@ -3,9 +3,9 @@
 A Workload and an OpenLayout go in; the best layout with its schedule comes out, and a bound over all layouts.
 
 1. The baselines (`schedc.solvers.layout.baselines`).
-2. With `auto`, where there are few layouts, of few ops: the exact search for a share of the time.
+2. With `auto`, where there are few layouts, of few ops: the exact search for a small share of the time.
 3. The method that was asked for, on the balanced partitions in the known placements.
-4. Annealing over layouts (`LayoutClimb`), begun again from other seeds.
+4. Annealing over layouts (`LayoutClimb`), begun again from other seeds; where 2 was possible, the exact search once more.
 5. The method on the best layouts by successive halving: all of them for a short time, then the better half, until one has the rest.
 
 While time is left, 4 and 5 are repeated with other seeds. A constructive method alone makes the schedule of the plan, on all named
@@ -127,6 +127,7 @@ def _run(work: Work) -> None:
     while not (work.is_over or work.exhausted):
         before = len(work.options)
         seek_layouts(work, number)
+        search_exactly(work)
         halve(work)
         number += 1
         barren = barren + 1 if len(work.options) == before and not work.hopeful() else 0

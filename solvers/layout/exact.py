@@ -70,6 +70,8 @@ class LayoutOutcome:
     """How many of them were handed to CP-SAT."""
     seconds: float
     interrupted: bool
+    complete: bool
+    """Whether every layout was solved, or its bound says that it is no better."""
     log: tuple[str, ...]
     """What the bound rests on, beside the analytic ones: CP-SAT's logs, one layout after another."""
 
@@ -88,7 +90,7 @@ class _Known:
     """The analytic bound over all layouts."""
     closed_ns: int | None = None
     """The least bound of a layout that is done with."""
-    best: tuple[Cut, Problem, Schedule] | None = None
+    best: tuple[Layout, Problem, Schedule] | None = None
     objective_ns: int | None = None
     evaluated: int = 0
     log: list[str] = field(default_factory=list)
@@ -117,6 +119,7 @@ def search_layouts(
     open_layout: OpenLayout,
     limits: Limits,
     report: Callable[[LayoutProgress], None] = lambda _: None,
+    start: LaidOut | None = None,
 ) -> LayoutOutcome:
     """The best layout and schedule of whole blocks, and the bound over all layouts.
 
@@ -129,6 +132,7 @@ def search_layouts(
         open_layout: what may be chosen.
         limits: when to stop, the seed, and CP-SAT's workers.
         report: is called with each better objective or bound at once.
+        start: the best that is known, with a schedule of whole blocks; only better ones are sought.
 
     Raises:
         Infeasible: no layout has room on its ranks.
@@ -141,6 +145,8 @@ def search_layouts(
     if bound.value_ns is None:
         raise Infeasible(f"{workload.name}: {bound.detail}")
     known = _Known(over_all_ns=bound.value_ns)
+    if start is not None:
+        known.best, known.objective_ns = (start.layout, start.problem, start.schedule), start.objective_ns
     queue = Queue(workload, open_layout, _listed(workload, open_layout))
     interrupted = False
     reported: tuple[int | None, int] = (None, -1)
@@ -154,21 +160,21 @@ def search_layouts(
         share = None if left is None else max(0.0, left) * min(1.0, FIRST_SHARE * 2**entry.tries)
         solved = solve_below(entry.problem, known.objective_ns, entry.bound_ns, _given(limits, share))
         interrupted = solved.ended_by is not None
-        _take(known, queue, entry, solved)
+        _take(known, queue, open_layout, entry, solved)
         if reported != (known.objective_ns, known.bound_ns(queue)):
             reported = known.objective_ns, known.bound_ns(queue)
-            report(_progress(known, queue, open_layout))
+            report(_progress(known, queue))
         if interrupted and known.best is None and solved.ended_by is not None:
             raise solved.ended_by
     if known.best is None or known.objective_ns is None:
         if queue.least_ns is None:
             raise Infeasible(f"{workload.name}: no layout has room for its stages and one microbatch on its ranks")
         raise NoPlanFound(f"{workload.name}: no plan found in the limits given; none of {queue.layouts} layouts was settled")
-    cut, problem, schedule = known.best
+    layout, problem, schedule = known.best
     lower_bound_ns = known.bound_ns(queue)
     check_bound(lower_bound_ns, known.objective_ns, "over all layouts")
     return LayoutOutcome(
-        layout=layout_of(open_layout, cut),
+        layout=layout,
         problem=problem,
         schedule=schedule,
         objective_ns=known.objective_ns,
@@ -177,6 +183,7 @@ def search_layouts(
         evaluated=known.evaluated,
         seconds=time.perf_counter() - known.begun,
         interrupted=interrupted,
+        complete=queue.least_ns is None or queue.least_ns >= known.objective_ns,
         log=tuple(known.log),
     )
 
@@ -201,14 +208,15 @@ def _given(limits: Limits, share: float | None) -> Limits:
     return replace(limits, time_s=share, gap=0.0)
 
 
-def _take(known: _Known, queue: Queue, entry: Entry, solved: Solved) -> None:
+def _take(known: _Known, queue: Queue, open_layout: OpenLayout, entry: Entry, solved: Solved) -> None:
     """Keep what was found of a layout, and put it back if it is not settled."""
     known.evaluated += entry.tries == 0
     known.work += solved.work
     known.log += [f"layout {entry.number}: stages begin at {entry.cut[0]} on ranks {entry.cut[1]}", *solved.log]
     if known.objective_ns is None or solved.objective_ns < known.objective_ns:
         assert entry.problem is not None
-        known.best, known.objective_ns = (entry.cut, entry.problem, solved.schedule), solved.objective_ns
+        known.best = layout_of(open_layout, entry.cut), entry.problem, solved.schedule
+        known.objective_ns = solved.objective_ns
     bound_ns = max(entry.bound_ns, solved.lower_bound_ns)
     if solved.status.is_final:
         known.closed_ns = bound_ns if known.closed_ns is None else min(known.closed_ns, bound_ns)
@@ -216,11 +224,8 @@ def _take(known: _Known, queue: Queue, entry: Entry, solved: Solved) -> None:
         queue.push(replace(entry, bound_ns=bound_ns, tries=entry.tries + 1))
 
 
-def _progress(known: _Known, queue: Queue, open_layout: OpenLayout) -> LayoutProgress:
-    best = None
-    if known.best is not None:
-        cut, problem, schedule = known.best
-        best = timed("layouts one by one", layout_of(open_layout, cut), problem, schedule)
+def _progress(known: _Known, queue: Queue) -> LayoutProgress:
+    best = None if known.best is None else timed("layouts one by one", *known.best)
     return LayoutProgress(
         seconds=time.perf_counter() - known.begun,
         evaluated=known.evaluated,

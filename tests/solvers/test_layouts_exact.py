@@ -25,6 +25,7 @@ from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.layout import exact
 from schedc.solvers.layout.enumerate import cuts_of, layout_of
 from schedc.solvers.layout.exact import LayoutProgress, search_layouts
+from schedc.solvers.layout.laid_out import lay_out, timed
 from schedc.solvers.layout.order import has_room
 from schedc.solvers.layout.quick_bound import QuickBound
 from schedc.verify.layout import verify_layout
@@ -32,6 +33,7 @@ from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
 
 ONE = Limits(workers=1)
@@ -73,6 +75,32 @@ def optimum_by_cpsat(problem: Problem) -> int | None:
 def test_search_finds_the_best_of_all_layouts(seed: int) -> None:
     workload, open_layout = tiny(seed, layers=2 + seed % 2), OpenLayout(chunks=1 + seed % 2)
     assert is_best(workload, open_layout, best_of_all(workload, open_layout, optimum))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_search_that_begins_with_the_best_of_a_layout_ends_with_the_same(seed: int) -> None:
+    """Begun with a poor layout it finds the optimum, begun with the optimum nothing; the bound is the optimum both times."""
+    workload, open_layout = tiny(seed, layers=2 + seed % 2), OpenLayout(chunks=1 + seed % 2)
+    if best_of_all(workload, open_layout, optimum) is None:
+        pytest.skip("no layout has room")
+    alone = search_layouts(workload, open_layout, ONE)
+    optimal = timed("optimal", alone.layout, alone.problem, alone.schedule)
+    layouts = [layout_of(open_layout, cut) for cut in cuts_of(workload, open_layout)]
+    roomy = [each for each in layouts if has_room(workload, each, problem_of(workload, each))]
+    starts = [optimal, *(lay_out(workload, each, greedy_of, "greedy") for each in roomy[-2:])]
+    for start in starts:
+        found = search_layouts(workload, open_layout, ONE, start=start)
+        assert found.complete
+        assert found.objective_ns == found.lower_bound_ns == alone.objective_ns
+        assert simulate(found.problem, found.schedule).makespan_ns == found.objective_ns
+        assert found.problem == problem_of(workload, found.layout)
+        if start.objective_ns == alone.objective_ns:
+            assert (found.layout, found.schedule) == (start.layout, start.schedule)
+
+
+def greedy_of(problem: Problem) -> Schedule:
+    """The list scheduler's schedule."""
+    return greedy(problem, GreedyOptions(n_sub=1))
 
 
 @pytest.mark.slow
