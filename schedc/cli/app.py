@@ -178,7 +178,7 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
     if as_json:
         results.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
     else:
-        results.print_verdict(read, violations, plan)
+        results.print_verdict(read, violations, plan, has_job=job is not None)
     if violations:
         raise typer.Exit(1)
 

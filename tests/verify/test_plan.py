@@ -309,7 +309,10 @@ def test_bounds_that_are_computed_again() -> None:
     assert [(entry.rule, entry.place) for entry in above] == [("bounds", "certificate")]
     missing = verify_plan(SMALL, bounds={BoundName.PATH: 242})
     assert [(entry.rule, entry.place) for entry in missing] == [("bounds", "certificate.bound"), ("bounds", "certificate")]
-    assert verify_plan(claims(SMALL, bound=BoundName.CPSAT), bounds={BoundName.PATH: 50}) == ()
+    logged = claims(SMALL, bound=BoundName.CPSAT, solver_log_sha256="0" * 64)
+    assert verify_plan(logged, bounds={BoundName.PATH: 50}) == ()
+    (without_log,) = verify_plan(claims(SMALL, bound=BoundName.CPSAT), bounds={BoundName.PATH: 50})
+    assert (without_log.rule, without_log.place) == ("bound-source", "certificate.solver_log_sha256")
 
 
 def test_a_late_receive_that_costs_nothing_is_valid() -> None:

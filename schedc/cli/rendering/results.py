@@ -175,8 +175,8 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
     }
 
 
-def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> None:
-    """Every violation on a line of its own, or that there is none."""
+def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, has_job: bool) -> None:
+    """Every violation on a line of its own, or that there is none, and what could not be checked."""
     for violation in violations:
         sys.stdout.write(f"{one_line(f'{path}: {violation}')}\n")
     if not violations:
@@ -191,6 +191,8 @@ def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path) -> No
         digest = plan.certificate.solver_log_sha256
         if digest:
             out.print(f"the bound is a result of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}")
+        elif plan.certificate.scope is Scope.LAYOUT and not has_job:
+            out.print("the bound is over layouts, not checked here: --job JOB computes it again")
 
 
 def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:

@@ -137,6 +137,9 @@ def check_bound_source(plan: Plan) -> Iterator[Violation]:
     if claims.solver_log_sha256 and not claims.bound.is_solvers:
         message = f"names a solver's log, but the bound {claims.bound} is no solver's"
         yield Violation("bound-source", "certificate.solver_log_sha256", message)
+    if claims.bound.is_solvers and not claims.solver_log_sha256:
+        message = f"is missing: the bound {claims.bound} rests on a solver's log, and the plan names none"
+        yield Violation("bound-source", "certificate.solver_log_sha256", message)
 
 
 def check_bounds(plan: Plan, bounds: Mapping[BoundName, int]) -> Iterator[Violation]:
