@@ -20,11 +20,12 @@ from typer.main import get_command
 from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
+from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
 from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
-from schedc.files.location import one_line
+from schedc.files.location import Location, one_line
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -39,9 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML).")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
-PlanJobOption = Annotated[Path | None, typer.Option("--job", metavar="JOB", help="The job to check or time the plan against.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
 
 
@@ -85,6 +84,7 @@ def options(
 def compile_command(
     job: JobArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan; - is standard output.")],
+    values: SetOption = None,
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
@@ -97,29 +97,32 @@ def compile_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
 ) -> None:
     """Compile a job into a plan."""
+    from schedc.files.outputs import is_standard
     from schedc.solvers.common.interruption import Interruption
 
+    # Standard input first: to wait for it must end at a signal.
+    given = read_job(job, values) if is_standard(job) else None
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.cli.defect import defects_kept
         from schedc.cli.rendering import layout, results
         from schedc.cli.rendering.progress import live
         from schedc.compile_layouts import compile_job
-        from schedc.files.outputs import check_outputs, is_standard, write_output
-        from schedc.frontend.job import load_job
+        from schedc.files.outputs import check_outputs, write_output
         from schedc.lower.layout_report import layout_report
         from schedc.solvers.common.base import Limits
         from schedc.solvers.driver.registry import check_method
         from schedc.text.plan.plan_to_file import plan_json
 
-        loaded = load_job(job)
+        loaded = given or read_job(job, values)
         check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
         settings = loaded.solver
         chosen = settings.method if method is None else method
         try:
             check_method(chosen, is_open=loaded.open_layout is not None)
         except InvalidInput as error:
-            raise InvalidInput(f"{f'{job}: solver.method' if method is None else '--method'}: {error}") from error
+            place = Location("--method") if method is not None else loaded.source.place / "solver" / "method"
+            raise place.error(str(error)) from error
         limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
         limits = Limits(
             time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
@@ -158,19 +161,19 @@ def compile_command(
 
 
 @app.command()
-def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
+def verify(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Check a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is the job's plan."""
     from schedc.cli.rendering import results
     from schedc.compile import check_plan
     from schedc.compile_layouts import check_scope, problem_for
-    from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
     from schedc.verify.job import check_costs, check_pipeline
 
+    check_set(job, values, "--job JOB")
     read = read_plan(plan)
     violations = check_plan(read)
     if job is not None:
-        loaded = load_job(job)
+        loaded = read_job(job, values)
         problem, unlike = problem_for(read, loaded)
         violations += unlike + check_scope(read, loaded)
         if problem is not None:
@@ -184,19 +187,19 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = 
 
 
 @app.command()
-def simulate(plan: PlanArgument, job: PlanJobOption = None, as_json: JsonOption = False) -> None:
+def simulate(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
     from schedc.cli.rendering import results
     from schedc.compile import time_plan
     from schedc.compile_layouts import problem_for
     from schedc.errors import CheckFailed
-    from schedc.frontend.job import load_job
     from schedc.text.plan.plan_file import read_plan
 
+    check_set(job, values, "--job JOB")
     read = read_plan(plan)
     problem: Problem | None = read.problem
     if job is not None:
-        problem, unlike = problem_for(read, load_job(job))
+        problem, unlike = problem_for(read, read_job(job, values))
         if problem is None:
             raise CheckFailed(f"{plan}: its layout is none that the job leaves open: {unlike[0]}")
     assert problem is not None
@@ -232,13 +235,12 @@ def show(
 
 
 @app.command()
-def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
+def bounds(job: JobArgument, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Print the lower bounds of a job: no schedule is faster than any of them."""
     from schedc.analysis.bounds.lower_bounds import lower_bounds
     from schedc.cli.rendering import results
-    from schedc.frontend.job import load_job
 
-    loaded = load_job(job)
+    loaded = read_job(job, values)
     if loaded.open_layout is not None:
         from schedc.compile_layouts import bound_over_layouts
 
@@ -257,18 +259,23 @@ def bounds(job: JobArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def templates(job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job.")] = None) -> None:
+def templates(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job; - is standard input.")
+    ] = None,
+    values: SetOption = None,
+) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
     from schedc.cli.rendering import results
-    from schedc.frontend.job import load_job
     from schedc.solvers.templates import TEMPLATES
 
+    check_set(job, values, "JOB")
     if job is None:
         results.print_templates(tuple(TEMPLATES.values()))
         return
     from schedc.compile import time_methods
 
-    problem = load_job(job).problem
+    problem = read_job(job, values).problem
     candidates = time_methods(problem, tuple(TEMPLATES))
     results.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
 

@@ -46,7 +46,11 @@ def defects_kept(job: Job, output: Path) -> Iterator[None]:
 
 
 def _report(job: Job, defect: Defect) -> bytes:
-    """The version, the message, the text of the job and of the files that it names, and the plan."""
-    files = {str(path): path.read_text(encoding="utf-8") for path in job.files if path.is_file()}  # a pipe has been read
+    """The version, the message, the text of the job, the values set in it, the files that it names, and the plan."""
+    source = job.source
+    files = {source.place.file: source.content.decode("utf-8-sig")}
+    files |= {str(path): path.read_text(encoding="utf-8") for path in job.files if path != source.path and path.is_file()}
     plan = json.loads(defect.plan_json) if defect.plan_json else None
-    return json.dumps({"schedc": __version__, "message": str(defect), "files": files, "plan": plan}, indent=1).encode()
+    values = [override.canonical for override in source.overrides]
+    report = {"schedc": __version__, "message": str(defect), "set": values, "files": files, "plan": plan}
+    return json.dumps(report, indent=1).encode()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedc.cli.jobs import SetOption, read_job
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,7 +32,9 @@ CsvOption = Annotated[
     ),
 ]
 CsvArgument = Annotated[Path, typer.Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")]
-JobOption = Annotated[Path, typer.Option("--job", metavar="JOB", help="The job (TOML) of the CSV: ranks, stages, costs.")]
+JobOption = Annotated[
+    Path, typer.Option("--job", metavar="JOB", help="The job (TOML) of the CSV: ranks, stages, costs; - is standard input.")
+]
 
 export_app = typer.Typer(help="Write a plan in another tool's format.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -91,6 +95,7 @@ def export_torch(
 def lint(
     csv: CsvArgument,
     job: JobOption,
+    values: SetOption = None,
     layout: Annotated[
         LintFormat, typer.Option("--format", help="auto: compute_comms if it has anything but compute.")
     ] = LintFormat.auto,
@@ -101,11 +106,10 @@ def lint(
     from schedc.analysis.simulation.simulate import simulate
     from schedc.cli.rendering import results
     from schedc.files.input_file import read_bytes
-    from schedc.frontend.job import load_job
     from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
     from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 
-    problem = load_job(job).problem
+    problem = read_job(job, values).problem
     rows = read_rows(read_bytes(csv), str(csv))
     chosen = layout_of(rows) if layout is LintFormat.auto else layout.value
     findings = verify_torch_csv(rows, problem, chosen)

@@ -1,13 +1,12 @@
-"""The front end: a job file, with the files that it names, made into a Workload and a Layout, and the Problem that these are.
+"""The front end: a job, with the files that it names, made into a Workload and a Layout, and the Problem that these are.
 
-Takes the path of a job.toml; gives all three, the solver's settings and the file's hash. Where something of the layout is to be
-chosen, there is an `OpenLayout` instead of Layout and Problem. Whatever is wrong with the file is said in
-one line that names the file, the key, what was found and what is expected.
+Takes a job's source, or the path of a job.toml; gives all three, the solver's settings and the source's hash. Where something of
+the layout is to be chosen, there is an `OpenLayout` instead of Layout and Problem. Whatever is wrong with the job is said in one
+line that names the file, the key, what was found and what is expected.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
 from schedc.files.conform import conform
-from schedc.files.input_file import read_bytes
-from schedc.files.location import Location, one_line, show
-from schedc.files.tables import parse_toml
+from schedc.files.location import show
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import AUTO, JobFile
+from schedc.frontend.job_source import source_of_file
 from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
 from schedc.frontend.open_layout import check_joined, check_open, check_open_keys, is_open, read_open_layout
@@ -34,24 +32,26 @@ from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from os import PathLike
 
     from schedc.frontend.job_file import SolverSection
+    from schedc.frontend.job_source import JobSource
+    from schedc.frontend.overrides import Override
     from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
 
-__all__ = ["Job", "load_job"]
+__all__ = ["Job", "checked_job", "load_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job file that was read, and what it states."""
+    """A job that was read and checked, and what it states."""
 
-    path: Path
-    sha256: str
-    """Of the job file's bytes; files that it names are not in it."""
+    source: JobSource
+    """Where it was read."""
     file: JobFile
-    """What the file says, quantities as integers."""
+    """What it says, quantities as integers."""
     workload: Workload
     open_layout: OpenLayout | None
     """What of the layout is to be chosen; None: nothing is."""
@@ -84,17 +84,23 @@ class Job:
 
     def _is_open(self) -> InvalidInput:
         keys = [key for key in ("placement", "partition", "recompute") if getattr(self.file.pipeline, key) == AUTO]
-        return (Location(str(self.path)) / "pipeline" / keys[0]).refuse(
+        return (self.source.place / "pipeline" / keys[0]).refuse(
             '"auto"', "a given one, as this command chooses no layout (schedc compile does)"
         )
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that the job was read from: itself, and those that it names."""
+        """The files that the job was read from: its own, if it has one, and those that it names."""
         named = [self.file.profile.path, self.file.topology.path]
         if self.file.lengths is not None:
             named += [self.file.lengths.path, self.file.lengths.fit]
-        return (self.path, *(self.path.parent / name for name in named if name is not None))
+        own = () if self.source.path is None else (self.source.path,)
+        return (*own, *(self.source.directory / name for name in named if name is not None))
+
+    @property
+    def sha256(self) -> str:
+        """Of the job's text, and of the values that are set; files that it names are not in it."""
+        return self.source.sha256
 
     @property
     def solver(self) -> SolverSection:
@@ -102,17 +108,24 @@ class Job:
         return self.file.solver
 
 
-def load_job(path: str | PathLike[str]) -> Job:
-    """The job in the file at `path`.
+def load_job(path: str | PathLike[str], overrides: Sequence[Override] = ()) -> Job:
+    """The job in the file at `path`, with the values that are set.
 
     Raises:
-        InvalidInput: the file, or one that it names, cannot be read or used.
+        InvalidInput: the file, or one that it names, cannot be read or used, or a value cannot be set.
     """
-    path = Path(path)
-    content = read_bytes(path)
-    file = conform(parse_toml(content, str(path)), JobFile, Location(str(path)))
-    root = Location(str(path))
-    workload, layout, open_layout = _workload_and_layout(file, path, root)
+    return checked_job(source_of_file(Path(path), overrides))
+
+
+def checked_job(source: JobSource) -> Job:
+    """The job that a source states.
+
+    Raises:
+        InvalidInput: it, or a file that it names, cannot be read or used.
+    """
+    root = source.place
+    file = conform(source.document, JobFile, root)
+    workload, layout, open_layout = _workload_and_layout(file, source)
     problem = None
     if layout is not None:
         problem = problem_of(workload, layout)
@@ -120,15 +133,14 @@ def load_job(path: str | PathLike[str]) -> Job:
             check_room(problem, workload.devices, file.memory, root / "memory")
     unsound = verify_workload(workload) + (() if layout is None else verify_layout(workload, layout))
     for violation in unsound:
-        raise Defect(f"{path}: what the front end made of it breaks a rule: {violation}")
+        raise Defect(f"{root.file}: what the front end made of it breaks a rule: {violation}")
     if problem is not None:
         check_messages(problem, file.profile, root / "profile")
         check_size(problem, root / "profile")
     if open_layout is not None:
         check_open(workload, open_layout, file, root)
     return Job(
-        path=path,
-        sha256=hashlib.sha256(content).hexdigest(),
+        source=source,
         file=file,
         workload=workload,
         open_layout=open_layout,
@@ -137,20 +149,21 @@ def load_job(path: str | PathLike[str]) -> Job:
     )
 
 
-def _workload_and_layout(job: JobFile, path: Path, root: Location) -> tuple[Workload, Layout | None, OpenLayout | None]:
+def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Layout | None, OpenLayout | None]:
     """The workload, and the layout or what of it is open."""
+    root, directory = source.place, source.directory
     pipeline = job.pipeline
     check_open_keys(job, root)
     placed = read_placement(pipeline, root / "pipeline")
     if placed is not None:
         check_ops(pipeline, placed, root / "pipeline")
-    topology, at = read_topology(job.topology, path.parent, root)
-    layers, layers_of_stage = read_layers(pipeline, job.profile, placed, path.parent, root)
+    topology, at = read_topology(job.topology, directory, root, source.in_files.get("topology", ()))
+    layers, layers_of_stage = read_layers(pipeline, job.profile, placed, directory, root, source.in_files.get("profile", ()))
     layers = layers_of_lengths(
         job.lengths,
         layers,
         pipeline.microbatches,
-        path.parent,
+        directory,
         limited=job.memory is not None,
         location=root / "lengths",
     )
@@ -165,7 +178,7 @@ def _workload_and_layout(job: JobFile, path: Path, root: Location) -> tuple[Work
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
-        name=_name(job, path, root),
+        name=_name(job, source),
         microbatches=pipeline.microbatches,
         layers=layers,
         devices=read_speeds(job.devices, memory.devices, root / "devices"),
@@ -196,11 +209,10 @@ def _workload_and_layout(job: JobFile, path: Path, root: Location) -> tuple[Work
     return workload, layout, None
 
 
-def _name(job: JobFile, path: Path, root: Location) -> str:
-    """The job's own name, or that of its directory if the file is a job.toml as in every directory, or the file's."""
+def _name(job: JobFile, source: JobSource) -> str:
+    """The job's own name, or that of its source."""
     if job.name is None:
-        parent = path.resolve().parent.name
-        return one_line(parent if path.name == "job.toml" and parent else path.stem)
+        return source.default_name
     if not job.name.isprintable():
-        raise (root / "name").refuse(show(job.name), "printable text on one line")
+        raise (source.place / "name").refuse(show(job.name), "printable text on one line")
     return job.name

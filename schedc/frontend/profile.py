@@ -14,6 +14,7 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
+from schedc.frontend.overrides import with_overrides
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
 from schedc.text.profile_file import ProfileFile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from schedc.files.quantities import BlockDurations
     from schedc.frontend.job_file import PipelineSection, ProfileSection
+    from schedc.frontend.overrides import Override
     from schedc.ir.layout import Placement
     from schedc.text.profile_file import LayerEntry
 
@@ -39,7 +41,12 @@ _MOST_LAYERS = 2**16
 
 
 def read_layers(
-    pipeline: PipelineSection, profile: ProfileSection, placed: Placement | None, directory: Path, root: Location
+    pipeline: PipelineSection,
+    profile: ProfileSection,
+    placed: Placement | None,
+    directory: Path,
+    root: Location,
+    overrides: Sequence[Override] = (),
 ) -> tuple[tuple[Layer, ...], Partition | None]:
     """The layers with their costs, and those of each stage; None where the partition is to be the balanced one, or is open.
 
@@ -49,6 +56,7 @@ def read_layers(
         placed: for the stages and the pieces of the model; None: the placement is open, and there is such a file.
         directory: what a path in the job is relative to.
         root: the job file, for errors.
+        overrides: values that are set in the file that has the costs.
 
     Raises:
         InvalidInput: keys missing or in each other's way, lists of a wrong length, or a profile.json that cannot be used.
@@ -65,8 +73,8 @@ def read_layers(
         content = read_bytes(path)
     except InvalidInput as error:
         raise (root / "profile" / "path").error(f"found {show(profile.path)}; {error}") from error
-    file = conform(parse_json(content, str(path)), ProfileFile, Location(str(path)))
-    return _from_layers(pipeline, file, placed, Location(str(path)), root)
+    document, place = with_overrides(parse_json(content, str(path)), overrides, Location(str(path)))
+    return _from_layers(pipeline, conform(document, ProfileFile, place), placed, place, root)
 
 
 def per_stage(values: T | tuple[T, ...], placed: Placement | None, location: Location) -> tuple[T, ...]:

@@ -15,6 +15,7 @@ from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_toml
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
+from schedc.frontend.overrides import with_overrides
 from schedc.ir.costs import FREE, MessageCost
 from schedc.ir.problem import Link
 from schedc.ir.workload import Network, SiteLink
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from schedc.frontend.overrides import Override
+
 __all__ = ["check_connected", "read_network", "read_topology"]
 
-Override = TypeVar("Override", LinkOverride, SiteLinkOverride)
+PairOverride = TypeVar("PairOverride", LinkOverride, SiteLinkOverride)
 
 
-def read_topology(section: TopologySection, directory: Path, root: Location) -> tuple[TopologyFile, Location]:
-    """The topology and its place: the job's own table, or the file that it names.
+def read_topology(
+    section: TopologySection, directory: Path, root: Location, overrides: Sequence[Override] = ()
+) -> tuple[TopologyFile, Location]:
+    """The topology and its place: the job's own table, or the file that it names, with the values that are set in it.
 
     Raises:
         InvalidInput: the file cannot be used, or the table has other keys beside its path.
@@ -44,8 +49,8 @@ def read_topology(section: TopologySection, directory: Path, root: Location) -> 
         content = read_bytes(path)
     except InvalidInput as error:
         raise (at / "path").error(f"found {show(section.path)}; {error}") from error
-    file = Location(str(path))
-    return conform(parse_toml(content, str(path)), TopologyFile, file), file
+    document, file = with_overrides(parse_toml(content, str(path)), overrides, Location(str(path)))
+    return conform(document, TopologyFile, file), file
 
 
 def _site_of_ranks(topology: TopologyFile, ranks: int, location: Location) -> tuple[int, ...]:
@@ -114,9 +119,11 @@ def _over(base: MessageCost, cost: LinkCost) -> MessageCost:
     return MessageCost(latency_ns=latency_ns, bytes_per_second=cost.bytes_per_second, transfer_ns=cost.transfer_ns)
 
 
-def _directed(overrides: Sequence[Override], count: int, location: Location, key: str) -> Mapping[tuple[int, int], Override]:
+def _directed(
+    overrides: Sequence[PairOverride], count: int, location: Location, key: str
+) -> Mapping[tuple[int, int], PairOverride]:
     """Each directed pair that an override is about; `key` is its list of two, which are counted up to `count`."""
-    found: dict[tuple[int, int], Override] = {}
+    found: dict[tuple[int, int], PairOverride] = {}
     first: dict[tuple[int, int], int] = {}
     for index, override in enumerate(overrides):
         at = location / index

@@ -1,0 +1,53 @@
+"""The job of a command: its argument or option, `-` for standard input, and `--set`, alike for every command that takes a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from schedc.frontend.job import Job
+
+__all__ = ["JobArgument", "PlanJobOption", "SetOption", "check_set", "read_job"]
+
+JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
+PlanJobOption = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB", help="The job to check or time the plan against; - is standard input.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help='Set a value of the job, as in pipeline.microbatches=32 or topology.between.latency="9 ms". Repeatable.',
+    ),
+]
+
+
+def read_job(path: Path, values: list[str] | None) -> Job:
+    """The job at the path, or in standard input, with the values of `--set`.
+
+    Raises:
+        InvalidInput: it, or a file that it names, cannot be read or used, or a value cannot be set.
+    """
+    from schedc.files.outputs import is_standard
+    from schedc.frontend.job import checked_job, load_job
+    from schedc.frontend.job_source import source_of_standard_input
+    from schedc.frontend.overrides import option_override
+
+    overrides = [option_override(text) for text in values or ()]
+    return checked_job(source_of_standard_input(overrides)) if is_standard(path) else load_job(path, overrides)
+
+
+def check_set(path: Path | None, values: list[str] | None, job: str) -> None:
+    """Refuse `--set` where no job is given; `job` is what would give one.
+
+    Raises:
+        InvalidInput: there is nothing to set it in.
+    """
+    if path is None and values:
+        raise InvalidInput(f"--set: found {values[0]!r} without a job, expected {job}, too")

@@ -1,0 +1,162 @@
+"""Values that take the place of those in a job file, before it is checked: what `--set KEY=VALUE` gives.
+
+A key is the path of a value, as errors print it: `topology.between.latency`, `topology.link[0].latency`. The document is the plain
+table that TOML or JSON gave. So a value that is set passes the same checks as one in the file; what is wrong with it is said of the
+option instead of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from schedc.files.location import Location, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schedc.errors import InvalidInput
+
+__all__ = ["OverriddenLocation", "Override", "option_override", "plain", "python_override", "with_overrides"]
+
+_PART = re.compile(r"[A-Za-z0-9_-]+")
+_INDEX = re.compile(r"\[(\d{1,9})\]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value that is set."""
+
+    keys: tuple[str, ...]
+    """The path; the number of a list's item is text here."""
+    value: object
+    """As TOML would give it."""
+    source: str
+    """Who sets it, for errors: `--set pipeline.ranks=4`."""
+
+    @property
+    def canonical(self) -> str:
+        """`pipeline.ranks=4`, the value as JSON: the same text for the same path and value."""
+        return f"{'.'.join(self.keys)}={json.dumps(self.value, sort_keys=True)}"
+
+    def inside(self) -> Override:
+        """The same within the table of its first key."""
+        return replace(self, keys=self.keys[1:])
+
+    def refuse(self, found: str, expected: str) -> InvalidInput:
+        """The error about it, for the caller to raise."""
+        return Location(self.source).refuse(found, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenLocation(Location):
+    """A place in a file some of whose values were set; an error about one of these names who set it instead of the file."""
+
+    overridden: tuple[tuple[tuple[str | int, ...], str], ...] = ()
+    """The path of each value that was set, and who set it; the last one counts."""
+
+    def __truediv__(self, key: str | int) -> OverriddenLocation:
+        """The place of the value under `key`, or at that index of the list."""
+        return replace(self, keys=(*self.keys, key))
+
+    def error(self, message: str) -> InvalidInput:
+        """The error about this place."""
+        for keys, source in reversed(self.overridden):
+            if self.keys[: len(keys)] == keys:
+                return Location(source, self.keys if len(self.keys) > len(keys) else ()).error(message)
+        file = f"{self.file} with values set" if self.overridden else self.file
+        return Location(file, self.keys).error(message)
+
+
+def option_override(text: str) -> Override:
+    """What `--set TEXT` sets; the value is TOML where it is, else text, as shells remove quotes.
+
+    Raises:
+        InvalidInput: it is not `KEY=VALUE`.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise Location("--set").refuse(show(text), "KEY=VALUE, as in --set pipeline.microbatches=32")
+    return Override(_keys(key, f"--set {text}"), _value(value.strip()), f"--set {text}")
+
+
+def python_override(key: str, value: object) -> Override:
+    """What a caller in Python sets: a value as `tomllib` would give it; tuples are lists.
+
+    Raises:
+        InvalidInput: the key is no path.
+    """
+    source = f"set {key} to {show(value)}"
+    return Override(_keys(key, source), plain(value), source)
+
+
+def plain(value: object) -> object:
+    """The value with lists for tuples, and dicts for other mappings, as a file would give it."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def with_overrides(
+    document: Mapping[str, Any], overrides: Iterable[Override], place: Location
+) -> tuple[dict[str, Any], OverriddenLocation]:
+    """The document with the values set, in their order, and its place, whose errors know who set what.
+
+    Tables that do not exist are made. The document that is passed in stays as it is.
+
+    Raises:
+        InvalidInput: a key leads through something that is neither a table nor a list, or to an item that the list lacks.
+    """
+    made, known = dict(document), [*place.overridden] if isinstance(place, OverriddenLocation) else []
+    for override in overrides:
+        path, made = _placed(made, override)
+        known.append((path, override.source))
+    return made, OverriddenLocation(place.file, place.keys, tuple(known))
+
+
+def _placed(document: dict[str, Any], override: Override) -> tuple[tuple[str | int, ...], dict[str, Any]]:
+    """The path of the first thing that was made or replaced, and the document with it."""
+    changed: Any = dict(document)
+    inner: Any = changed
+    path = Location("")
+    for depth, key in enumerate(override.keys):
+        index: str | int = key
+        if isinstance(inner, list):
+            if not (key.isascii() and key.isdigit() and int(key) < len(inner)):
+                items = f"one of its items 0 to {len(inner) - 1}" if inner else "the list as a whole, as it is empty"
+                raise override.refuse(f"no item {key} of the list {path.path}", items)
+            index = int(key)
+        elif not isinstance(inner, dict):
+            raise override.refuse(f"{show(inner)} at {path.path}", "a table or a list there, or set that key as a whole")
+        path /= index
+        rest = override.keys[depth + 1 :]
+        if not rest or (isinstance(inner, dict) and index not in inner):
+            inner[index] = _table(rest, override.value)
+            break
+        inner[index] = inner = copy(inner[index])
+    return path.keys, changed
+
+
+def _table(keys: Sequence[str], value: object) -> object:
+    """Tables around the value, one for each key."""
+    return {keys[0]: _table(keys[1:], value)} if keys else value
+
+
+def _keys(key: str, source: str) -> tuple[str, ...]:
+    keys = tuple(_INDEX.sub(r".\1", key.strip()).split("."))
+    if not all(_PART.fullmatch(part) for part in keys):
+        raise Location(source).refuse(f"the key {show(key)}", "the path of a key, as in topology.between.latency")
+    return keys
+
+
+def _value(text: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # no TOML, or a number of too many digits, or nested too deeply
+        return text
+    return parsed["value"] if len(parsed) == 1 else text  # a line break in the text can begin another key
