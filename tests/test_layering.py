@@ -24,12 +24,13 @@ MAY_SEE = {
     "lower": IR | QUESTIONS,
     "text": IR | QUESTIONS | {"files"},
     "interop": IR | QUESTIONS | {"files", "text"},
+    "architectures": {"files", "text"},
     "models": IR | QUESTIONS | FRONT,
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
     "bench": COMPILER | {"compile", "compile_layouts"},
-    "cli": COMPILER | {"compile", "compile_layouts", "bench", "runtime"},
+    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "bench", "runtime"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

@@ -21,6 +21,7 @@ from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
+from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.torch_csv import export_app, lint
@@ -312,6 +313,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
 
 app.command("profile")(profile_command)
+app.command("model")(model_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
 app.add_typer(export_app, name="export")

@@ -1,4 +1,4 @@
-"""What `schedc profile` prints: the layers as a table, what to know of them, and the layer at work while it measures."""
+"""What `schedc profile` and `schedc model` print: the layers as a table, notes, and the layer at work while one is measured."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ __all__ = ["Row", "print_profile", "telling"]
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the table needs."""
+
+
+_COLUMNS = ("layer", "×", "F", "B", "W", "BW", "spread", "activation", "after B", "message", "parameters")
 
 
 class Row(NamedTuple):
@@ -55,13 +58,17 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
     """
     table = plain_table(one_line(title))
     table.add_column("layer", overflow="fold")
-    headers = ["×", "F", "B", "W", "BW", "spread", "activation", "after B", "message"]
-    if any(row.parameters is not None for row in rows):
-        headers.append("parameters")
+    without = {"layer"}
+    if not any(row.phases for row in rows):
+        without.add("spread")
+    if all(row.parameters is None for row in rows):
+        without.add("parameters")
+    headers = [column for column in _COLUMNS if column not in without]
     for header in headers:
         table.add_column(header, justify="right")
     for row in rows:
-        table.add_row(*_cells(row)[: len(headers) + 1])
+        cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+        table.add_row(cells["layer"], *(cells[header] for header in headers))
     standard = is_standard(output)
     out = console(stderr=standard, piped_width=PIPED_WIDTH)
     out.print(table)
@@ -80,7 +87,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         one_line(layer.name),
         str(layer.repeat),
         *("–" if duration is None else format_duration_ns(duration) for duration in durations),
-        f"{max(spreads):.1%}",
+        f"{max(spreads):.1%}" if spreads else "–",
         *("–" if size is None else format_bytes(size, 1) for size in sizes),
         "–" if row.parameters is None else f"{row.parameters:,}",
     )

@@ -1,0 +1,137 @@
+"""What each layer of a model costs on a device: the one entry to this folder, a pure function.
+
+The layers are those of a profile.json: the embedding, each block, each multi-token-prediction module, the head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from schedc.architectures.blocks import block_operators, kind_of
+from schedc.architectures.durations import duration_s
+from schedc.architectures.efficiency import ROOFLINE
+from schedc.architectures.ends import embedding_operators, further_token_operators, head_operators
+from schedc.errors import Unsupported
+from schedc.text.profile_file import LayerEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.architectures.architecture import Architecture, Block
+    from schedc.architectures.devices import Device
+    from schedc.architectures.efficiency import Efficiency
+    from schedc.architectures.operators import Operators, Setting
+
+__all__ = ["layer_of", "layers_of", "merged"]
+
+
+def layers_of(
+    architecture: Architecture,
+    device: Device,
+    setting: Setting,
+    efficiency: Efficiency = ROOFLINE,
+    *,
+    split_backward: bool = True,
+) -> tuple[LayerEntry, ...]:
+    """The costs of one microbatch in each layer, on one device of a tensor-, context- and expert-parallel group.
+
+    Args:
+        architecture: the model.
+        device: what it runs on, and its links.
+        setting: how the model is divided, and how long a microbatch is.
+        efficiency: which share of the device's peaks is reached.
+        split_backward: whether B and W may run apart, so that W needs gradients kept from B; False: nothing is kept for W.
+
+    Returns:
+        One entry for each layer, in the order of the forward; times in nanoseconds, sizes in bytes. `parameters` are those that one
+        device has, `message` what one device sends.
+
+    Raises:
+        Unsupported: a dimension of the model cannot be divided as the setting asks.
+    """
+    parts = setting.context_parallel * setting.tensor_parallel
+    if setting.sequence_length % parts:
+        raise Unsupported(f"tensor × context parallel size {parts} does not divide {setting.sequence_length} tokens of a sequence")
+    message = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
+
+    def layer(name: str, kind: str, operators: Operators, message_bytes: int) -> LayerEntry:
+        return layer_of(
+            name,
+            kind,
+            operators,
+            device,
+            efficiency,
+            element_bytes=setting.element_bytes,
+            message_bytes=message_bytes,
+            split_backward=split_backward,
+        )
+
+    of_block: dict[Block, LayerEntry] = {}
+    layers = [layer("embedding", "embedding", embedding_operators(architecture, setting), message)]
+    for number, block in enumerate(architecture.blocks):
+        if block not in of_block:
+            of_block[block] = layer("block", kind_of(block), block_operators(block, architecture, setting), message)
+        layers.append(replace(of_block[block], name=f"block {number}"))
+    for number, block in enumerate(architecture.further_tokens):
+        kind, operators = f"further token, {kind_of(block)}", further_token_operators(block, architecture, setting)
+        # The state that the head reads goes on beside that of the module.
+        layers.append(layer(f"further token {number}", kind, operators, 2 * message))
+    layers.append(layer("head", "head", head_operators(architecture, setting), 0))
+    return tuple(layers)
+
+
+def layer_of(
+    name: str,
+    kind: str,
+    operators: Operators,
+    device: Device,
+    efficiency: Efficiency = ROOFLINE,
+    *,
+    element_bytes: int = 2,
+    message_bytes: int = 0,
+    split_backward: bool = True,
+) -> LayerEntry:
+    """A profile's layer of its operators.
+
+    Memory never grows in B in the cost model. Where the gradients that B keeps for W are more than what it frees, `activation` is
+    therefore as high as `activation_after_input`: never too little.
+    """
+    forward_s, input_s, weight_s = (
+        sum(duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes) for operator, work in works)
+        for works in (
+            [(operator, operator.forward) for operator in operators],
+            [(operator, operator.backward_input) for operator in operators],
+            [(operator, operator.backward_weight) for operator in operators],
+        )
+    )
+    kept = sum(operator.kept_for_input_bytes + operator.kept_for_weight_bytes for operator in operators)
+    after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
+    return LayerEntry(
+        name=name,
+        kind=kind,
+        parameters=round(sum(operator.parameters for operator in operators)),
+        forward_ns=round(forward_s * 1e9),
+        backward_input_ns=round(input_s * 1e9),
+        backward_weight_ns=round(weight_s * 1e9),
+        activation_bytes=round(max(kept, after)),
+        activation_after_input_bytes=round(after),
+        message_bytes=message_bytes,
+    )
+
+
+def merged(layers: Sequence[LayerEntry]) -> tuple[LayerEntry, ...]:
+    """Layers in a row that differ in their names alone as one entry with `repeat`, named by the first and the last."""
+    runs: list[list[LayerEntry]] = []
+    for layer in layers:
+        if runs and replace(runs[-1][0], name=layer.name) == layer:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return tuple(
+        run[0]
+        if len(run) == 1
+        else replace(run[0], name=f"{run[0].name.replace('block', 'blocks')} to {run[-1].name.split()[-1]}", repeat=len(run))
+        for run in runs
+    )

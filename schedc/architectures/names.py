@@ -1,0 +1,67 @@
+"""The architectures that are known by name: the file models.toml beside this one, in the keys of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedc.architectures.hugging_face import architecture_of_config
+from schedc.errors import InvalidInput
+from schedc.files.location import Location, show
+from schedc.spelling import nearest
+
+if TYPE_CHECKING:
+    from schedc.architectures.architecture import Architecture
+
+__all__ = ["Published", "architecture_named", "known_names", "published"]
+
+FILE = "models.toml"
+
+
+class Published(NamedTuple):
+    """What the makers of a model say of it."""
+
+    parameters: int
+    parameters_source: str
+    dimensions_source: str
+
+
+def known_names() -> tuple[str, ...]:
+    """All names, in the file's order."""
+    return tuple(_models())
+
+
+@cache
+def architecture_named(name: str) -> Architecture:
+    """The architecture of that name.
+
+    Raises:
+        InvalidInput: no such name.
+    """
+    return architecture_of_config(_model(name)["config"], name, Location(FILE) / name / "config")
+
+
+def published(name: str) -> Published:
+    """The published number of parameters of a known name, and where that and the dimensions are from.
+
+    Raises:
+        InvalidInput: no such name.
+    """
+    model = _model(name)
+    return Published(model["published"], model["published_source"], model["source"])
+
+
+def _model(name: str) -> dict[str, Any]:
+    models = _models()
+    if name not in models:
+        expected = f"one of {', '.join(models)}, or the path of a config.json{nearest(name, models)}"
+        raise InvalidInput(f"found the model name {show(name)}, expected {expected}")
+    found: dict[str, Any] = models[name]
+    return found
+
+
+@cache
+def _models() -> dict[str, Any]:
+    return tomllib.loads(resources.files("schedc.architectures").joinpath(FILE).read_text(encoding="utf-8"))

@@ -1,0 +1,73 @@
+"""`schedc model`: the profile it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from jobs import read_problem
+
+from schedc.cli.app import main
+from schedc.files.conform import conform
+from schedc.files.location import Location
+from schedc.text.profile_file import ProfileFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str) -> int:
+    """The exit status of `schedc ARGUMENTS`."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_a_name_becomes_a_profile_that_a_job_can_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "profile.json"
+    assert run("model", "llama3-8b", "--device", "a100", "--tp", "2", "-o", str(output)) == 0
+    printed = capsys.readouterr().out
+    assert "llama3-8b on NVIDIA A100 SXM4 80 GB, tp 2, 1 × 4096 tokens" in printed
+    assert "blocks 0 to 31" in printed
+    profile = conform(json.loads(output.read_text()), ProfileFile, Location("profile.json"))
+    assert [layer.repeat for layer in profile.layers] == [1, 32, 1]
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'name = "from a name"\npipeline = { ranks = 4, microbatches = 8 }\nprofile = { path = "profile.json" }\n'
+        'memory = { capacity = "80 GB", bytes_per_parameter = 16 }\n'
+    )
+    problem = read_problem(job)
+    assert len(problem.stages) == 4
+    forward_ns = sum(stage.forward_ns[0] for stage in problem.stages)
+    assert forward_ns == sum(layer.repeat * layer.forward_ns for layer in profile.layers)
+    assert {stage.message_bytes for stage in problem.stages[:-1]} == {4096 * 4096}
+
+
+def test_json_has_the_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("model", "qwen3-30b-a3b", "--ep", "8", "--sequence", "2048", "--json", "-o", str(tmp_path / "p.json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["parameters"] == 30_532_122_624
+    assert printed["device"] == "h100"
+    assert [layer["kind"] for layer in printed["layers"]] == ["embedding", "attention + experts", "head"]
+    assert printed["layers"][1]["message_bytes"] == 2048 * 2048 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["lama3-8b"], "found the model name \"lama3-8b\", expected one of llama3-8b, .*; did you mean 'llama3-8b'?"),
+        (["llama3-8b", "--device", "h1000"], "found the device \"h1000\", expected one of .*; did you mean 'h100'?"),
+        (["missing.json"], "missing.json: found no readable file"),
+        (["llama3-8b", "--tp", "64"], "tensor parallel size 64 does not divide 32 heads"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "profile.json"
+    assert run("model", *arguments, "-o", str(output)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(expected.replace("?", r"\?"), line)
+    assert not output.exists()
