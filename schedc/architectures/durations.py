@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators import Engine
+from schedc.architectures.operators.operator import Engine
 
 if TYPE_CHECKING:
     from schedc.architectures.devices import Device
     from schedc.architectures.efficiency import Efficiency
-    from schedc.architectures.operators import Work
+    from schedc.architectures.operators.operator import Work
 
 __all__ = ["duration_s"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from schedc.architectures.blocks import block_operators, kind_of
 from schedc.architectures.durations import duration_s
 from schedc.architectures.efficiency import ROOFLINE
-from schedc.architectures.ends import embedding_operators, further_token_operators, head_operators
+from schedc.architectures.operators.blocks import block_operators, kind_of
+from schedc.architectures.operators.ends import embedding_operators, further_token_operators, head_operators
 from schedc.errors import Unsupported
 from schedc.text.profile_file import LayerEntry
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture, Block
     from schedc.architectures.devices import Device
     from schedc.architectures.efficiency import Efficiency
-    from schedc.architectures.operators import Operators, Setting
+    from schedc.architectures.operators.operator import Operators
+    from schedc.architectures.setting import Setting
 
 __all__ = ["layer_of", "layers_of", "merged"]
 

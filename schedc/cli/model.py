@@ -54,8 +54,8 @@ def model_command(
     from schedc.architectures.efficiency import ROOFLINE, sustained
     from schedc.architectures.layers import layers_of, merged
     from schedc.architectures.names import known_names
-    from schedc.architectures.operators import Setting
     from schedc.architectures.parameters import parameters
+    from schedc.architectures.setting import Setting
     from schedc.cli.rendering.profile import Row, print_profile
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import check_outputs, write_output

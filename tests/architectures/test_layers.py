@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.architectures.attention import visible_pairs
-from schedc.architectures.blocks import block_operators
 from schedc.architectures.devices import DEVICES
 from schedc.architectures.efficiency import ROOFLINE, sustained
 from schedc.architectures.layers import layers_of, merged
 from schedc.architectures.names import architecture_named, known_names
-from schedc.architectures.operators import Setting
+from schedc.architectures.operators.attention import visible_pairs
+from schedc.architectures.operators.blocks import block_operators
 from schedc.architectures.parameters import block_parameters
+from schedc.architectures.setting import Setting
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]

@@ -7,8 +7,8 @@ import pytest
 from schedc.architectures.devices import DEVICES
 from schedc.architectures.layers import layers_of
 from schedc.architectures.names import architecture_named, known_names, published
-from schedc.architectures.operators import Setting
 from schedc.architectures.parameters import further_token_parameters, parameters
+from schedc.architectures.setting import Setting
 
 
 @pytest.mark.parametrize("name", known_names())

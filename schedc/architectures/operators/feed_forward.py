@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators import Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.operator import Operator, Operators, Work, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Experts, FeedForward
-    from schedc.architectures.operators import Setting
+    from schedc.architectures.setting import Setting
 
 __all__ = ["experts_operators", "feed_forward_operators"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedc.architectures.blocks import block_operators, collective, norm
-from schedc.architectures.operators import GRADIENT_BYTES, Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.blocks import block_operators, collective, norm
+from schedc.architectures.operators.operator import GRADIENT_BYTES, Operator, Operators, Work, elementwise, matrix_product
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture, Block
-    from schedc.architectures.operators import Setting
+    from schedc.architectures.setting import Setting
 
 __all__ = ["embedding_operators", "further_token_operators", "head_operators"]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.attention import divided_heads
-from schedc.architectures.operators import Engine, Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.attention import divided_heads
+from schedc.architectures.operators.operator import Engine, Operator, Operators, Work, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Mamba
-    from schedc.architectures.operators import Setting
+    from schedc.architectures.setting import Setting
 
 __all__ = ["mamba_operators"]
 

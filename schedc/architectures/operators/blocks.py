@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.architectures.architecture import Attention, Experts, FeedForward, LatentAttention, Mamba
-from schedc.architectures.attention import attention_operators, latent_attention_operators
-from schedc.architectures.feed_forward import experts_operators, feed_forward_operators
-from schedc.architectures.mamba import mamba_operators
-from schedc.architectures.operators import Operator, Operators, Work, elementwise
+from schedc.architectures.operators.attention import attention_operators, latent_attention_operators
+from schedc.architectures.operators.feed_forward import experts_operators, feed_forward_operators
+from schedc.architectures.operators.mamba import mamba_operators
+from schedc.architectures.operators.operator import Operator, Operators, Work, elementwise
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture, Block, Sublayer
-    from schedc.architectures.operators import Setting
+    from schedc.architectures.setting import Setting
 
 __all__ = ["block_operators", "collective", "kind_of", "norm", "sublayer_operators"]
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = ["NO_WORK", "Engine", "Operator", "Operators", "Setting", "Work", "elementwise", "matrix_product"]
+if TYPE_CHECKING:
+    from schedc.architectures.setting import Setting
+
+__all__ = ["NO_WORK", "Engine", "Operator", "Operators", "Work", "elementwise", "matrix_product"]
 
 GRADIENT_BYTES = 4
 """Of each element of a weight's gradient, which is summed over microbatches in 32 bits."""
@@ -23,38 +25,6 @@ class Engine(StrEnum):
     MATRIX = "matrix"
     ATTENTION = "attention"
     SCAN = "scan"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """How the model is run: what one device gets of one microbatch.
-
-    Tensor parallelism is Megatron's, with sequence parallelism: outside the projections each device has its share of the tokens.
-    """
-
-    microbatch_size: int = 1
-    """Sequences."""
-    sequence_length: int
-    """Tokens."""
-    tensor_parallel: int = 1
-    context_parallel: int = 1
-    expert_parallel: int = 1
-    element_bytes: int = 2
-    """Of activations and of the weights that are computed with."""
-    fused_attention: bool = True
-    """Scores never reach the device's memory; False: they do, and none is skipped by the mask."""
-    selective_recompute: bool = False
-    """B computes outputs of norms and activation functions again, instead of keeping them."""
-
-    @cached_property
-    def tokens(self) -> float:
-        """Of one microbatch, on the devices of one tensor-parallel group."""
-        return self.microbatch_size * self.sequence_length / self.context_parallel
-
-    @cached_property
-    def own_tokens(self) -> float:
-        """Those of one device outside the projections."""
-        return self.tokens / self.tensor_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
