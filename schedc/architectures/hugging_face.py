@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MODEL_TYPES", "architecture_of_config"]
 
+MOST_LAYERS = 2**16
+
 
 @cache
 def _without_effect() -> frozenset[str]:
@@ -42,11 +44,12 @@ class _Keys:
         self.read.add(key)
         return self.table.get(key) is not None
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**32) -> int:
         """A whole number; refused where it is missing and there is no default."""
         value = self.table.get(key) if self.has(key) else default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 2**40:
-            raise (self.location / key).refuse("nothing" if value is None else show(value), f"a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            expected = f"a whole number from {least} to {most}"
+            raise (self.location / key).refuse("nothing" if value is None else show(value), expected)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -63,12 +66,18 @@ class _Keys:
             raise (self.location / key).refuse(show(value), "a list of whole numbers")
         return value
 
+    def must_be(self, value: bool, *names: str) -> None:
+        """Refuse the keys where they say the opposite: what they switch has no operators here."""
+        for key in names:
+            if self.flag(key, value) is not value:
+                raise (self.location / key).refuse(show(not value), show(value))
+
     def refuse_unknown(self) -> None:
         """Refuse the keys that nobody has read, but for those without an effect."""
-        for key in self.table:
-            if key not in self.read and key not in _without_effect():
+        for key, value in self.table.items():
+            if value is not None and key not in self.read and key not in _without_effect():
                 expected = "keys whose effect on the costs is known; remove it if it changes no layer's dimensions"
-                raise (self.location / key).refuse(f"{show(self.table[key])} under an unknown key", expected)
+                raise (self.location / key).refuse(f"{show(value)} under an unknown key", expected)
 
 
 def architecture_of_config(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
@@ -87,14 +96,20 @@ def architecture_of_config(table: Mapping[str, Any], name: str, location: Locati
         found = "nothing" if kind is None else show(kind)
         raise (location / "model_type").refuse(found, f"one of {', '.join(sorted(MODEL_TYPES))}")
     if kind == "gemma3":
-        inner = table.get("text_config")
-        if not isinstance(inner, dict):
-            raise (location / "text_config").refuse("nothing" if inner is None else show(inner), "a table")
-        return architecture_of_config({"model_type": "gemma3_text", **inner}, name, location / "text_config")
+        return _text_of_gemma3(table, name, location)
     keys = _Keys(table, location)
     architecture = MODEL_TYPES[kind](keys, name)
     keys.refuse_unknown()
     return architecture
+
+
+def _text_of_gemma3(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
+    """The text model of a multimodal Gemma 3; its config leaves out what is the default of transformers' Gemma3TextConfig."""
+    inner = table.get("text_config")
+    if not isinstance(inner, dict):
+        raise (location / "text_config").refuse("nothing" if inner is None else show(inner), "a table")
+    defaults = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return architecture_of_config({**defaults, **inner}, name, location / "text_config")
 
 
 def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool = False, head_dim: int | None = None) -> Attention:
@@ -135,13 +150,35 @@ def _decoder(keys: _Keys, name: str, blocks: list[Block], *, tied: bool) -> Arch
 
 
 def _layers(keys: _Keys) -> range:
-    return range(keys.count("num_hidden_layers"))
+    return range(keys.count("num_hidden_layers", most=MOST_LAYERS))
 
 
 def _llama(keys: _Keys, name: str) -> Architecture:
+    return _decoder(keys, name, [Block((_attention(keys), _gated(keys)))] * len(_layers(keys)), tied=False)
+
+
+def _mistral(keys: _Keys, name: str) -> Architecture:
+    """A window in all layers, or in none: null. Where the key is missing there is one, so it must be there."""
+    if "sliding_window" not in keys.table:
+        raise (keys.location / "sliding_window").refuse("nothing", "a whole number, or null")
     window = keys.count("sliding_window") if keys.has("sliding_window") else None
     block = Block((_windowed(_attention(keys), window), _gated(keys)))
     return _decoder(keys, name, [block] * len(_layers(keys)), tied=False)
+
+
+def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has a window: as `layer_types` says, or by a rule where that is missing."""
+    layers, kinds = _layers(keys), {"full_attention": False, "sliding_attention": True}
+    if not keys.has("layer_types"):
+        return [otherwise(layer) for layer in layers]
+    types = keys.table["layer_types"]
+    if (
+        not isinstance(types, list)
+        or len(types) != len(layers)
+        or not all(isinstance(kind, str) and kind in kinds for kind in types)
+    ):
+        raise (keys.location / "layer_types").refuse(show(types), f'{len(layers)} times "full_attention" or "sliding_attention"')
+    return [kinds[kind] for kind in types]
 
 
 def _qwen2(keys: _Keys, name: str) -> Architecture:
@@ -154,14 +191,12 @@ def _qwen3(keys: _Keys, name: str) -> Architecture:
 
 def _qwen(keys: _Keys, name: str, attention: Attention, feed_forward: FeedForward) -> Architecture:
     """Dense Qwen: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
-    slides = keys.flag("use_sliding_window", False)
-    first = keys.count("max_window_layers", least=0) if slides else None
-    window = keys.count("sliding_window") if slides else None
     keys.read |= {"sliding_window", "max_window_layers", "layer_types"}
-    blocks = [
-        Block((_windowed(attention, window if first is not None and layer >= first else None), feed_forward))
-        for layer in _layers(keys)
-    ]
+    if not keys.flag("use_sliding_window", False):
+        return _decoder(keys, name, [Block((attention, feed_forward))] * len(_layers(keys)), tied=False)
+    first, windowed = keys.count("max_window_layers", least=0), _windowed(attention, keys.count("sliding_window"))
+    slides = _windowed_layers(keys, otherwise=lambda layer: layer >= first)
+    blocks = [Block((windowed if has_window else attention, feed_forward)) for has_window in slides]
     return _decoder(keys, name, blocks, tied=False)
 
 
@@ -170,9 +205,8 @@ def _qwen3_moe(keys: _Keys, name: str) -> Architecture:
     experts = Experts(
         count=keys.count("num_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("moe_intermediate_size")
     )
-    if keys.flag("use_sliding_window", False):
-        raise (keys.location / "use_sliding_window").refuse("true", "false")
-    keys.read |= {"sliding_window", "max_window_layers", "intermediate_size"}
+    keys.must_be(False, "use_sliding_window")
+    keys.read |= {"sliding_window", "max_window_layers", "intermediate_size", "layer_types"}
     every, dense = keys.count("decoder_sparse_step", 1), keys.numbers("mlp_only_layers")
     blocks = [
         Block((attention, experts if layer not in dense and (layer + 1) % every == 0 else _gated(keys))) for layer in _layers(keys)
@@ -201,10 +235,10 @@ def _gemma3(keys: _Keys, name: str) -> Architecture:
 
 def _gemma(keys: _Keys, name: str, attention: Attention, window: int, every: int) -> Architecture:
     feed_forward = _gated(keys)
-    keys.read |= {"layer_types", "use_bidirectional_attention"}
+    keys.must_be(False, "use_bidirectional_attention")
+    slides = _windowed_layers(keys, otherwise=lambda layer: (layer + 1) % every != 0)
     blocks = [
-        Block((_windowed(attention, None if (layer + 1) % every == 0 else window), feed_forward), norms_after=True)
-        for layer in _layers(keys)
+        Block((_windowed(attention, window if has_window else None), feed_forward), norms_after=True) for has_window in slides
     ]
     return _decoder(keys, name, blocks, tied=True)
 
@@ -226,9 +260,8 @@ def _deepseek(keys: _Keys, name: str) -> Architecture:
         shared_width=width * keys.count("n_shared_experts", least=0),
         router_bias=keys.table["model_type"] == "deepseek_v3",
     )
-    keys.read |= {"num_key_value_heads", "attention_bias"}
-    if keys.table.get("attention_bias"):
-        raise (keys.location / "attention_bias").refuse("true", "false")
+    keys.read |= {"num_key_value_heads", "head_dim", "qk_head_dim"}
+    keys.must_be(False, "attention_bias")
     dense, every = keys.count("first_k_dense_replace", 0, least=0), keys.count("moe_layer_freq", 1)
     feed_forward = _gated(keys)
     blocks = [Block((attention, experts if layer >= dense and layer % every == 0 else feed_forward)) for layer in _layers(keys)]
@@ -238,18 +271,15 @@ def _deepseek(keys: _Keys, name: str) -> Architecture:
         hidden=decoder.hidden,
         vocabulary=decoder.vocabulary,
         blocks=decoder.blocks,
-        further_tokens=(Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0),
+        further_tokens=(Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
         tied=decoder.tied,
     )
 
 
 def _nemotron_h(keys: _Keys, name: str) -> Architecture:
     """`hybrid_override_pattern` has a letter for each layer: M Mamba-2, * attention, - feed-forward."""
-    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias"):
-        if keys.flag(key, False):
-            raise (keys.location / key).refuse("true", "false")
-    if not keys.flag("use_conv_bias", True):
-        raise (keys.location / "use_conv_bias").refuse("false", "true")
+    keys.must_be(False, "attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
+    keys.must_be(True, "use_conv_bias")
     width = "attention_head_dim" if keys.has("attention_head_dim") else "head_dim"
     mamba = Mamba(
         heads=keys.count("mamba_num_heads"),
@@ -289,7 +319,7 @@ def _gpt2(keys: _Keys, name: str) -> Architecture:
         name=name,
         hidden=hidden,
         vocabulary=keys.count("vocab_size"),
-        blocks=(Block((attention, feed_forward)),) * keys.count("n_layer"),
+        blocks=(Block((attention, feed_forward)),) * keys.count("n_layer", most=MOST_LAYERS),
         tied=keys.flag("tie_word_embeddings", True),
         positions=keys.count("n_positions"),
         norm_bias=True,
@@ -304,7 +334,7 @@ MODEL_TYPES: dict[str, Callable[[_Keys, str], Architecture]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "llama": _llama,
-    "mistral": _llama,
+    "mistral": _mistral,
     "mixtral": _mixtral,
     "nemotron_h": _nemotron_h,
     "qwen2": _qwen2,
