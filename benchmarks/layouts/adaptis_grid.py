@@ -2,9 +2,9 @@
 
 The models are those of the paper's table 5: layers, width and vocabulary from there, the rest in the proportions of the nearest
 published model (Gemma 2 2B, DeepSeek-V2-Lite, Nemotron-H 8B). Costs are `schedc model`'s on H800, the paper's device; no time is
-measured, and the paper prints none. The paper says neither how many microbatches figure 8 has nor its tensor parallelism: here 8
-times the ranks, as in its figure 9, and 2, with 4 for the large models (figures 1 and 9). DeepSeek's experts are divided
-among the rest of a node of 8.
+measured, and the paper prints none. The paper says neither how many microbatches figure 8 has nor its tensor parallelism. Here
+they are 4 times the ranks, as in its figure 1 (figure 9 has 8 times: `--per-rank 8`), and 2, with 4 for the large models (figures 1
+and 9). DeepSeek's experts are divided among the rest of a node of 8.
 
 Baselines, as in its section 5.1, with the embedding on the first stage and the head on the last one, beside an even share of the
 blocks: S-1F1B; I-1F1B with two chunks, "-" where a chunk would have no block; ZB, the better of ZB-H1 and ZB-H2 within memory;
@@ -15,8 +15,8 @@ pieces: with 512K to 1024K tokens it costs as much as 7 to 45 blocks, and on 16 
 The ablation is that of figure 10: what S-1F1B gains on Large, 8 ranks, 4K, by each of placement, schedule and partition alone, and
 by all three.
 
-Run it as `python benchmarks/layouts/adaptis_grid.py ROWS.csv [--time-limit 10] [--only-table]`. Finished cells are rows of the CSV
-and are not run again. Exit status 1: a mean is below the paper's.
+Run it as `python benchmarks/layouts/adaptis_grid.py ROWS.csv [--time-limit 10] [--per-rank 4] [--only-table]`. Finished cells
+are rows of the CSV and are not run again. Exit status 1: a mean is below the paper's.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ SIZES = ("small", "medium", "large")
 RANKS, SEQUENCES = (4, 8, 16), (2048, 4096)
 TENSOR_PARALLEL = {"small": 2, "medium": 2, "large": 4}
 NODE = 8
-MICROBATCHES_PER_RANK, CHUNKS = 8, 2
+CHUNKS = 2
 BYTES_PER_PARAMETER = 16
+KEYS = ("family", "size", "ranks", "sequence", "microbatches")
 PAPER = {"s-1f1b": 1.34, "i-1f1b": 1.42, "zb": 1.34, "mist-like": 1.20}
 """Mean speed-ups, section 5.2."""
 ABLATION = {"gemma": 1.32, "deepseek": 1.37, "nemotron-h": 1.33}
@@ -80,11 +81,12 @@ class Cell:
     size: str
     ranks: int
     sequence: int
+    microbatches: int
 
     @property
     def key(self) -> dict[str, str]:
         """What names its row."""
-        return {"family": self.family, "size": self.size, "ranks": str(self.ranks), "sequence": str(self.sequence)}
+        return {name: str(getattr(self, name)) for name in KEYS}
 
     def workload(self) -> Workload:
         """Costs by `schedc model`, on H800 in nodes of 8."""
@@ -95,7 +97,7 @@ class Cell:
         device = device_named("h800")
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "profile.json").write_text(profile_json(layers_of(architecture, device, setting), exact=True))
-            Path(folder, "job.toml").write_text(JOB.format(ranks=self.ranks, microbatches=MICROBATCHES_PER_RANK * self.ranks))
+            Path(folder, "job.toml").write_text(JOB.format(ranks=self.ranks, microbatches=self.microbatches))
             return load_job(str(Path(folder, "job.toml"))).workload
 
 
@@ -179,12 +181,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("rows", type=Path, help="a CSV that keeps what is done")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each cell")
+    parser.add_argument("--per-rank", type=int, default=4, help="microbatches for each rank")
     parser.add_argument("--only-table", action="store_true", help="run nothing; print what the file has")
     options = parser.parse_args()
     limits = Limits(time_s=options.time_limit)
-    done = [{name: row[name] for name in ("family", "size", "ranks", "sequence")} for row in rows_of(options.rows)]
+    done = [{name: row[name] for name in KEYS} for row in rows_of(options.rows)]
     for ranks, sequence, size, family in product(RANKS, SEQUENCES, SIZES, CONFIGS):
-        cell = Cell(family=family, size=size, ranks=ranks, sequence=sequence)
+        cell = Cell(family=family, size=size, ranks=ranks, sequence=sequence, microbatches=options.per_rank * ranks)
         if cell.key not in done and not options.only_table:
             append_row(options.rows, cell.key | _measured(cell, limits))
     return _report(rows_of(options.rows))
@@ -252,7 +255,7 @@ def _least(values: Any) -> int | None:
 def _report(rows: list[dict[str, str]]) -> int:
     """Print the tables."""
     table = Table(title="Speed-ups over the baselines, in the same model; the gap to the bound over layouts")
-    for heading in ("model", "ranks", "tokens", *PAPER, "gap", "head's share", "ms"):
+    for heading in ("model", "ranks", "tokens", "microbatches", *PAPER, "gap", "head's share", "ms"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     gains: dict[str, list[float]] = {name: [] for name in PAPER}
     gaps = []
@@ -265,14 +268,14 @@ def _report(rows: list[dict[str, str]]) -> int:
             cells.append(f"{gains[name][-1]:.2f}" if row[name] else "-")
         gaps.append(1 - int(row["bound"]) / ours)
         shown = (*cells, f"{gaps[-1]:.1%}", f"{float(row['head_share']):.0%}", f"{ours / MS:.1f}")
-        table.add_row(f"{row['family']} {row['size']}", row["ranks"], row["sequence"], *shown)
+        table.add_row(f"{row['family']} {row['size']}", row["ranks"], row["sequence"], row["microbatches"], *shown)
     means = {name: statistics.mean(each) for name, each in gains.items() if each}
     table.add_section()
     table.add_row(
-        "mean", "", "", *(f"{means[name]:.2f}" if name in means else "-" for name in PAPER), f"{statistics.mean(gaps):.1%}"
+        "mean", "", "", "", *(f"{means[name]:.2f}" if name in means else "-" for name in PAPER), f"{statistics.mean(gaps):.1%}"
     )
-    table.add_row("largest", "", "", *(f"{max(gains[name]):.2f}" if gains[name] else "-" for name in PAPER), f"{max(gaps):.1%}")
-    table.add_row("the paper's mean", "", "", *(f"{each:.2f}" for each in PAPER.values()))
+    table.add_row("largest", "", "", "", *(f"{max(gains[name]):.2f}" if gains[name] else "-" for name in PAPER), f"{max(gaps):.1%}")
+    table.add_row("the paper's mean", "", "", "", *(f"{each:.2f}" for each in PAPER.values()))
     console = Console(width=140)
     console.print(table)
     ablation = Table(title="What each phase alone gains over S-1F1B: Large, 8 ranks, 4K tokens")
