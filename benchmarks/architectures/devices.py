@@ -1,0 +1,42 @@
+"""The known devices with their peaks and sources, and the shares that predictions assume: the tables of docs/model-costs.md.
+
+Run it as `python benchmarks/architectures/devices.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.architectures.devices import DEVICES
+from schedc.architectures.efficiency import ROOFLINE
+
+
+def main() -> None:
+    """Print the tables."""
+    out = Console(width=132, highlight=False, markup=False, emoji=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("device")
+    for header in ("TFLOPS", "TF32", "GB", "TB/s", "link GB/s", "group", "network GB/s"):
+        table.add_column(header, justify="right")
+    for name, device in DEVICES.items():
+        peaks = (
+            device.flops_per_s / 1e12,
+            device.tf32_flops_per_s / 1e12,
+            device.memory_bytes / 1e9,
+            device.memory_bytes_per_s / 1e12,
+        )
+        links = (device.link_bytes_per_s / 1e9, device.group, device.network_bytes_per_s / 1e9)
+        table.add_row(name, *(f"{number:g}" for number in (*peaks, *memory, *links)))
+    out.print(table)
+    out.print()
+    for name, device in DEVICES.items():
+        out.print(f"{name}: {device.title}. {device.source}", soft_wrap=True)
+    out.print()
+    out.print(", ".join(f"{name} {share:g}" for name, share in asdict(ROOFLINE).items()), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
