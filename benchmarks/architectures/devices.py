@@ -22,12 +22,8 @@ def main() -> None:
     for header in ("TFLOPS", "TF32", "GB", "TB/s", "link GB/s", "group", "network GB/s"):
         table.add_column(header, justify="right")
     for name, device in DEVICES.items():
-        peaks = (
-            device.flops_per_s / 1e12,
-            device.tf32_flops_per_s / 1e12,
-            device.memory_bytes / 1e9,
-            device.memory_bytes_per_s / 1e12,
-        )
+        peaks = (device.flops_per_s / 1e12, device.tf32_flops_per_s / 1e12)
+        memory = (device.memory_bytes / 1e9, device.memory_bytes_per_s / 1e12)
         links = (device.link_bytes_per_s / 1e9, device.group, device.network_bytes_per_s / 1e9)
         table.add_row(name, *(f"{number:g}" for number in (*peaks, *memory, *links)))
     out.print(table)
