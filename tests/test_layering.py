@@ -18,6 +18,7 @@ MAY_SEE = {
     "ir": set(),
     "files": set(),
     "compiled": {"files"},
+    "processes": set(),
     "analysis": IR | {"compiled"},
     "verify": IR,
     "frontend": IR | QUESTIONS | {"files", "lower", "text"},
@@ -29,8 +30,9 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
-    "bench": COMPILER | {"compile", "compile_layouts"},
-    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "bench", "runtime"},
+    "bench": COMPILER | {"compile", "compile_layouts", "processes"},
+    "sweep": COMPILER | {"compile", "compile_layouts", "processes"},
+    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "bench", "sweep", "runtime"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
@@ -42,6 +44,9 @@ ONLY_IN = {
     "highspy": {"models", "solvers"},
     "rich": {"cli"},
     "typer": {"cli"},
+    "dask": {"sweep"},
+    "distributed": {"sweep"},
+    "pyarrow": {"sweep"},
 }
 FOLDERS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
 MOST_FILES = 14

@@ -1,25 +1,21 @@
-"""One cell of a bench in a process of its own: `python -m schedc.bench.cell TETHER`, started by `schedc.bench.run`.
+"""One cell of a bench in a process of its own: `python -m schedc.bench.cell SOCKET`, started by `schedc.bench.run`.
 
-Standard input: the pickled `Request`. Standard output: one JSON object, the fields of an `Answer`; whatever a solver prints goes to
-standard error. A process of its own makes the peak memory the cell's, and a crash no more than the cell's. The tether is the
-descriptor of a pipe that closes when the runner ends, however it ends; the cell then ends with it.
+The question is a pickled `Request`, the answer a JSON object, the fields of an `Answer`. A process of its own makes the peak memory
+the cell's, and a crash no more than the cell's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pickle
-import resource
-import signal
 import sys
-import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, SchedcError
+from schedc.processes.memory import peak_memory_bytes
+from schedc.processes.serve import serve
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -82,31 +78,9 @@ def answer_to(request: Request) -> Answer:
     )
 
 
-def peak_memory_bytes() -> int:
-    """The most memory that this process, or one it started and waited for, has had resident."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux passes ru_maxrss on through exec, so there it may be that of the process that started this one
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        own = int(lines["VmHWM"].split()[0]) * 1024 if "VmHWM" in lines else own
-    return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
-
-
-def end_with(tether: int) -> None:
-    """Kill this process and those it started once nobody holds the other end of the pipe."""
-    os.read(tether, 1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def main() -> None:
-    """Answer the request on standard input."""
-    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # solvers' libraries write to descriptor 1 behind Python's back
-    request = pickle.load(sys.stdin.buffer)
-    json.dump(dataclasses.asdict(answer_to(request)), answers)
-    answers.close()
+    """Answer the runner."""
+    serve(int(sys.argv[1]), lambda question: json.dumps(dataclasses.asdict(answer_to(pickle.loads(question)))).encode())
 
 
 if __name__ == "__main__":

@@ -6,19 +6,14 @@ A method that cannot, crashes, or has to be killed is a row that says so, not th
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from schedc.bench.cell import Answer, Request
 from schedc.errors import InvalidInput
+from schedc.processes.child import Child, ChildDied, TookTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,42 +82,10 @@ def _ask(request: Request) -> Answer:
     """The answer of a fresh process, or how it failed to give one."""
     limit_s = request.limits.time_s
     kill_after_s = None if limit_s is None else 2 * limit_s + GRACE_S
-    with TemporaryFile() as question, TemporaryFile() as answer, TemporaryFile() as errors, _tether() as tether:
-        question.write(pickle.dumps(request))
-        question.seek(0)
-        # A session of its own, so that whatever the cell starts can be ended with it.
-        child = subprocess.Popen(
-            [sys.executable, "-m", "schedc.bench.cell", str(tether)],
-            stdin=question,
-            stdout=answer,
-            stderr=errors,
-            pass_fds=(tether,),
-            start_new_session=True,
-        )
+    with Child(["-m", "schedc.bench.cell"]) as child:
         try:
-            status = child.wait(kill_after_s)
-        except subprocess.TimeoutExpired:
+            return Answer(**json.loads(child.ask(pickle.dumps(request), kill_after_s)))
+        except TookTooLong:
             return Answer(why_not=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
-        finally:
-            if child.returncode is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        answer.seek(0)
-        errors.seek(0)
-        if status == 0:
-            return Answer(**json.load(answer))
-        lines = errors.read().decode(errors="replace").split("\n")
-    ended = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return Answer(why_not=f"crashed, ended {ended}" + (f": {last}" if last else ""))
-
-
-@contextmanager
-def _tether() -> Iterator[int]:
-    """The reading end of a pipe that closes when this process ends, however it ends; nothing is ever written to it."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
+        except ChildDied as end:
+            return Answer(why_not=f"crashed, {end}")

@@ -24,6 +24,7 @@ from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, re
 from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
+from schedc.cli.sweep import sweep_command
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import Location, one_line
@@ -316,6 +317,7 @@ app.command("profile")(profile_command)
 app.command("model")(model_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
+app.command("sweep")(sweep_command)
 app.add_typer(export_app, name="export")
 app.command("lint")(lint)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import pickle
-import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,6 +17,7 @@ from schedc.bench.instances import Instance, Unit
 from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.bench.run import Row, run, split_methods
 from schedc.errors import InvalidInput
+from schedc.processes.child import Child
 from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:
@@ -97,50 +95,19 @@ def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
     assert [row.answer for row in found] == [Answer(why_not=why_not)] * 2
 
 
-def stand_in(body: str, instance: Instance, tether: int) -> subprocess.Popen[bytes]:
-    """A cell whose compiler is the expression `body`."""
-    code = f"""
+STAND_IN = """
 import os, time
 from schedc.bench import cell
 cell.answer_to = lambda request: {body}
 cell.main()
 """
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tether)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(tether,),
-        start_new_session=True,
-    )
-    assert child.stdin is not None
-    child.stdin.write(pickle.dumps(Request(problem=instance.problem, method="1f1b", limits=LIMITS)))
-    child.stdin.flush()
-    return child
 
 
 def test_what_a_solver_prints_does_not_spoil_the_answer(instance: Instance) -> None:
-    reading, writing = os.pipe()
-    with stand_in('os.write(1, b"noise") and cell.Answer(won_by=request.method)', instance, reading) as child:
-        answer, errors = child.communicate()
-    os.close(reading)
-    os.close(writing)
+    body = 'os.write(1, b"noise") and print("more") or cell.Answer(won_by=request.method)'
+    with Child(["-c", STAND_IN.format(body=body)]) as child:
+        answer = child.ask(pickle.dumps(Request(problem=instance.problem, method="1f1b", limits=LIMITS)))
     assert Answer(**json.loads(answer)) == Answer(won_by="1f1b")
-    assert errors == b"noise"
-
-
-def test_a_cell_ends_with_its_runner(instance: Instance) -> None:
-    reading, writing = os.pipe()
-    with stand_in('os.write(1, b"begun") and time.sleep(1000)', instance, reading) as child:
-        assert child.stderr is not None
-        assert child.stderr.read(5) == b"begun"
-        assert child.poll() is None
-        os.close(writing)
-        try:
-            assert child.wait(timeout=30) == -signal.SIGKILL
-        finally:
-            child.kill()
-    os.close(reading)
 
 
 def test_the_csv_file_holds_the_rows_as_plain_numbers(rows: list[Row], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Improvement
     from schedc.solvers.driver.best_layout import LayoutsProgress
 
-__all__ = ["Live", "live"]
+__all__ = ["Live", "live", "log_lines"]
 
 LOG_EVERY_S = 5.0
 """A log gets a line no more often than this."""
@@ -76,7 +76,8 @@ def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Liv
         errors.print(first, soft_wrap=True)
 
     if not errors.is_terminal:
-        yield Live(begin, _log(lambda line: errors.print(line, soft_wrap=True)))
+        write = log_lines(lambda line: errors.print(line, soft_wrap=True))
+        yield Live(begin, lambda line: write(lambda: line))
         return
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=errors, transient=True) as bar:
@@ -84,15 +85,15 @@ def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Liv
         yield Live(begin, lambda line: bar.update(task, description=line))
 
 
-def _log(write: Callable[[str], None]) -> Callable[[str], None]:
+def log_lines(write: Callable[[str], None]) -> Callable[[Callable[[], str]], None]:
     """Write a line with the seconds since now, unless the last one is too new."""
     begun = written = time.perf_counter()
 
-    def show(line: str) -> None:
+    def show(line: Callable[[], str]) -> None:
         nonlocal written
         now = time.perf_counter()
         if now - written >= LOG_EVERY_S:
             written = now
-            write(f"{now - begun:6.1f} s  {line}")
+            write(f"{now - begun:6.1f} s  {line()}")
 
     return show

@@ -1,0 +1,193 @@
+"""One job of a sweep, compiled in this process: a `Request` in, an `Answer` out, both plain data that any process can read."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from schedc import __version__
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
+from schedc.processes.memory import forget_peak_memory, own_peak_memory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from schedc.frontend.job import Job
+    from schedc.frontend.overrides import Override
+    from schedc.solvers.common.base import Limits
+
+__all__ = ["DEFAULT_TIME_S", "Answer", "Options", "Request", "Status", "answer_to", "digest_of_files"]
+
+
+DEFAULT_TIME_S = 60.0
+"""How long a job is searched unless it or the sweep says otherwise, as of `schedc compile`."""
+
+
+class Status(StrEnum):
+    """What came of a job."""
+
+    PLANNED = "planned"
+    REFUSED = "refused"
+    """The job, a setting or an option cannot be used."""
+    INFEASIBLE = "infeasible"
+    NO_PLAN = "no-plan"
+    """No method found a plan within the limits."""
+    DEFECT = "defect"
+    """schedc refused its own result."""
+    CRASHED = "crashed"
+    """Its process died at each attempt."""
+    TIMED_OUT = "timed-out"
+    """It took far longer than its time limit, and was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of `schedc compile`; None: what the job says, or else the default."""
+
+    method: str | None = None
+    time_limit_ns: int | None = None
+    gap: float | None = None
+    seed: int | None = None
+    workers: int | None = None
+    deterministic_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to compile."""
+
+    path: str
+    """Of the job file."""
+    overrides: tuple[Override, ...]
+    """The values that are set in it."""
+    options: Options
+    content_sha256: str
+    """Of the job file and those that it names, as the sweep read them; see `digest_of_files`."""
+    kill_after_s: float
+    """How long the job may take before its process is killed."""
+    version: str = __version__
+    """Of schedc."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of it: the certificate of a plan, or why there is none. The fields are columns of the table."""
+
+    status: Status
+    won_by: str = ""
+    """The method that made the schedule."""
+    makespan_ns: int | None = None
+    objective: str = ""
+    objective_ns: int | None = None
+    bound_ns: int | None = None
+    bound: str = ""
+    """Where the bound comes from."""
+    scope: str = ""
+    """What the bound ranges over: schedules of one layout, or layouts."""
+    gap: float | None = None
+    reproducible: bool | None = None
+    ended: str = ""
+    """Why the work ended."""
+    seconds: float | None = None
+    """From the reading of the job to its verified plan."""
+    processor_seconds: float | None = None
+    """Of all threads and processes that worked on it."""
+    peak_memory_bytes: int | None = None
+    """The most that its process had resident meanwhile, interpreter and libraries included."""
+    attempts: int = 1
+    """How many processes began it; those before the last died."""
+    error: str = ""
+    """Why there is no plan; where there is one, which methods failed: defects of schedc."""
+
+
+def answer_to(request: Request) -> Answer:
+    """Compile the job in this process."""
+    import schedc.compile_layouts  # noqa: F401
+
+    # the compiler is loaded before the clock starts
+    forget_peak_memory()
+    begun_s, begun_processor_s = time.perf_counter(), _processor_s()
+    try:
+        made = _compiled(request)
+    except SchedcError as error:
+        made = Answer(status=_status_of(error), error=str(error))
+    return replace(
+        made,
+        seconds=time.perf_counter() - begun_s,
+        processor_seconds=_processor_s() - begun_processor_s,
+        peak_memory_bytes=own_peak_memory_bytes(),
+    )
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """The sha256 of the contents of files, in their order; a file that cannot be read counts as none."""
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError:
+            total.update(b"-")
+    return total.hexdigest()
+
+
+def _compiled(request: Request) -> Answer:
+    """The answer of a job that has a plan."""
+    from schedc.compile_layouts import compile_job
+    from schedc.frontend.job import load_job
+    from schedc.solvers.driver.registry import check_method
+
+    if request.version != __version__:
+        raise Unsupported(f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere")
+    job = load_job(request.path, request.overrides)
+    if digest_of_files(job.files) != request.content_sha256:
+        raise InvalidInput(f"{request.path}: changed since the sweep began, or a file that it names did; run the sweep again")
+    method = job.solver.method if request.options.method is None else request.options.method
+    check_method(method, is_open=job.open_layout is not None)
+    compiled = compile_job(job, method=method, limits=_limits(job, request.options))
+    certificate = compiled.plan.certificate
+    return Answer(
+        status=Status.PLANNED,
+        won_by=compiled.plan.made_by.method,
+        makespan_ns=certificate.makespan_ns,
+        objective=certificate.objective,
+        objective_ns=certificate.objective_ns,
+        bound_ns=certificate.lower_bound_ns,
+        bound=certificate.bound,
+        scope=certificate.scope,
+        gap=certificate.gap,
+        reproducible=compiled.plan.made_by.reproducible,
+        ended=compiled.ended,
+        error="; ".join(map(str, compiled.failures)),
+    )
+
+
+def _limits(job: Job, options: Options) -> Limits:
+    from schedc.solvers.common.base import Limits
+
+    settings = job.solver
+    limit_ns = settings.time_limit_ns if options.time_limit_ns is None else options.time_limit_ns
+    return Limits(
+        time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
+        gap=settings.gap if options.gap is None else options.gap,
+        seed=settings.seed if options.seed is None else options.seed,
+        workers=options.workers or 1,
+        deterministic=options.deterministic_limit,
+    )
+
+
+def _status_of(error: SchedcError) -> Status:
+    if isinstance(error, Infeasible):
+        return Status.INFEASIBLE
+    if isinstance(error, NoPlanFound):
+        return Status.NO_PLAN
+    return Status.REFUSED if isinstance(error, InvalidInput | Unsupported) else Status.DEFECT
+
+
+def _processor_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

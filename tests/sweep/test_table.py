@@ -1,0 +1,74 @@
+"""The table: order of rows, types of columns, and the same values in both formats."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import pytest
+from pyarrow import parquet
+from sweeps import sweep_in
+
+from schedc.errors import InvalidInput
+from schedc.sweep.one_job import Answer, Status
+from schedc.sweep.table import check_format, write_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWEEP = """
+job = "job.toml"
+[compile]
+seed = [0, 1]
+[[cases]]
+name = "one, with \\"commas\\""
+set = {a.list = [1, 2], a.mixed = 1, a.number = 1, a.whole = 7, a.flag = true, a.text = "1 ms"}
+[[cases]]
+name = "two"
+set = {a.list = "auto", a.mixed = "auto", a.number = 0.5, a.whole = 8, a.flag = false, a.text = "2 ms"}
+[[cases]]
+name = "three"
+"""
+
+
+def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path, SWEEP)
+    planned = Answer(status=Status.PLANNED, won_by="greedy", makespan_ns=2**53, gap=0.25, reproducible=True, seconds=0.5)
+    refused = Answer(status=Status.REFUSED, error='job.toml: found "x", expected 1')
+    answers = {job.key: planned for job in reversed(sweep.jobs)} | {sweep.jobs[3].key: refused, "another": planned}
+    del answers[sweep.jobs[1].key]
+    for name in ("t.csv", "t.parquet"):
+        assert write_table(tmp_path / name, sweep, answers) == 5
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = parquet.read_table(tmp_path / "t.parquet")
+    typed = table.to_pylist()
+    assert list(rows[0]) == list(typed[0]) == [*sweep.columns, *(field.name for field in fields(Answer))]
+    for row, same in zip(rows, typed, strict=True):
+        assert {key: "" if value is None else str(value) for key, value in same.items()} == {
+            key: value.capitalize() if value in ("true", "false") else value for key, value in row.items()
+        }
+    settings = [name for name in sweep.columns if name.startswith("a.")]
+    assert [[row[name] for name in settings] for row in (typed[0], typed[1], typed[3])] == [
+        ["[1, 2]", "1", 1.0, 7, True, "1 ms"],
+        ["auto", "auto", 0.5, 8, False, "2 ms"],
+        [None] * 6,
+    ]
+    assert [str(table.schema.field(name).type) for name in settings] == ["string", "string", "double", "int64", "bool", "string"]
+    assert [row["compile.seed"] for row in typed] == [0, 0, 1, 0, 1]
+    assert typed[2]["status"] == "refused"
+    assert typed[0]["makespan_ns"] == 2**53
+
+
+def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path, SWEEP)
+    for name in ("t.csv", "t.parquet"):
+        assert write_table(tmp_path / name, sweep, {}) == 0
+    assert (tmp_path / "t.csv").read_text().startswith("job,case,a.list,")
+    assert parquet.read_table(tmp_path / "t.parquet").num_rows == 0
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"-o: found 'table.json', expected a name that ends with .csv or .parquet"):
+        check_format(tmp_path / "table.json")
