@@ -1,16 +1,8 @@
-"""What executes a plan.
-
-A training job loads a plan with its stages and runs steps; everything between is the plan's:
-
-    with schedc.runtime.load("plan.json", stages={0: embed, 4: head}, loss_fn=loss_fn) as pipe:
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            loss = pipe.step(inputs, targets)
-            optimizer.step()
-"""
+"""What executes a plan: `load` it with a rank's stages, then call `step` for each batch (docs/runtime.md has an example)."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
@@ -27,9 +19,7 @@ else:
         """Load what not every job uses."""
         if name != "build_stages":
             raise AttributeError(name)
-        from schedc.runtime.session.building import build_stages
-
-        return build_stages
+        return import_module("schedc.runtime.session.building").build_stages
 
 
 __all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "build_stages", "load"]

@@ -1,7 +1,17 @@
-"""schedc, a compiler for pipeline-parallel training schedules.
+"""schedc, a compiler for pipeline-parallel training schedules: a job in, a verified plan with an optimality certificate out."""
 
-A job (profiled costs, topology, memory limit) goes in, a verified plan with an optimality certificate comes out. The command line
-is `schedc`; from Python, `schedc.compile.compile_problem` does the same, and `schedc.runtime` executes plans.
-"""
+from importlib import import_module
 
 __version__ = "0.1.0"
+__all__ = [
+    *["Bound", "CheckFailed", "Compiled", "Defect", "Improvement", "Infeasible", "InvalidInput", "Job", "NoPlanFound", "Plan"],
+    *["SchedcError", "Timeline", "Unsupported", "Violation", "compile_job", "lower_bounds", "make_job", "read_job", "read_plan"],
+    *["simulate_plan", "verify_plan", "write_plan"],
+]
+
+
+def __getattr__(name: str) -> object:
+    """What is public, from `schedc.api`, which is loaded when the first of it is used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'schedc' has no attribute {name!r}")
+    return getattr(import_module("schedc.api"), name)

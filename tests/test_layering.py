@@ -30,9 +30,10 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
+    "api": COMPILER | {"compile", "compile_layouts"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"compile", "compile_layouts", "processes"},
-    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "bench", "sweep", "runtime"},
+    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

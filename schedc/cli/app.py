@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -27,10 +27,7 @@ from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.sweep import sweep_command
 from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
-from schedc.files.location import Location, one_line
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
+from schedc.files.location import one_line
 
 __all__ = ["app", "main"]
 
@@ -46,8 +43,6 @@ PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan fil
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
 
 
-DEFAULT_TIME_S = 60.0
-"""How long `compile` searches unless the job or an option says otherwise."""
 INTERRUPTED = 130
 """The exit status after an interruption from the keyboard."""
 
@@ -106,32 +101,26 @@ def compile_command(
     given = read_job(job, values) if is_standard(job) else None
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
+        from schedc.api import search_settings
         from schedc.cli.defect import defects_kept
         from schedc.cli.rendering import layout, results
         from schedc.cli.rendering.progress import live
         from schedc.compile_layouts import compile_job
         from schedc.files.outputs import check_outputs, write_output
         from schedc.lower.layout_report import layout_report
-        from schedc.solvers.common.base import Limits
-        from schedc.solvers.driver.registry import check_method
         from schedc.text.plan.plan_to_file import plan_json
 
         loaded = given or read_job(job, values)
         check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
-        settings = loaded.solver
-        chosen = settings.method if method is None else method
-        try:
-            check_method(chosen, is_open=loaded.open_layout is not None)
-        except InvalidInput as error:
-            place = Location("--method") if method is not None else loaded.source.place / "solver" / "method"
-            raise place.error(str(error)) from error
-        limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
-        limits = Limits(
-            time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
-            gap=settings.gap if gap is None else gap,
-            seed=settings.seed if seed is None else seed,
+        chosen, limits = search_settings(
+            loaded,
+            method=method,
+            time_limit_s=None if time_limit is None else _time("--time-limit", time_limit) / 1e9,
+            gap=gap,
+            seed=seed,
             workers=workers,
-            deterministic=deterministic_limit,
+            deterministic_limit=deterministic_limit,
+            option="--method",
         )
         with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
             compiled = compile_job(
@@ -165,21 +154,12 @@ def compile_command(
 @app.command()
 def verify(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Check a plan: coverage, order, memory, channels, deadlock, certificate; with a job, that it is the job's plan."""
+    from schedc.api import read_plan, verify_plan
     from schedc.cli.rendering import results
-    from schedc.compile import check_plan
-    from schedc.compile_layouts import check_scope, problem_for
-    from schedc.text.plan.plan_file import read_plan
-    from schedc.verify.job import check_costs, check_pipeline
 
     check_set(job, values, "--job JOB")
     read = read_plan(plan)
-    violations = check_plan(read)
-    if job is not None:
-        loaded = read_job(job, values)
-        problem, unlike = problem_for(read, loaded)
-        violations += unlike + check_scope(read, loaded)
-        if problem is not None:
-            violations += check_pipeline(read, problem) + check_costs(read, problem)
+    violations = verify_plan(read, None if job is None else read_job(job, values))
     if as_json:
         results.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
     else:
@@ -191,21 +171,13 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = No
 @app.command()
 def simulate(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
+    from schedc.api import costs_for, read_plan, simulate_plan
     from schedc.cli.rendering import results
-    from schedc.compile import time_plan
-    from schedc.compile_layouts import problem_for
-    from schedc.errors import CheckFailed
-    from schedc.text.plan.plan_file import read_plan
 
     check_set(job, values, "--job JOB")
     read = read_plan(plan)
-    problem: Problem | None = read.problem
-    if job is not None:
-        problem, unlike = problem_for(read, read_job(job, values))
-        if problem is None:
-            raise CheckFailed(f"{plan}: its layout is none that the job leaves open: {unlike[0]}")
-    assert problem is not None
-    timeline = time_plan(read, problem)
+    loaded = None if job is None else read_job(job, values)
+    timeline, problem = simulate_plan(read, loaded), costs_for(read, loaded)
     if as_json:
         results.print_json(results.timeline_json(problem, read.schedule(), timeline))
     else:
@@ -239,25 +211,15 @@ def show(
 @app.command()
 def bounds(job: JobArgument, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Print the lower bounds of a job: no schedule is faster than any of them."""
-    from schedc.analysis.bounds.lower_bounds import lower_bounds
+    from schedc.api import lower_bounds
     from schedc.cli.rendering import results
 
     loaded = read_job(job, values)
-    if loaded.open_layout is not None:
-        from schedc.compile_layouts import bound_over_layouts
-
-        over_all = bound_over_layouts(loaded.workload, loaded.open_layout)
-        if as_json:
-            results.print_json({over_all.name: {"value_ns": over_all.value_ns, "where": over_all.detail}})
-        else:
-            results.print_bounds(loaded.workload.name, (over_all,))
-        return
-    problem = loaded.problem
-    found = lower_bounds(problem)
+    found = lower_bounds(loaded)
     if as_json:
         results.print_json({bound.name: {"value_ns": bound.value_ns, "where": bound.detail} for bound in found})
     else:
-        results.print_bounds(problem.name, found)
+        results.print_bounds(loaded.workload.name, found)
 
 
 @app.command()

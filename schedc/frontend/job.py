@@ -61,6 +61,11 @@ class Job:
     """The workload in the given layout, if there is one."""
 
     @property
+    def name(self) -> str:
+        """Its own, or that of its file."""
+        return self.workload.name
+
+    @property
     def layout(self) -> Layout:
         """The layout, of which nothing is to be chosen.
 

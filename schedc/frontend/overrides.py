@@ -96,9 +96,9 @@ def python_override(key: str, value: object) -> Override:
 
 
 def plain(value: object) -> object:
-    """The value with lists for tuples, and dicts for other mappings, as a file would give it."""
+    """The value with lists for tuples, dicts for other mappings and text for keys, as a file would give it."""
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 

@@ -62,7 +62,7 @@ def run(command: str, job: str, *options: str, stdin: str = "") -> tuple[int, ob
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
         done = schedc(*arguments, *options)
     if command != "compile" or done.returncode:
-        return done.returncode, re.sub(r"[\d.]+ m?s *$", "", done.stdout, flags=re.MULTILINE), done.stderr
+        return done.returncode, re.sub(r" +([\d.]+ [mun]?s *$)?", " ", done.stdout, flags=re.MULTILINE), done.stderr
     plan, printed = json.loads(Path("made.json").read_text()), json.loads(done.stdout)
     del plan["made_by"]["job_sha256"]
     return 0, (plan, [printed[key] for key in ("makespan_ns", "lower_bound_ns", "layout")]), done.stderr

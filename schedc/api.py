@@ -1,0 +1,296 @@
+"""The public functions of `import schedc`: read or build a job, compile, time, bound and check it, read and write plans.
+
+`schedc` exports what `__all__` names, and loads it at its first use (docs/api.md). The commands are written on these functions.
+What takes long to load is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.compile import Compiled
+    from schedc.frontend.job import Job
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.incumbent import Improvement
+    from schedc.verify.violation import Violation
+
+    StrPath = str | PathLike[str]
+else:
+    _TYPES = {
+        "Bound": "schedc.analysis.bounds.lower_bounds",
+        "Compiled": "schedc.compile",
+        "Improvement": "schedc.solvers.common.incumbent",
+        "Job": "schedc.frontend.job",
+        "Plan": "schedc.ir.plan",
+        "Timeline": "schedc.analysis.simulation.timeline",
+        "Violation": "schedc.verify.violation",
+    }
+
+    def __getattr__(name: str) -> object:
+        """A type, from the module that defines it."""
+        if name not in _TYPES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_TYPES[name]), name)
+
+
+__all__ = [
+    "Bound",
+    "CheckFailed",
+    "Compiled",
+    "Defect",
+    "Improvement",
+    "Infeasible",
+    "InvalidInput",
+    "Job",
+    "NoPlanFound",
+    "Plan",
+    "SchedcError",
+    "Timeline",
+    "Unsupported",
+    "Violation",
+    "compile_job",
+    "lower_bounds",
+    "make_job",
+    "read_job",
+    "read_plan",
+    "simulate_plan",
+    "verify_plan",
+    "write_plan",
+]
+
+DEFAULT_TIME_S = 60.0
+"""How long a search lasts unless the job or the caller says otherwise."""
+
+
+def read_job(path: StrPath, *, set: Mapping[str, Any] | None = None) -> Job:
+    """The job in a file.
+
+    Args:
+        path: of the job.toml.
+        set: values that take the place of those in the file, by their paths: `{"pipeline.microbatches": 32}`. As `--set` of the
+            commands; a value is what TOML would give: text, numbers, booleans, lists and dicts.
+
+    Raises:
+        InvalidInput: the file, one that it names, or a value cannot be used; says the key, what was found and what is expected.
+    """
+    from schedc.frontend.job import load_job
+    from schedc.frontend.overrides import python_override
+
+    return load_job(path, [python_override(key, value) for key, value in (set or {}).items()])
+
+
+def make_job(
+    table: Mapping[str, Any],
+    *,
+    directory: StrPath = ".",
+    name: str = "job",
+    set: Mapping[str, Any] | None = None,
+) -> Job:
+    """The job in a table of the same shape as the file, with the same checks.
+
+    Args:
+        table: sections by name, each a dict; quantities are text with a unit, as in the file.
+        directory: what paths in the table are relative to.
+        name: the job's, unless the table has one.
+        set: as of `read_job`.
+
+    Raises:
+        InvalidInput: a value, or a file that the table names, cannot be used.
+    """
+    from schedc.frontend.job import checked_job
+    from schedc.frontend.job_source import source_of_table
+    from schedc.frontend.overrides import python_override
+
+    overrides = [python_override(key, value) for key, value in (set or {}).items()]
+    return checked_job(source_of_table(table, directory=Path(directory), name=name, overrides=overrides))
+
+
+def compile_job(
+    job: Job,
+    *,
+    method: str | None = None,
+    time_limit_s: float | None = None,
+    gap: float | None = None,
+    seed: int | None = None,
+    workers: int = 8,
+    deterministic_limit: float | None = None,
+    on_improvement: Callable[[Improvement], None] = lambda _: None,
+) -> Compiled:
+    """The best plan that is found for the job, checked, with its certificate.
+
+    Args:
+        job: what is compiled.
+        method: `auto`, or a method's name with its options in braces. None: as the job says, likewise the next three.
+        time_limit_s: for all of it, in seconds. The default is 60.
+        gap: the search ends when the plan is proven to be within it, as 0.01.
+        seed: of random numbers.
+        workers: search threads of CP-SAT.
+        deterministic_limit: ends the search after this much work instead of time: the same plan on every machine.
+        on_improvement: is called with each better schedule or bound at once.
+
+    Raises:
+        InvalidInput: the method's name or an option is wrong, or the time limit is too short even for the checks.
+        Infeasible: no schedule exists.
+        NoPlanFound: no method found a schedule.
+        Defect: schedc's own result breaks a rule.
+    """
+    from schedc import compile_layouts
+
+    chosen, limits = search_settings(
+        job,
+        method=method,
+        time_limit_s=time_limit_s,
+        gap=gap,
+        seed=seed,
+        workers=workers,
+        deterministic_limit=deterministic_limit,
+    )
+    return compile_layouts.compile_job(job, method=chosen, limits=limits, report=on_improvement)
+
+
+def search_settings(
+    job: Job,
+    *,
+    method: str | None,
+    time_limit_s: float | None,
+    gap: float | None,
+    seed: int | None,
+    workers: int,
+    deterministic_limit: float | None,
+    option: str = "method",
+) -> tuple[str, Limits]:
+    """The method and its limits: what the caller gives, as to `compile_job`, else what the job says.
+
+    Messages call the caller's method by `option`.
+
+    Raises:
+        InvalidInput: the method's name, one of its options or a limit is wrong.
+    """
+    from schedc.files.location import Location
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.driver.registry import check_method
+
+    settings = job.solver
+    chosen = settings.method if method is None else method
+    try:
+        check_method(chosen, is_open=job.open_layout is not None)
+    except InvalidInput as error:
+        place = job.source.place / "solver" / "method" if method is None else Location(option)
+        raise place.error(str(error)) from error
+    for key, value, least, below in (
+        ("time_limit_s", time_limit_s, 0, math.inf),
+        ("gap", gap, 0, 1),
+        ("seed", seed, 0, 2**31),
+        ("workers", workers, 1, 2**31),
+        ("deterministic_limit", deterministic_limit, 0, math.inf),
+    ):
+        if value is not None and not least <= value < below:
+            raise Location(key).refuse(str(value), f"a number of at least {least} and below {below}")
+    if time_limit_s is None:
+        time_limit_s = DEFAULT_TIME_S if settings.time_limit_ns is None else settings.time_limit_ns / 1e9
+    return chosen, Limits(
+        time_s=time_limit_s,
+        gap=settings.gap if gap is None else gap,
+        seed=settings.seed if seed is None else seed,
+        workers=workers,
+        deterministic=deterministic_limit,
+    )
+
+
+def lower_bounds(job: Job) -> tuple[Bound, ...]:
+    """Times that no schedule of the job can beat: its objective is at least the largest of them.
+
+    Where the job leaves its layout open, the one bound that holds for every layout.
+
+    Raises:
+        Infeasible: no layout has room on its ranks.
+    """
+    if job.open_layout is not None:
+        from schedc.compile_layouts import bound_over_layouts
+
+        return (bound_over_layouts(job.workload, job.open_layout),)
+    from schedc.analysis.bounds import lower_bounds as of_problem
+
+    return of_problem.lower_bounds(job.problem)
+
+
+def read_plan(path: StrPath) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        InvalidInput: the file cannot be read or is no plan; what breaks a rule of plans is found by `verify_plan`.
+    """
+    from schedc.text.plan import plan_file
+
+    return plan_file.read_plan(Path(path))
+
+
+def write_plan(plan: Plan, path: StrPath) -> None:
+    """Write the plan's file, whole or not at all; what was there is replaced.
+
+    Raises:
+        InvalidInput: it cannot be written.
+    """
+    from schedc.text.plan import plan_to_file
+
+    plan_to_file.write_plan(plan, Path(path))
+
+
+def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
+    """Every rule that the plan breaks: coverage, order, memory, channels, deadlock, certificate; empty: it is sound.
+
+    Args:
+        plan: what is checked; its bounds are computed again.
+        job: whose plan it has to be: the same ranks, paths, costs, links, limits and objective. None: any job's.
+    """
+    from schedc.compile import check_plan
+    from schedc.compile_layouts import check_scope, problem_for
+    from schedc.verify.job import check_costs, check_pipeline
+
+    violations = check_plan(plan)
+    if job is not None:
+        problem, unlike = problem_for(plan, job)
+        violations += unlike + check_scope(plan, job)
+        if problem is not None:
+            violations += check_pipeline(plan, problem) + check_costs(plan, problem)
+    return violations
+
+
+def simulate_plan(plan: Plan, job: Job | None = None) -> Timeline:
+    """When everything of the plan happens, under its own costs or those of a job with the same pipeline.
+
+    Raises:
+        CheckFailed: the job has another pipeline, or the plan's orders break a rule.
+    """
+    from schedc.compile import time_plan
+
+    return time_plan(plan, costs_for(plan, job))
+
+
+def costs_for(plan: Plan, job: Job | None) -> Problem:
+    """The problem under whose costs a plan is timed: its own, or that of a job in the plan's layout.
+
+    Raises:
+        CheckFailed: the job leaves its layout open, and the plan's is none of those.
+    """
+    if job is None:
+        return plan.problem
+    from schedc.compile_layouts import problem_for
+
+    problem, unlike = problem_for(plan, job)
+    if problem is None:
+        raise CheckFailed(f"{plan.name}: its layout is none that the job leaves open: {unlike[0]}")
+    return problem

@@ -1,0 +1,171 @@
+"""`import schedc`: what is public, that it loads nothing before it is used, its types, and the program of its page."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_programs import PAGES, ROOT, programs_of, with_outputs
+from jobs import M70, write_job
+
+import schedc
+from schedc import api
+from schedc.frontend.job import load_job
+
+LOADED = """
+import sys
+import schedc
+{statement}
+heavy = {{"numpy", "ortools", "numba", "torch", "msgspec", "highspy", "pulp", "typer", "rich"}}
+print(*sorted(heavy & set(sys.modules)), *sorted(name for name in sys.modules if name.startswith("schedc.")))
+"""
+TABLE: dict[str, Any] = {
+    "pipeline": {"ranks": 2, "microbatches": 3},
+    "profile": {"forward": "1 ms", "backward_input": "1 ms", "backward_weight": ("1 ms", "2 ms"), "message": "1 MiB"},
+    "topology": {"within": {"latency": "1 ms"}},
+}
+
+
+def loaded(statement: str) -> set[str]:
+    """What a fresh process has imported after the statement."""
+    done = subprocess.run([sys.executable, "-c", LOADED.format(statement=statement)], capture_output=True, check=True, timeout=60)
+    return set(done.stdout.decode().split())
+
+
+def test_the_import_loads_nothing_and_names_load_what_they_need() -> None:
+    assert loaded("") == set()
+    assert loaded("schedc.InvalidInput; schedc.compile_job") == {"schedc.api", "schedc.errors"}
+    read = loaded("schedc.make_job(dict(pipeline=dict(ranks=1, microbatches=1), profile=dict(forward='1 ms', "
+                  "backward_input='1 ms', backward_weight='1 ms')))")  # fmt: skip
+    assert "schedc.frontend.job" in read
+    assert not read & {"numpy", "ortools", "numba", "torch", "highspy", "pulp", "typer", "rich"}
+    assert "schedc.api" not in loaded("from schedc import errors; assert not hasattr(schedc, 'nothing')")
+
+
+def test_what_is_public_is_the_same_in_all_its_places() -> None:
+    """The module, the functions, the types for checkers and editors, and the page."""
+    stub = ast.parse((ROOT / "schedc" / "__init__.pyi").read_text(encoding="utf-8"))
+    imported = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert [alias.asname for alias in imported] == [alias.name for alias in imported] == schedc.__all__ == api.__all__
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(\w+)", " ".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)))
+    assert {name for name in listed if hasattr(schedc, name)} == set(schedc.__all__)
+    for name in schedc.__all__:
+        assert getattr(schedc, name) is getattr(api, name)
+        assert getattr(schedc, name).__doc__
+    for name in ("DEFAULT_TIME_S", "nothing", "_private"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(schedc, name)
+
+
+def test_documented_attributes_exist() -> None:
+    """Of every type, on what the functions return."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    job = schedc.make_job(TABLE)
+    steps: list[schedc.Improvement] = []
+    compiled = schedc.compile_job(job, method="greedy", time_limit_s=5, on_improvement=steps.append)
+    timeline = schedc.simulate_plan(compiled.plan)
+    wrong = schedc.verify_plan(compiled.plan, schedc.make_job(TABLE, set={"pipeline.microbatches": 4}))
+    made = {
+        "Job": job, "Compiled": compiled, "Improvement": steps[0], "Plan": compiled.plan, "Timeline": timeline,
+        "Bound": schedc.lower_bounds(job)[0], "Violation": wrong[0],
+    }  # fmt: skip
+    for name, value in made.items():
+        assert isinstance(value, getattr(schedc, name))
+        (row,) = re.findall(rf"^\| `{name}` \| ([^|]*) \|$", page, re.MULTILINE)
+        for attribute in re.findall(r"`([a-z_0-9]+)(?:\(rank\))?`", re.sub(r" \([^()]*\)|, each with [^;]*|; `ranks`.*", "", row)):
+            assert hasattr(value, attribute), f"{name}.{attribute}"
+    assert len(timeline.start_ns(1)) == len(timeline.end_ns(1)) == len(compiled.plan.ranks[1].compute)
+    assert steps[-1].objective_ns == compiled.plan.certificate.makespan_ns == timeline.makespan_ns
+
+
+def test_a_table_is_the_same_job_as_the_file(tmp_path: Path) -> None:
+    text = """
+        [pipeline]
+        ranks = 2
+        microbatches = 3
+        [profile]
+        forward = "1 ms"
+        backward_input = "1 ms"
+        backward_weight = ["1 ms", "2 ms"]
+        message = "1 MiB"
+        [topology.within]
+        latency = "1 ms"
+        """
+    (tmp_path / "links.toml").write_text('within = { latency = "1 ms" }\n')
+    expected = load_job(write_job(tmp_path, text, "made.toml")).problem
+    assert schedc.make_job(TABLE, name="made").problem == expected
+    in_file = {**TABLE, "topology": {"path": "links.toml"}}
+    job = schedc.make_job(in_file, name="made", directory=tmp_path)
+    assert job.problem == expected and job.files == (tmp_path / "links.toml",)
+    plan = schedc.compile_job(job, method="1f1b").plan
+    assert plan.made_by.job_sha256 == job.sha256 != schedc.make_job(TABLE).sha256
+    assert schedc.verify_plan(plan, job) == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({}, "the job: pipeline: found nothing, expected a table"),
+        ({**TABLE, "pipeline": {"ranks": 2, "microbatches": "3"}}, 'the job: pipeline.microbatches: found "3", expected a whole'),
+        ({**TABLE, "memroy": {}}, "the job: memroy: found an unknown key"),
+        ({**TABLE, "name": Path("x")}, "the job: name: found x, expected text"),
+        ({**TABLE, "name": "a\nb"}, "the job: name: found "),
+        ({**TABLE, "pipeline": {2: 2}}, "the job: pipeline.2: found an unknown key"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_line(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(schedc.InvalidInput) as caught:
+        schedc.make_job(table)
+    assert str(caught.value).startswith(says) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "nix"}, "method: method 'nix' is unknown"),
+        ({"gap": 1.0}, "gap: found 1.0, expected a number of at least 0 and below 1"),
+        ({"seed": -1}, "seed: found -1, expected"),
+        ({"workers": 0}, "workers: found 0, expected a number of at least 1"),
+        ({"time_limit_s": float("nan")}, "time_limit_s: found nan, expected"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(schedc.InvalidInput) as caught:
+        schedc.compile_job(schedc.make_job(TABLE), **options)
+    assert str(caught.value).startswith(says)
+
+
+def test_values_that_are_set(tmp_path: Path) -> None:
+    path = write_job(tmp_path, M70)
+    job = schedc.read_job(path, set={"pipeline.microbatches": 8, "topology.sites": (2, 6)})
+    assert job.problem == load_job(write_job(tmp_path, M70.replace("= 16", "= 8").replace("[4, 4]", "[2, 6]"))).problem
+    with pytest.raises(schedc.InvalidInput, match=r"^set pipeline.ranks to 0: found 0, expected a whole number"):
+        schedc.read_job(path, set={"pipeline.ranks": 0})
+    with pytest.raises(schedc.InvalidInput, match=r"^set pipeline.ranks to false: found false, expected a whole number"):
+        schedc.make_job(TABLE, set={"pipeline.ranks": False})
+
+
+def test_a_plan_of_another_pipeline_cannot_be_timed() -> None:
+    plan = schedc.compile_job(schedc.make_job(TABLE), method="1f1b").plan
+    other = schedc.make_job(TABLE, set={"pipeline.microbatches": 4})
+    with pytest.raises(schedc.CheckFailed, match="microbatches"):
+        schedc.simulate_plan(plan, other)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_program_of_a_page_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    """If this fails, look at the difference and run `python tests/support/doc_programs.py`."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert len(programs_of(text)) > 3
+    assert with_outputs(text, tmp_path) == text
+
+
+def test_another_output_of_a_page_is_noticed(tmp_path: Path) -> None:
+    text = "before\n```python\nx = 1\n```\nand\n```python\nprint(x)\n```\n\n```text\n2\n```\nafter\n"
+    assert with_outputs(text, tmp_path) == text.replace("2", "1")
