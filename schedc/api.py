@@ -269,15 +269,26 @@ def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
     return violations
 
 
-def simulate_plan(plan: Plan, job: Job | None = None) -> Timeline:
+def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decoupled") -> Timeline:
     """When everything of the plan happens, under its own costs or those of a job with the same pipeline.
 
-    Raises:
-        CheckFailed: the job has another pipeline, or the plan's orders break a rule.
-    """
-    from schedc.compile import time_plan
+    Args:
+        plan: whose orders are run.
+        job: the job; None: the plan's own costs.
+        transfers: how transfers hold up compute: not at all, in one queue for each rank (`one-queue`), or each one (`blocking`).
 
-    return time_plan(plan, costs_for(plan, job))
+    Raises:
+        InvalidInput: `transfers` is none of these.
+        CheckFailed: the job has another pipeline, the plan's orders break a rule, or the ranks wait for each other indefinitely
+            where transfers block.
+    """
+    from schedc.analysis.simulation.engines import Transfers
+    from schedc.compile import time_plan
+    from schedc.files.location import Location
+
+    if transfers not in list(Transfers):
+        raise Location("transfers").refuse(repr(transfers), f"one of {', '.join(Transfers)}")
+    return time_plan(plan, costs_for(plan, job), transfers=Transfers(transfers))
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds, minimum_limit_bytes
 from schedc.analysis.gap import relative_gap
+from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
@@ -272,11 +273,17 @@ def check_plan(plan: Plan, *, with_bounds: bool = True) -> tuple[Violation, ...]
     return verify_plan(plan, bounds=bounds)
 
 
-def time_plan(plan: Plan, problem: Problem | None = None) -> Timeline:
+def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfers = Transfers.DECOUPLED) -> Timeline:
     """The plan's timeline, under its own costs or those of another problem with the same pipeline.
 
+    Args:
+        plan: whose orders are run.
+        problem: the other problem; None: the plan's own.
+        transfers: how transfers go beside compute.
+
     Raises:
-        CheckFailed: the other problem has another pipeline, or the plan's orders break a rule.
+        CheckFailed: the other problem has another pipeline, the plan's orders break a rule, or the ranks wait for each other in a
+            cycle where transfers block.
     """
     violations: tuple[Violation, ...] = ()
     if problem is not None:
@@ -289,7 +296,10 @@ def time_plan(plan: Plan, problem: Problem | None = None) -> Timeline:
         violations = verify_schedule(unlimited, plan.schedule())
     if violations:
         raise CheckFailed(f"{plan.name}: the plan cannot be timed: {_first_of(violations)}")
-    return simulate(costs, plan.schedule())
+    try:
+        return simulate_engine(costs, plan.schedule(), transfers)
+    except CheckFailed as error:
+        raise CheckFailed(f"{plan.name}: the plan cannot be timed: {error}") from error
 
 
 def _check_time(problem: Problem, limits: Limits) -> None:

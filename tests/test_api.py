@@ -158,6 +158,15 @@ def test_a_plan_of_another_pipeline_cannot_be_timed() -> None:
         schedc.simulate_plan(plan, other)
 
 
+def test_a_plan_is_timed_on_engines_whose_transfers_hold_up_compute() -> None:
+    job = schedc.make_job(TABLE)
+    plan = schedc.compile_job(job, method="1f1b").plan
+    usual, queued = (schedc.simulate_plan(plan, transfers=name).makespan_ns for name in ("decoupled", "one-queue"))
+    assert schedc.simulate_plan(plan).makespan_ns == usual <= queued
+    with pytest.raises(schedc.InvalidInput, match=r"^transfers: found 'queue', expected one of decoupled, one-queue, blocking$"):
+        schedc.simulate_plan(plan, job, transfers="queue")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_program_of_a_page_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
     """If this fails, look at the difference and run `python tests/support/doc_programs.py`."""

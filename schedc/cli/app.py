@@ -54,6 +54,14 @@ class SchemaName(StrEnum):
     plan = "plan"
 
 
+class TransfersName(StrEnum):
+    """The values of `simulate --transfers`; here, as the simulator of each loads what `--help` need not."""
+
+    decoupled = "decoupled"
+    one_queue = "one-queue"
+    blocking = "blocking"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"schedc {__version__}")
@@ -169,7 +177,15 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = No
 
 
 @app.command()
-def simulate(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = None, as_json: JsonOption = False) -> None:
+def simulate(
+    plan: PlanArgument,
+    job: PlanJobOption = None,
+    values: SetOption = None,
+    transfers: Annotated[
+        TransfersName, typer.Option(help="How transfers hold up compute: not at all, in one queue for each rank, or each one.")
+    ] = TransfersName.decoupled,
+    as_json: JsonOption = False,
+) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
     from schedc.api import costs_for, read_plan, simulate_plan
     from schedc.cli.rendering import results
@@ -177,11 +193,13 @@ def simulate(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = 
     check_set(job, values, "--job JOB")
     read = read_plan(plan)
     loaded = None if job is None else read_job(job, values)
-    timeline, problem = simulate_plan(read, loaded), costs_for(read, loaded)
+    timeline, problem = simulate_plan(read, loaded, transfers=transfers.value), costs_for(read, loaded)
     if as_json:
-        results.print_json(results.timeline_json(problem, read.schedule(), timeline))
+        results.print_json({"transfers": transfers.value, **results.timeline_json(problem, read.schedule(), timeline)})
     else:
         results.print_timeline(problem, read.schedule(), timeline)
+        if transfers is not TransfersName.decoupled:
+            results.print_against_decoupled(transfers.value, timeline, simulate_plan(read, loaded))
 
 
 @app.command()

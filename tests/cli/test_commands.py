@@ -143,6 +143,31 @@ def test_simulate_with_another_job_takes_its_costs(plan: Path, tmp_path: Path) -
     assert json.loads(schedc("simulate", plan, "--job", job, "--json").stdout)["makespan_ns"] == 2_415_000_000
 
 
+def test_simulate_with_transfers_that_hold_up_compute(plan: Path) -> None:
+    usual = json.loads(schedc("simulate", plan, "--json").stdout)
+    assert usual["transfers"] == "decoupled"
+    assert json.loads(schedc("simulate", plan, "--transfers", "decoupled", "--json").stdout) == usual
+    queued = json.loads(schedc("simulate", plan, "--transfers", "one-queue", "--json").stdout)
+    assert queued["transfers"] == "one-queue"
+    assert queued["makespan_ns"] > usual["makespan_ns"]
+    assert queued["busy_ns"] == usual["busy_ns"]
+    shown = schedc("simulate", plan, "--transfers", "one-queue").stdout
+    longer = queued["makespan_ns"] / usual["makespan_ns"] - 1
+    assert f"with one-queue transfers; decoupled ones take 4.543 s, so these cost {longer:+.2%}" in " ".join(shown.split())
+
+
+def test_simulate_names_the_cycle_where_blocking_transfers_deadlock(tmp_path: Path) -> None:
+    """PipeMorph's plan has two more forwards in flight on rank 0 than on rank 1, which ends in a deadlock without queues."""
+    plan = tmp_path / "plan.json"
+    schedc("compile", JOB.parent.parent / "pipemorph-4x12" / "job.toml", "-o", plan, "--method", "pipemorph", "--quiet")
+    done = schedc("simulate", plan, "--transfers", "blocking")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "schedc: pipemorph-4x12: the plan cannot be timed: where transfers block, the ranks wait for each other indefinitely:"
+        " rank 0 to send F0.7 to rank 1, rank 1 to send B1.3 to rank 0\n"
+    )
+
+
 def test_simulate_refuses_a_job_with_another_pipeline(plan: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB.read_text().replace("microbatches = 16", "microbatches = 12"))

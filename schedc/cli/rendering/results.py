@@ -36,6 +36,7 @@ __all__ = [
     "compiled_json",
     "console",
     "plain_table",
+    "print_against_decoupled",
     "print_bounds",
     "print_candidates",
     "print_compiled",
@@ -234,6 +235,14 @@ def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> 
             "none" if limit is None else format_bytes(limit),
         )
     out.print(table)
+
+
+def print_against_decoupled(transfers: str, timeline: Timeline, decoupled: Timeline) -> None:
+    """How much longer it takes than where no transfer holds up compute."""
+    longer = timeline.makespan_ns / max(1, decoupled.makespan_ns) - 1
+    console().print(
+        f"with {transfers} transfers; decoupled ones take {format_duration_ns(decoupled.makespan_ns)}, so these cost {longer:+.2%}"
+    )
 
 
 def print_templates(templates: Sequence[Template]) -> None:

@@ -1,0 +1,218 @@
+"""What the simulators run: a schedule as arrays of its ops, with what each costs, sends and waits for.
+
+`flow_of` takes a Problem and a Schedule; the simulators say when things happen; `timeline_of` puts both together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.analysis.simulation.timeline import CollectiveSpan, Timeline
+from schedc.ir.index import ops_array, tables_of
+from schedc.ir.ops import Kind, token
+from schedc.ir.plan import Collective
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.ir.index import Tables
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["NOT_RUN", "Flow", "Times", "flow_of", "timeline_of", "waiting_text"]
+
+NOT_RUN = -1
+"""The start of an op that has not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """One schedule of one problem. The arrays are flat, rank after rank in the order of the schedule."""
+
+    ops: NDArray[np.int64]
+    """One row (kind, stage, microbatch, part) per op."""
+    begin: NDArray[np.int64]
+    """Per rank, its first op; one more entry at the end."""
+    rank_of: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    consumer: NDArray[np.int64]
+    """Per op, the op that needs its transfer, or -1 where it sends none."""
+    receives: NDArray[np.int64]
+    """Per op, 1 where a transfer must arrive first."""
+    resource: NDArray[np.int64]
+    """Per op, the link or trunk of what its stage sends, or -1; meant where it sends."""
+    occupancy_ns: NDArray[np.int64]
+    latency_ns: NDArray[np.int64]
+    gates: NDArray[np.int64]
+    """Per op, the moment before which an all-gather holds it back: a row of nanoseconds and a row of deltas."""
+    free: NDArray[np.int64]
+    """Per resource, the moment at which the all-gathers have left it: the same two rows."""
+    collective_after: NDArray[np.int64]
+    """Per op, the index of the reduce-scatter that its end makes ready, or -1."""
+    scatters: NDArray[np.int64]
+    """The stages that reduce-scatter."""
+    scatter_resource: NDArray[np.int64]
+    scatter_ns: NDArray[np.int64]
+    all_gathers: tuple[CollectiveSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """When what a flow has begins; a simulator fills it in."""
+
+    starts_ns: NDArray[np.int64]
+    """Per op, `NOT_RUN` at first."""
+    transfer_start_ns: NDArray[np.int64]
+    arrival_ns: NDArray[np.int64]
+    scatter_start_ns: NDArray[np.int64]
+
+    @classmethod
+    def none_of(cls, flow: Flow) -> Times:
+        """Before anything has run."""
+        count = len(flow.ops)
+        return cls(
+            starts_ns=np.full(count, NOT_RUN, np.int64),
+            transfer_start_ns=np.zeros(count, np.int64),
+            arrival_ns=np.zeros(count, np.int64),
+            scatter_start_ns=np.zeros(len(flow.scatters), np.int64),
+        )
+
+
+def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) -> Flow:
+    """The schedule as arrays.
+
+    Args:
+        problem: what the ops cost.
+        schedule: a schedule that `verify_schedule` accepts.
+        tables: the problem's lookups, where the caller has them already.
+    """
+    tables = tables or tables_of(problem)
+    ops = ops_array(schedule.orders)
+    begin = np.cumsum([0, *map(len, schedule.orders)], dtype=np.int64)
+    kind, stage, microbatch, part = ops.T
+    path = tables.path_of[microbatch]
+    duration_ns, last_part = _durations(schedule, tables, ops)
+    first_part = part <= 0
+
+    backward = np.array([0, 1, 0, 1], np.int64)[kind]  # F sends forward, B and BW backward; W sends nothing
+    resource = tables.resource[backward, path, stage]
+    sends = last_part & (kind != Kind.W) & (resource >= 0)
+    toward = np.where(backward == 1, tables.previous_stage[path, stage], tables.next_stage[path, stage])
+    comes_from = np.where(backward == 1, tables.next_stage[path, stage], tables.previous_stage[path, stage])
+    rank_of_stage = tables.rank_of_stage
+    receives = first_part & (kind != Kind.W) & (comes_from >= 0) & (rank_of_stage[comes_from] != rank_of_stage[stage])
+
+    first_op = np.full((2, len(problem.stages), problem.microbatches), -1, np.int64)
+    starting = np.flatnonzero(first_part & (kind != Kind.W))
+    first_op[backward[starting], stage[starting], microbatch[starting]] = starting
+
+    spans, gates, free = _all_gathers(problem, tables, ops, begin)
+    scatters, collective_after = _reduce_scatters(problem, ops)
+    parallel = problem.data_parallel
+    return Flow(
+        ops=ops,
+        begin=begin,
+        rank_of=np.repeat(np.arange(problem.ranks), np.diff(begin)),
+        duration_ns=duration_ns,
+        consumer=np.where(sends, first_op[backward, toward, microbatch], -1),
+        receives=receives.astype(np.int64),
+        resource=resource,
+        occupancy_ns=tables.occupancy_ns[backward, path, stage],
+        latency_ns=tables.latency_ns[backward, path, stage],
+        gates=gates,
+        free=free,
+        collective_after=collective_after,
+        scatters=scatters,
+        scatter_resource=tables.collective_resource[rank_of_stage[scatters]],
+        scatter_ns=np.array([parallel.reduce_scatter_ns[index] for index in scatters] if parallel else [], np.int64),
+        all_gathers=tuple(spans),
+    )
+
+
+def timeline_of(problem: Problem, flow: Flow, times: Times) -> Timeline:
+    """What happened when, after a simulator has run all ops."""
+    ends_ns = times.starts_ns + flow.duration_ns
+    spans = list(flow.all_gathers)
+    for op in np.flatnonzero(flow.collective_after >= 0).tolist():
+        at = flow.collective_after[op]
+        scatter, start_ns = int(flow.scatters[at]), int(times.scatter_start_ns[at])
+        end_ns = int(start_ns + flow.scatter_ns[at])
+        spans.append(CollectiveSpan(Collective("RS", scatter), problem.stages[scatter].rank, int(ends_ns[op]), start_ns, end_ns))
+    sends = flow.consumer >= 0
+    return Timeline(
+        ops=flow.ops,
+        begin=flow.begin,
+        starts_ns=times.starts_ns,
+        ends_ns=ends_ns,
+        consumer=flow.consumer,
+        resource=np.where(sends, flow.resource, -1),
+        transfer_start_ns=times.transfer_start_ns,
+        transfer_left_ns=np.where(sends, times.transfer_start_ns + flow.occupancy_ns, 0),
+        arrival_ns=times.arrival_ns,
+        collectives=tuple(spans),
+    )
+
+
+def waiting_text(schedule: Schedule, flow: Flow, times: Times) -> str:
+    """What to say where not all ops have run: before which op each rank waits."""
+    waiting = []
+    for rank, order in enumerate(schedule.orders):
+        stuck = np.flatnonzero(times.starts_ns[flow.begin[rank] : flow.begin[rank + 1]] == NOT_RUN)
+        if len(stuck):
+            waiting.append(f"rank {rank} before {token(order[stuck[0]])}")
+    return f"the ranks wait for each other indefinitely: {', '.join(waiting)}; `schedc.verify` names the cycle"
+
+
+def _durations(schedule: Schedule, tables: Tables, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Per op, its duration and whether it ends its block."""
+    kind, stage, microbatch, part = ops.T
+    duration_ns = tables.duration_ns[kind, stage, microbatch]
+    last_part = part < 0
+    for parts in schedule.parts:
+        cut = (kind == parts.kind) & (stage == parts.stage) & (part >= 0)
+        edges = np.cumsum([0, *parts.shares])
+        done, block_ns = part[cut], duration_ns[cut]
+        duration_ns[cut] = block_ns * edges[done + 1] // edges[-1] - block_ns * edges[done] // edges[-1]
+        last_part |= cut & (part == len(parts.shares) - 1)
+    return duration_ns, last_part
+
+
+def _all_gathers(
+    problem: Problem, tables: Tables, ops: NDArray[np.int64], begin: NDArray[np.int64]
+) -> tuple[list[CollectiveSpan], NDArray[np.int64], NDArray[np.int64]]:
+    """The all-gathers, all ready at 0; per op, the earliest start that they leave; per resource, when they leave it.
+
+    The last two hold moments: a row of nanoseconds and a row of deltas.
+    """
+    gates = np.zeros((2, len(ops)), np.int64)
+    free = np.zeros((2, len(tables.resources)), np.int64)
+    spans: list[CollectiveSpan] = []
+    parallel = problem.data_parallel
+    if parallel is None or not parallel.all_gather_ns:
+        return spans, gates, free
+    for rank in range(problem.ranks):
+        forwards = np.flatnonzero(ops[begin[rank] : begin[rank + 1], 0] == Kind.F) + begin[rank]
+        for stage in dict.fromkeys(ops[forwards, 1].tolist()):  # in order of first use, so the first needed is gathered first
+            resource = tables.collective_resource[rank]
+            start_ns, delta = free[:, resource].tolist()
+            duration_ns = parallel.all_gather_ns[stage]
+            end_ns = start_ns + duration_ns
+            free[:, resource] = end_ns, 0 if duration_ns else delta + 1
+            gates[:, forwards[ops[forwards, 1] == stage]] = free[:, [resource]]
+            spans.append(CollectiveSpan(Collective("AG", stage), rank, 0, start_ns, end_ns))
+    return spans, gates, free
+
+
+def _reduce_scatters(problem: Problem, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The stages that reduce-scatter, and per op the index of the one that its end makes ready, or -1."""
+    after = np.full(len(ops), -1, np.int64)
+    stages: list[int] = []
+    if problem.data_parallel is not None:
+        weights = np.flatnonzero(ops[:, 0] >= Kind.W)
+        for stage in np.unique(ops[weights, 1]).tolist():
+            after[weights[ops[weights, 1] == stage][-1]] = len(stages)
+            stages.append(stage)
+    return np.array(stages, np.int64), after
