@@ -33,8 +33,15 @@ if TYPE_CHECKING:
 
     from schedc.architectures.operators.operator import Operators
 
-PHASES = {"F": "forward_ms", "B": "backward_input_ms", "W": "backward_weight_ms", "BW": "backward_ms"}
+COLUMNS = {
+    "F": "forward_ms",
+    "B": "backward_input_ms",
+    "W": "backward_weight_ms",
+    "BW": "backward_ms",
+    "kept": "activation_bytes",
+}
 """The keys of the files."""
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,8 @@ class Case:
     layer: str
     device: str
     operators: Operators
-    measured_ms: Mapping[str, float]
+    measured: Mapping[str, float]
+    """By column: milliseconds, or bytes of what F keeps."""
     element_bytes: int = 2
     times: int = 1
     """This many such layers were measured together."""
@@ -97,11 +105,16 @@ def galvatron() -> Group:
                 layer=f"layertype_0_bsz{batch}_seq2048",
                 device="a100",
                 operators=block_of(model, setting),
-                measured_ms={"F": time_ms * batch},
+                measured={"F": time_ms * batch},
                 per=batch,
                 named=f"block, batch {batch}",
             )
         )
+    for tensor, kept_mib in {1: 514.5634765625, 2: 273.28173828125, 4: 136.885498046875, 8: 68.3204345703125}.items():
+        operators = block_of(model, Setting(sequence_length=2048, tensor_parallel=tensor))
+        named = f"block, batch 1, tensor parallel {tensor}"
+        kept = {"kept": kept_mib * MIB}
+        group.cases.append(Case(file=name, layer=str(tensor), device="a100", operators=operators, measured=kept, named=named))
     for batch, time_ms in other_ms.items():
         setting = Setting(sequence_length=2048, microbatch_size=batch)
         group.cases.append(
@@ -110,7 +123,7 @@ def galvatron() -> Group:
                 layer=f"layertype_other_bsz{batch}_seq2048",
                 device="a100",
                 operators=[*embedding_operators(model, setting), *head_operators(model, setting)],
-                measured_ms={"F": time_ms * batch},
+                measured={"F": time_ms * batch},
                 per=batch,
                 named=f"embedding and head, batch {batch}",
             )
@@ -120,62 +133,29 @@ def galvatron() -> Group:
 
 def sailor() -> Iterator[Group]:
     """GPT-like models on GH200, backward fused."""
-    source = "eth-easl/sailor cf2c8e3, profiles_tmp.json (MIT)"
-    measured = (
-        (
-            "sailor-opt350m-gh200-tp1-mbs8",
-            "OPT-350M",
-            decoder(1024, 16, 4096, 50304),
-            8,
-            1,
-            2048,
-            (6.988, 21.514),
-            (14.852, 19.173),
-        ),
-        (
-            "sailor-gptneo2.7b-gh200-tp4-mbs4",
-            "GPT-Neo 2.7B",
-            decoder(2560, 32, 10240, 50257),
-            4,
-            4,
-            2048,
-            (3.206, 7.259),
-            (0.445, 0.548),
-        ),
-        (
-            "sailor-llama8b-gh200-tp1-mbs1",
-            "a Llama-like model of 268.5 M parameters a block",
-            decoder(4096, 32, 16384, 50304, gated=True),
-            1,
-            1,
-            8192,
-            (48.754, 95.833),
-            (16.226, 35.7),
-        ),
-    )
-    for file, title, model, microbatch, tensor, sequence, of_block, of_head in measured:
+    wide = decoder(4096, 32, 16384, 50304, gated=True)
+    models = {
+        "sailor-opt350m-gh200-tp1-mbs8": ("OPT-350M", decoder(1024, 16, 4096, 50304), 8, 1, 2048),
+        "sailor-gptneo2.7b-gh200-tp4-mbs4": ("GPT-Neo 2.7B", decoder(2560, 32, 10240, 50257), 4, 4, 2048),
+        "sailor-llama8b-gh200-tp1-mbs1": ("A model of 268.5 M parameters a block", wide, 1, 1, 8192),
+    }
+    of_block = ((6.988, 21.514, 2885812224), (3.206, 7.259, 977403904), (48.754, 95.833, 12348096512))
+    of_head = ((14.852, 19.173, 6677553152), (0.445, 0.548, 167882752), (16.226, 35.7, 2051122176))
+    for (file, (title, model, microbatch, tensor, sequence)), block, head in zip(models.items(), of_block, of_head, strict=True):
         setting = Setting(
             sequence_length=sequence, microbatch_size=microbatch, tensor_parallel=tensor, element_bytes=4, fused_attention=False
         )
         group = Group(
             title=f"{title}, tensor parallel {tensor}, {microbatch} × {sequence:,} tokens",
-            source=source,
+            source="eth-easl/sailor cf2c8e3, profiles_tmp.json (MIT)",
             notes="32-bit numbers, as the sizes of the file say, taken as TF32; scores in memory, as their size says",
         )
-        for layer, operators, (forward_ms, backward_ms) in (
-            ("block2", block_of(model, setting), of_block),
-            ("head", head_operators(model, setting), of_head),
+        for layer, operators, measured in (
+            ("block2", block_of(model, setting), block),
+            ("head", head_operators(model, setting), head),
         ):
-            group.cases.append(
-                Case(
-                    file=file,
-                    layer=layer,
-                    device="gh200",
-                    operators=operators,
-                    measured_ms={"F": forward_ms, "BW": backward_ms},
-                    element_bytes=4,
-                )
-            )
+            values = dict(zip(("F", "BW", "kept"), measured, strict=True))
+            group.cases.append(Case(file=file, layer=layer, device="gh200", operators=operators, measured=values, element_bytes=4))
         yield group
 
 
@@ -199,9 +179,7 @@ def aicb() -> Group:
         ("mlp_norm", halves[1], feed_forward),
         ("attention_norm + mlp_norm", [*halves[0], *halves[1]], both),
     ):
-        group.cases.append(
-            Case(file="aicb-gpt175b-a100-tp8", layer=layer, device="a100", operators=operators, measured_ms=measured)
-        )
+        group.cases.append(Case(file="aicb-gpt175b-a100-tp8", layer=layer, device="a100", operators=operators, measured=measured))
     return group
 
 
@@ -229,7 +207,7 @@ def megatron() -> Group:
         operators = sublayer_operators(experts, hidden, Setting(sequence_length=4096, expert_parallel=8))
         times = {"F": forward_ms, "BW": backward_ms}
         group.cases.append(
-            Case(file="megatron-moe-layer-h100-ep8", layer=layer, device="h100", operators=operators, measured_ms=times)
+            Case(file="megatron-moe-layer-h100-ep8", layer=layer, device="h100", operators=operators, measured=times)
         )
     return group
 
@@ -252,9 +230,7 @@ def deepseek() -> Group:
         ("combine (all-to-all)", [exchanged["combine"]], (8.684, 5.76925)),
     ):
         times = dict(zip(("F", "B", "W"), measured, strict=False))
-        group.cases.append(
-            Case(file="deepseek-v3-moe-layer-h800", layer=layer, device="h800", operators=operators, measured_ms=times)
-        )
+        group.cases.append(Case(file="deepseek-v3-moe-layer-h800", layer=layer, device="h800", operators=operators, measured=times))
     return group
 
 
@@ -274,7 +250,7 @@ def pipemorph() -> Group:
             layer="stage3",
             device="h800",
             operators=operators,
-            measured_ms=times,
+            measured=times,
             times=6,
             named="6 blocks",
         )
@@ -287,48 +263,63 @@ def without_links(operators: Operators) -> Operators:
     return [operator for operator in operators if not operator.forward.link_bytes]
 
 
-def predicted_ms(case: Case) -> dict[str, float]:
-    """By phase, of those that were measured."""
-    layer = layer_of("", "", case.operators, DEVICES[case.device], element_bytes=case.element_bytes)
+def predicted(case: Case) -> dict[str, float]:
+    """By column, of those that were measured."""
+    layer = layer_of("", "", case.operators, DEVICES[case.device], element_bytes=case.element_bytes, split_backward=False)
     of_phase = {"F": layer.forward_ns, "B": layer.backward_input_ns, "W": layer.backward_weight_ns}
     of_phase["BW"] = of_phase["B"] + of_phase["W"]
-    return {phase: case.times * of_phase[phase] / 1e6 for phase in case.measured_ms}
+    columns = {phase: time_ns / 1e6 for phase, time_ns in of_phase.items()} | {"kept": layer.activation_bytes or 0}
+    return {column: case.times * columns[column] for column in case.measured}
 
 
-def differing(group: Group, folder: Path) -> Iterator[str]:
-    """What is quoted here and not in the files."""
-    for case in group.cases:
-        content = json.loads((folder / f"{case.file}.json").read_text(encoding="utf-8"))
-        for phase, time_ms in case.measured_ms.items():
-            if "computation" in content:
-                found = content["computation"][case.layer] * case.per
-            else:
-                layers = [layer for layer in content["layers"] if layer["name"] in case.layer.split(" + ")]
-                found = sum(layer[PHASES[phase]] for layer in layers)
-            if abs(found - time_ms) > 1e-9 * found:
-                yield f"{case.file}: {case.layer}: {phase}: found {found}, quoted {time_ms}"
+def found(case: Case, column: str, folder: Path) -> float:
+    """What the file of a case says."""
+    content = json.loads((folder / f"{case.file}.json").read_text(encoding="utf-8"))
+    if "computation" not in content:
+        layers = [layer for layer in content["layers"] if layer["name"] in case.layer.split(" + ")]
+        return float(sum(layer[COLUMNS[column]] for layer in layers))
+    if column == "kept":
+        kept_mib: float = content["memory_keys"]["layertype_0_sp"]["2048"]["tp_activation_per_bsz_dict"][case.layer]
+        return kept_mib * MIB
+    of_one: float = content["computation"][case.layer]
+    return of_one * case.per
 
 
-def print_group(group: Group, out: Console) -> list[float]:
-    """A table of the group; returns its ratios."""
+def cell(column: str, value: float, measured: float) -> str:
+    """`predicted / measured = ratio`."""
+    unit = MIB if column == "kept" else 1
+    digits = 0 if column == "kept" else 2
+    return f"{value / unit:.{digits}f} / {measured / unit:.{digits}f} = {value / measured:.2f}"
+
+
+def print_group(group: Group, out: Console) -> tuple[list[float], list[float]]:
+    """A table of the group; returns its ratios of durations, and of bytes."""
     out.print(f"{group.title}\n  {group.source}\n  {group.notes}", soft_wrap=True)
+    columns = [column for column in COLUMNS if any(column in case.measured for case in group.cases)]
     table = Table(box=None, pad_edge=False)
     table.add_column("  layer")
     table.add_column("device")
-    for phase in PHASES:
-        table.add_column(phase, justify="right")
-    ratios = []
+    for column in columns:
+        table.add_column(column, justify="right")
+    of_durations: list[float] = []
+    of_bytes: list[float] = []
     for case in group.cases:
-        predicted = predicted_ms(case)
-        cells = {
-            phase: f"{predicted[phase]:.2f} / {time_ms:.2f} = {predicted[phase] / time_ms:.2f}"
-            for phase, time_ms in case.measured_ms.items()
-        }
-        ratios += [predicted[phase] / time_ms for phase, time_ms in case.measured_ms.items()]
-        table.add_row(f"  {case.named or case.layer}", case.device, *(cells.get(phase, "") for phase in PHASES))
+        values = predicted(case)
+        for column, value in values.items():
+            (of_bytes if column == "kept" else of_durations).append(value / case.measured[column])
+        cells = {column: cell(column, value, case.measured[column]) for column, value in values.items()}
+        table.add_row(f"  {case.named or case.layer}", case.device, *(cells.get(column, "") for column in columns))
     out.print(table)
     out.print()
-    return ratios
+    return of_durations, of_bytes
+
+
+def summary(ratios: list[float], what: str) -> str:
+    """One line."""
+    mean = exp(sum(log(ratio) for ratio in ratios) / len(ratios))
+    near = sum(0.8 <= ratio <= 1.25 for ratio in ratios)
+    extremes = f"least {min(ratios):.2f}, largest {max(ratios):.2f}"
+    return f"{len(ratios)} ratios of {what}: geometric mean {mean:.2f}, {extremes}; {near} from 0.80 to 1.25"
 
 
 def main() -> int:
@@ -338,17 +329,17 @@ def main() -> int:
     folder = parser.parse_args().folder
     groups = [galvatron(), *sailor(), aicb(), megatron(), deepseek(), pipemorph()]
     if folder is not None:
-        wrong = [line for group in groups for line in differing(group, folder)]
-        print(*wrong, sep="\n", file=sys.stderr)
-        if wrong:
+        quoted = [(case, column, value) for group in groups for case in group.cases for column, value in case.measured.items()]
+        others = [(*one, there) for one in quoted if abs((there := found(one[0], one[1], folder)) - one[2]) > 1e-9 * there]
+        for case, column, value, there in others:
+            print(f"{case.file}: {case.layer}: {column}: found {there}, quoted {value}", file=sys.stderr)
+        if others:
             return 1
     out = Console(width=132, highlight=False, markup=False, emoji=False)
-    out.print("predicted / measured milliseconds = ratio\n")
-    ratios = [ratio for group in groups for ratio in print_group(group, out)]
-    mean = exp(sum(log(ratio) for ratio in ratios) / len(ratios))
-    near = sum(0.8 <= ratio <= 1.25 for ratio in ratios)
-    extremes = f"least {min(ratios):.2f}, largest {max(ratios):.2f}"
-    out.print(f"{len(ratios)} ratios: geometric mean {mean:.2f}, {extremes}; {near} from 0.80 to 1.25")
+    out.print("predicted / measured = ratio; milliseconds, or MiB of what F keeps\n")
+    ratios = [print_group(group, out) for group in groups]
+    out.print(summary([ratio for of_durations, _ in ratios for ratio in of_durations], "durations"))
+    out.print(summary([ratio for _, of_bytes in ratios for ratio in of_bytes], "bytes"))
     return 0
 
 

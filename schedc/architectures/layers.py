@@ -50,11 +50,14 @@ def layers_of(
         device has, `message` what one device sends.
 
     Raises:
-        Unsupported: a dimension of the model cannot be divided as the setting asks.
+        Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.
     """
     parts = setting.context_parallel * setting.tensor_parallel
     if setting.sequence_length % parts:
         raise Unsupported(f"tensor × context parallel size {parts} does not divide {setting.sequence_length} tokens of a sequence")
+    if architecture.positions and setting.sequence_length > architecture.positions:
+        room = f"the model's {architecture.positions} position embeddings"
+        raise Unsupported(f"a sequence of {setting.sequence_length} tokens is longer than {room}")
     message = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
 
     def layer(name: str, kind: str, operators: Operators, message_bytes: int) -> LayerEntry:

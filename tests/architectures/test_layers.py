@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from schedc.architectures.devices import DEVICES
+from schedc.architectures.durations import duration_s
 from schedc.architectures.efficiency import ROOFLINE, sustained
 from schedc.architectures.layers import layers_of, merged
 from schedc.architectures.names import architecture_named, known_names
 from schedc.architectures.operators.attention import visible_pairs
 from schedc.architectures.operators.blocks import block_operators
+from schedc.architectures.operators.operator import Engine
 from schedc.architectures.parameters import block_parameters
 from schedc.architectures.setting import Setting
 from schedc.errors import Unsupported
@@ -61,6 +63,22 @@ def test_memory_of_a_llama_block_by_hand() -> None:
     block = layers_of(architecture_named("llama3-8b"), H100, Setting(sequence_length=4096))[1]
     assert block.activation_after_input_bytes == 17 * 32 * MIB
     assert block.activation_bytes == 17 * 32 * MIB + 4 * 4096 * 32
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_memory_of_a_gpt_block_is_the_published_formula(tensor_parallel: int) -> None:
+    """Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 4.1 and 4.2.
+
+    With sequence parallelism a layer keeps s × b × h × (34 + 5 a s / h) / t bytes. Two of the 34 are masks of dropout, which is not
+    modelled. 5 a s / h are scores: without fusion 2 of them are kept here, as the rest is dropout's; with it, 4 bytes for each
+    token and head.
+    """
+    gpt, tokens, hidden, heads = architecture_named("gpt3-175b"), 2048 * 4, 12288, 96
+    for fused in (True, False):
+        setting = Setting(sequence_length=2048, microbatch_size=4, tensor_parallel=tensor_parallel, fused_attention=fused)
+        block = layers_of(gpt, H100, setting, split_backward=False)[1]
+        of_scores = 4 * tokens * heads if fused else 2 * tokens * heads * 2048
+        assert block.activation_bytes == (32 * tokens * hidden + of_scores) // tensor_parallel
 
 
 def test_selective_recomputation_keeps_less_and_takes_longer() -> None:
@@ -119,12 +137,30 @@ def test_collectives_take_time() -> None:
         ("llama3-8b", Setting(sequence_length=4096, tensor_parallel=64), "tensor parallel size 64 does not divide 32 heads"),
         ("qwen2.5-7b", Setting(sequence_length=4096, tensor_parallel=8), "tensor parallel size 8 does not divide 28 heads"),
         ("mixtral-8x7b", Setting(sequence_length=4096, expert_parallel=3), "expert parallel size 3 does not divide 8 experts"),
+        (
+            "gpt3-175b",
+            Setting(sequence_length=4096),
+            "a sequence of 4096 tokens is longer than the model's 2048 position embeddings",
+        ),
         ("nemotron-h-8b", Setting(sequence_length=4096, context_parallel=2), "context parallelism of Mamba layers is not modelled"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(name: str, setting: Setting, expected: str) -> None:
     with pytest.raises(Unsupported, match=expected):
         layers_of(architecture_named(name), H100, setting)
+
+
+def test_tokens_of_experts_go_through_the_network_and_are_gathered_within_the_node() -> None:
+    """8 × 8 devices: the exchange takes the network; the tensor-parallel group of 8 still its own links."""
+    mixtral = architecture_named("mixtral-8x22b")
+    setting = Setting(sequence_length=4096, tensor_parallel=8, expert_parallel=8)
+    operators = block_operators(mixtral.blocks[0], mixtral, setting)
+    spans = {operator.name: operator.forward.spans for operator in operators if operator.forward.link_bytes}
+    assert spans == {"gather": 8, "scatter": 8, "dispatch": 64, "combine": 64}
+    (dispatch,) = [operator.forward for operator in operators if operator.name == "dispatch"]
+    copies = 4096 / 8 * 2 * 6144
+    assert dispatch.link_bytes == copies * 2 * 7 / 8
+    assert duration_s(dispatch, Engine.MATRIX, H100, ROOFLINE) > dispatch.link_bytes / (50e9 * 0.75)
 
 
 def test_equal_layers_in_a_row_are_merged() -> None:

@@ -8,13 +8,13 @@ from schedc.architectures.architecture import Attention, Experts, FeedForward, L
 from schedc.architectures.operators.attention import attention_operators, latent_attention_operators
 from schedc.architectures.operators.feed_forward import experts_operators, feed_forward_operators
 from schedc.architectures.operators.mamba import mamba_operators
-from schedc.architectures.operators.operator import Operator, Operators, Work, elementwise
+from schedc.architectures.operators.operator import Operator, Operators, collective, elementwise
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture, Block, Sublayer
     from schedc.architectures.setting import Setting
 
-__all__ = ["block_operators", "collective", "kind_of", "norm", "sublayer_operators"]
+__all__ = ["block_operators", "kind_of", "norm", "sublayer_operators"]
 
 
 def block_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:
@@ -86,13 +86,3 @@ def norm(architecture: Architecture, setting: Setting) -> Operator:
         kept=1,
         parameters=architecture.hidden * (2 if architecture.norm_bias else 1),
     )
-
-
-def collective(name: str, setting: Setting, elements: int) -> Operators:
-    """An all-gather of each token's elements over the tensor-parallel group, or a reduce-scatter: B has the other one."""
-    others = setting.tensor_parallel - 1
-    if not others:
-        return []
-    sent = others * setting.own_tokens * elements * setting.element_bytes
-    work = Work(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
-    return [Operator(name=name, forward=work, backward_input=work)]

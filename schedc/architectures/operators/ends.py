@@ -5,8 +5,16 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators.blocks import block_operators, collective, norm
-from schedc.architectures.operators.operator import GRADIENT_BYTES, Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.blocks import block_operators, norm
+from schedc.architectures.operators.operator import (
+    GRADIENT_BYTES,
+    Operator,
+    Operators,
+    Work,
+    collective,
+    elementwise,
+    matrix_product,
+)
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture, Block

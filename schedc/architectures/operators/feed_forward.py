@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators.operator import Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.operator import Operator, Operators, Work, collective, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
     operators = [
         matrix_product("router", setting, hidden, experts.count, tokens=own, bias=bias),
         _exchange("dispatch", setting, own * experts.chosen * hidden, own * hidden),
+        *collective("gather", setting, experts.chosen * hidden),
         matrix_product(
             "experts up",
             setting,
@@ -67,6 +68,7 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
         ),
         _activation(setting, pairs * width, gated=True),
         _down(setting, width, hidden, pairs, matrices=count),
+        *collective("scatter", setting, experts.chosen * hidden),
         _exchange("combine", setting, own * experts.chosen * hidden, own * hidden),
     ]
     if experts.shared_width:
@@ -114,12 +116,13 @@ def _down(setting: Setting, width: float, hidden: int, tokens: float, *, bias: f
 def _exchange(name: str, setting: Setting, copies: float, tokens: float) -> Operator:
     """Tokens copied for each expert that they take and sent there, or brought back and summed: the same both ways.
 
-    Copies and tokens are elements of one device. With tensor parallelism the devices of a group gather what they were sent.
+    Copies and tokens are elements of one device.
     """
-    experts, tensor, size = setting.expert_parallel, setting.tensor_parallel, setting.element_bytes
-    sent = copies * size * (experts - 1) / experts + copies * size * (tensor - 1)
-    collectives = (experts > 1) + (tensor > 1)
+    group, size = setting.expert_parallel, setting.element_bytes
     work = Work(
-        memory_bytes=(2 * copies + tokens) * size, link_bytes=sent, collectives=collectives, spans=max(experts * tensor, tensor)
+        memory_bytes=(2 * copies + tokens) * size,
+        link_bytes=copies * size * (group - 1) / group,
+        collectives=1 if group > 1 else 0,
+        spans=group * setting.tensor_parallel,
     )
     return Operator(name=name, forward=work, backward_input=work)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from schedc.architectures.setting import Setting
 
-__all__ = ["NO_WORK", "Engine", "Operator", "Operators", "Work", "elementwise", "matrix_product"]
+__all__ = ["NO_WORK", "Engine", "Operator", "Operators", "Work", "collective", "elementwise", "matrix_product"]
 
 GRADIENT_BYTES = 4
 """Of each element of a weight's gradient, which is summed over microbatches in 32 bits."""
@@ -137,3 +137,22 @@ def elementwise(
         parameters=parameters,
         kept_for_input_bytes=kept * tensor,
     )
+
+
+def collective(name: str, setting: Setting, elements: float) -> Operators:
+    """An all-gather of each token's elements over the tensor-parallel group, or a reduce-scatter: B has the other one.
+
+    Args:
+        name: of the operator.
+        setting: for the group, and the tokens of each of its devices.
+        elements: of one token.
+
+    Returns:
+        Nothing where the group is one device.
+    """
+    others = setting.tensor_parallel - 1
+    if not others:
+        return []
+    sent = others * setting.own_tokens * elements * setting.element_bytes
+    work = Work(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
+    return [Operator(name=name, forward=work, backward_input=work)]
