@@ -20,7 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from exported_commit import exported
+
 METHODS = (
     "gpipe",
     "1f1b",
@@ -59,19 +61,10 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         made = [
-            _plans_of(_exported(commit, Path(folder, name)), options.sets, options.methods)
+            _plans_of(exported(commit, Path(folder, name)), options.sets, options.methods)
             for name, commit in (("before", options.before), ("after", options.after))
         ]
     return _compare(*made)
-
-
-def _exported(commit: str | None, folder: Path) -> Path:
-    if commit is None:
-        return ROOT
-    folder.mkdir()
-    archive = subprocess.run(["git", "-C", ROOT, "archive", commit], check=True, stdout=subprocess.PIPE).stdout
-    subprocess.run(["tar", "-x", "-C", folder], check=True, input=archive)
-    return folder
 
 
 def _plans_of(tree: Path, sets: str, methods: str) -> dict[str, dict[str, Any]]:
