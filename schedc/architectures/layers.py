@@ -15,6 +15,7 @@ from schedc.architectures.operators.blocks import block_operators, kind_of
 from schedc.architectures.operators.ends import embedding_operators, further_token_operators, head_operators
 from schedc.errors import Unsupported
 from schedc.text.profile_file import LayerEntry
+from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,9 @@ def layer_of(
 
     Memory never grows in B in the cost model. Where the gradients that B keeps for W are more than what it frees, `activation` is
     therefore as high as `activation_after_input`: never too little.
+
+    Raises:
+        Unsupported: a number is larger than a profile can hold.
     """
     forward_s, input_s, weight_s = (
         sum(duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes) for operator, work in works)
@@ -112,6 +116,8 @@ def layer_of(
     )
     kept = sum(operator.kept_for_input_bytes + operator.kept_for_weight_bytes for operator in operators)
     after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
+    if max(forward_s, input_s, weight_s) * 1e9 > MAX_QUANTITY or max(kept, after) > MAX_QUANTITY:
+        raise Unsupported(f"the microbatch is too large: {name} takes or holds more than {MAX_QUANTITY} ns or B")
     return LayerEntry(
         name=name,
         kind=kind,
