@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.interruption import Interruption
     from schedc.verify.violation import Violation
 
-__all__ = ["Compiled", "certify", "check_plan", "compile_problem", "defects_named", "time_methods", "time_plan"]
+__all__ = ["Compiled", "certify", "check_feasible", "check_plan", "compile_problem", "defects_named", "time_methods", "time_plan"]
 
 
 BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 25e-6, 1e-3
@@ -113,7 +113,7 @@ def compile_problem(
     violations = verify_problem(problem)
     if violations:
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
-    _check_feasible(problem)
+    check_feasible(problem)
     _check_time(problem, limits)
     bound = best_bound(problem)
     with defects_named(problem.name, method):
@@ -324,7 +324,12 @@ def _for_the_search(problem: Problem, limits: Limits, spent_s: float) -> Limits:
     return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - _checks_s(problem)))
 
 
-def _check_feasible(problem: Problem) -> None:
+def check_feasible(problem: Problem) -> None:
+    """Refuse a memory limit below what one microbatch needs.
+
+    Raises:
+        Infeasible: names the rank, its limit and the smallest that may suffice.
+    """
     for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
         if limit is not None and limit < needed:
             recomputes = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))

@@ -20,6 +20,7 @@ from typer.main import get_command
 from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
+from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
 from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
@@ -295,6 +296,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 
 app.command("profile")(profile_command)
 app.command("model")(model_command)
+app.command("init")(init_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)

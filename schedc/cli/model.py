@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from schedc.architectures.architecture import Architecture
-
 __all__ = ["model_command"]
-
-DEFAULT_SEQUENCE = 4096
-"""Tokens, where neither the user nor the model's position embeddings say otherwise."""
 
 
 class Recompute(StrEnum):
@@ -50,12 +44,10 @@ def model_command(
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
     from msgspec import structs
 
-    from schedc.architectures.devices import device_named
     from schedc.architectures.efficiency import ROOFLINE, sustained
-    from schedc.architectures.layers import layers_of, merged
     from schedc.architectures.names import known_names
     from schedc.architectures.parameters import parameters
-    from schedc.architectures.setting import Setting
+    from schedc.architectures.predicted import predicted
     from schedc.cli.rendering.profile import Row, print_profile
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import check_outputs, write_output
@@ -63,45 +55,24 @@ def model_command(
 
     path = None if model in known_names() else Path(model)
     check_outputs({"-o": output}, () if path is None or not path.exists() else (path,), standard=True, as_json=as_json)
-    architecture, where = _architecture(model), device_named(device)
-    setting = Setting(
-        microbatch_size=microbatch,
-        sequence_length=sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE),
-        tensor_parallel=tp,
-        context_parallel=cp,
-        expert_parallel=ep,
+    made = predicted(
+        model,
+        device,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        microbatch=microbatch,
+        sequence=sequence,
         selective_recompute=recompute is Recompute.selective,
+        split_backward=split_backward,
+        rates=ROOFLINE if efficiency is None else sustained(efficiency),
     )
-    rates = ROOFLINE if efficiency is None else sustained(efficiency)
-    layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
-    sizes = {"tp": tp, "cp": cp, "ep": ep}
-    divided = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
-    title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
-    write_output(output, profile_json(layers, model=f"{title}, predicted").encode())
+    architecture, layers, sizes = made.architecture, made.layers, {"tp": tp, "cp": cp, "ep": ep}
+    write_output(output, profile_json(layers, model=f"{made.title}, predicted").encode())
     total = parameters(architecture)
     if as_json:
         entries = [{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")} for layer in layers]
-        print_json({"model": architecture.name, "device": where.name, "parameters": total, **sizes, "layers": entries})
+        print_json({"model": architecture.name, "device": made.device.name, "parameters": total, **sizes, "layers": entries})
     else:
         notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
-        print_profile([Row(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{title}: predicted", output)
-
-
-def _architecture(model: str) -> Architecture:
-    """The architecture of that name, or of that file.
-
-    Raises:
-        InvalidInput: there is neither, or the file cannot be used.
-    """
-    from schedc.architectures.hugging_face import architecture_of_config
-    from schedc.architectures.names import architecture_named, known_names
-    from schedc.files.input_file import read_bytes
-    from schedc.files.location import Location
-    from schedc.files.tables import parse_json
-
-    path = Path(model)
-    if model in known_names() or not (path.suffix == ".json" or path.exists()):
-        return architecture_named(model)
-    return architecture_of_config(
-        parse_json(read_bytes(path), model), path.stem if path.stem != "config" else path.resolve().parent.name, Location(model)
-    )
+        print_profile([Row(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{made.title}: predicted", output)

@@ -1,0 +1,241 @@
+"""`schedc init`: a first job.toml for a model, a device and a topology, which compiles as it is written."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.architectures.devices import Device
+    from schedc.text.job_toml import FirstJob, FirstLink
+    from schedc.text.profile_file import LayerEntry
+
+__all__ = ["init_command"]
+
+LATENCY_WITHIN = "10 us"
+"""Of a message within a site."""
+MICROBATCHES_PER_RANK = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Profile:
+    """The model's layers, and the file that has them."""
+
+    name: str
+    title: str
+    layers: tuple[LayerEntry, ...]
+    path: Path
+    content: str | None
+    """What is to be written there; None: it is there."""
+
+
+def init_command(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="JOB", help="Where to write the job; - is standard output.")],
+    ranks: Annotated[int, typer.Option(min=1, max=2**14, help="Pipeline ranks.")],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|CONFIG.json", help="As of schedc model; its profile is written beside the job."),
+    ] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Whose memory and links there are, as h100.")] = "h100",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
+    microbatch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence. Default: as of schedc model.")] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
+    sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
+    bandwidth: Annotated[str | None, typer.Option(metavar="RATE", help='Between sites, as in "100 Gb/s".')] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Write a commented job for a model, a device and a topology; it compiles as it is."""
+    from schedc.architectures.devices import device_named
+    from schedc.files.location import one_line
+    from schedc.files.outputs import check_outputs, is_standard, write_output
+    from schedc.text.job_toml import job_toml
+    from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
+
+    _check("--latency", latency, parse_duration_ns)
+    _check("--bandwidth", bandwidth, parse_bandwidth)
+    _check("--memory-limit", memory_limit, parse_bytes)
+    if (model is None) == (profile is None):
+        raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
+    if sites > ranks:
+        raise InvalidInput(f"--sites: found {sites}, expected at most the {ranks} of --ranks")
+    if (sites > 1) != (latency is not None or bandwidth is not None):
+        raise InvalidInput("expected --sites of 2 or more together with --latency, --bandwidth or both, of the links between them")
+    if is_standard(output) and model is not None:
+        raise InvalidInput("-o: found -, expected a file, as the model's profile is written beside it")
+    if model is not None:
+        known = _predicted(model, device, output, tp=tp, microbatch=microbatch, sequence=sequence)
+    else:
+        assert profile is not None
+        if sequence is not None or microbatch > 1:
+            raise InvalidInput("--sequence and --microbatch: found beside --profile, expected --model; a profile has its own")
+        known = _read(profile)
+    written = {"-o": output, "the profile of -o": known.path if known.content is not None else None}
+    read = known.path if model is None else Path(model)
+    check_outputs(written, (read,) if read.exists() else (), standard=True)
+    for path in written.values():
+        if path is not None and not is_standard(path) and not force and os.path.lexists(path):
+            raise InvalidInput(f"{path}: found a file, expected none; name another with -o, or replace it with --force")
+    job = _first_job(
+        known,
+        device_named(device),
+        _of_sites(ranks, sites),
+        output,
+        tp=tp,
+        microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
+        between=(latency, bandwidth),
+        limit=memory_limit,
+    )
+    text = job_toml(job)
+    _check_compiles(text, known, output)
+    if known.content is not None:
+        write_output(known.path, known.content.encode())
+    write_output(output, text.encode())
+    if not is_standard(output):
+        files = " and ".join(one_line(str(path)) for path in written.values() if path is not None)
+        typer.echo(f"wrote {files}; schedc compile {one_line(str(output))} -o plan.json makes a plan")
+
+
+def _check(option: str, text: str | None, parse: Callable[[str], int]) -> None:
+    if text is not None:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise InvalidInput(f"{option}: found {text!r}, {error}") from None
+
+
+def _predicted(model: str, device: str, output: Path, *, tp: int, microbatch: int, sequence: int | None) -> _Profile:
+    from schedc.architectures.predicted import predicted
+    from schedc.text.profile_file import profile_json
+
+    made = predicted(model, device, tp=tp, microbatch=microbatch, sequence=sequence)
+    content = profile_json(made.layers, model=f"{made.title}, predicted")
+    path = output.with_name(f"{output.stem}.profile.json")
+    return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content)
+
+
+def _read(path: Path) -> _Profile:
+    from schedc.files.conform import conform
+    from schedc.files.input_file import read_bytes
+    from schedc.files.location import Location, one_line
+    from schedc.files.tables import parse_json
+    from schedc.text.profile_file import ProfileFile
+
+    file = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path)))
+    name = one_line(path.stem if path.stem != "profile" else path.resolve().parent.name)
+    return _Profile(name=name, title=one_line(file.model) or name, layers=file.layers, path=path, content=None)
+
+
+def _of_sites(ranks: int, sites: int) -> tuple[int, ...]:
+    """The ranks of each site, as even as can be."""
+    return tuple(ranks // sites + (site < ranks % sites) for site in range(sites))
+
+
+def _first_job(
+    profile: _Profile,
+    device: Device,
+    sites: tuple[int, ...],
+    output: Path,
+    *,
+    tp: int,
+    microbatches: int,
+    between: tuple[str | None, str | None],
+    limit: str | None,
+) -> FirstJob:
+    """What the file says.
+
+    Args:
+        profile: the model's.
+        device: for its memory and links.
+        sites: the ranks of each.
+        output: where the job goes.
+        tp: devices of each rank.
+        microbatches: of a training step.
+        between: latency and bandwidth of the links between sites, as text.
+        limit: of activations, as text; None: what the device leaves for them.
+
+    Raises:
+        InvalidInput: the model has too few layers, or no messages that a bandwidth could be for.
+    """
+    from schedc.text.job_toml import FirstJob
+
+    ranks, layers = sum(sites), sum(layer.repeat for layer in profile.layers)
+    if layers < ranks:
+        raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {profile.name} has as many layers")
+    is_near = max(sites) * tp <= device.group
+    rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
+    note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
+    is_limited = any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers)
+    return FirstJob(
+        title=f"{profile.title}, on {ranks} ranks" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
+        name=profile.name,
+        profile_path=_path_from(profile, output),
+        profile_note="predicted; schedc profile measures" if profile.content is not None else "",
+        microbatches=microbatches,
+        capacity=f"{device.memory_bytes // 10**9} GB" if is_limited else None,
+        limit=limit,
+        sites=sites,
+        within=_link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note),
+        between=_link(profile, *between, "one direction, shared by all ranks") if len(sites) > 1 else None,
+    )
+
+
+def _path_from(profile: _Profile, job: Path) -> str:
+    """The profile's path as the job has it: relative to the job's folder unless it is absolute."""
+    if profile.content is not None:
+        return profile.path.name
+    return str(profile.path) if profile.path.is_absolute() else os.path.relpath(profile.path, job.parent)
+
+
+def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> FirstLink:
+    """The link; without a bandwidth where the profile does not say how large messages are."""
+    from schedc.text.job_toml import FirstLink
+
+    is_sized = all(layer.message_bytes for layer in profile.layers[:-1]) and (
+        profile.layers[-1].repeat == 1 or profile.layers[-1].message_bytes
+    )
+    if bandwidth is not None and not is_sized:
+        if latency is None:
+            raise InvalidInput(f"--bandwidth: found {bandwidth!r}, expected --latency, as layers of {profile.path} have no message")
+        return FirstLink(latency=latency, bandwidth=None, note=f"bandwidth = {bandwidth!r}, if the profile's layers had messages")
+    return FirstLink(latency=latency, bandwidth=bandwidth, note=note)
+
+
+def _check_compiles(text: str, profile: _Profile, output: Path) -> None:
+    """Refuse a job of this text that cannot be compiled.
+
+    Raises:
+        InvalidInput: it has no room for what stages hold all the time, or a value cannot be used.
+        Infeasible: it has no room for one microbatch.
+    """
+    from schedc.compile import check_feasible
+    from schedc.frontend.job import checked_job
+    from schedc.frontend.job_source import source_of_table
+
+    with TemporaryDirectory() as folder:
+        directory = output.parent
+        if profile.content is not None:
+            directory = Path(folder)
+            (directory / profile.path.name).write_text(profile.content, encoding="utf-8")
+        try:
+            job = checked_job(source_of_table(tomllib.loads(text), directory=directory, name=profile.name))
+        except InvalidInput as error:
+            if "memory.capacity" not in str(error):
+                raise
+            raise InvalidInput(f"{error}; more --ranks or --tp, another --device, or --memory-limit") from error
+        check_feasible(job.problem)
