@@ -26,6 +26,8 @@ class Published(NamedTuple):
     parameters: int
     parameters_source: str
     dimensions_source: str
+    rounded_to: int
+    """What the number of parameters is rounded to, where that is more than 1 % of it; else 0."""
 
 
 def known_names() -> tuple[str, ...]:
@@ -50,7 +52,7 @@ def published(name: str) -> Published:
         InvalidInput: no such name.
     """
     model = _model(name)
-    return Published(model["published"], model["published_source"], model["source"])
+    return Published(model["published"], model["published_source"], model["source"], model.get("published_to", 0))
 
 
 def _model(name: str) -> dict[str, Any]:

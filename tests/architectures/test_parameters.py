@@ -5,15 +5,46 @@ from __future__ import annotations
 import pytest
 
 from schedc.architectures.devices import DEVICES
+from schedc.architectures.hugging_face import architecture_of_config
 from schedc.architectures.layers import layers_of
 from schedc.architectures.names import architecture_named, known_names, published
 from schedc.architectures.parameters import further_token_parameters, parameters
 from schedc.architectures.setting import Setting
+from schedc.files.location import Location
 
 
 @pytest.mark.parametrize("name", known_names())
 def test_parameters_are_the_published_ones_within_a_percent(name: str) -> None:
-    assert parameters(architecture_named(name)) == pytest.approx(published(name).parameters, rel=0.01)
+    """Or, where one digit is published, those that are rounded to it."""
+    said = published(name)
+    assert parameters(architecture_named(name)) == pytest.approx(said.parameters, rel=0.01, abs=said.rounded_to / 2)
+
+
+def test_one_number_is_rounded_to_more_than_a_percent() -> None:
+    """Nemotron-H 8B has 8.10 billion parameters."""
+    assert [name for name in known_names() if published(name).rounded_to] == ["nemotron-h-8b"]
+    assert parameters(architecture_named("nemotron-h-8b")) == 8_100_852_736
+
+
+def test_the_size_of_a_hybrid_checkpoint() -> None:
+    """Nemotron-H 4B is 8B pruned to width 3,072, 112 Mamba heads and a feed-forward width of 12,288: files of 4.99 and 3.98 GB."""
+    config = {
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 52,
+        "hidden_size": 3072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "attention_head_dim": 128,
+        "intermediate_size": 12288,
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "mamba_num_heads": 112,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "vocab_size": 131072,
+    }
+    pruned = architecture_of_config(config, "nemotron-h-4b", Location("config.json"))
+    assert 2 * parameters(pruned) == pytest.approx(8.97e9, rel=0.001)
 
 
 def test_the_exact_counts_of_checkpoints() -> None:
