@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import feature_runs
 import pipeline_runs
 import pytest
 import replicated_runs
+from all_layouts import tiny_workload
 from differing_problems import longest_first
 from example_counts import examples
+from few_layouts import seek_few_layouts
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plans import plan_of
@@ -18,7 +22,11 @@ from problems import make_problem
 from random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 
+from schedc.compile_layouts import compile_layouts
+from schedc.ir.layout import OpenLayout
 from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.workload import Device
+from schedc.solvers.common.base import Limits
 from schedc.solvers.common.microbatch_order import entry_order
 from schedc.solvers.driver.registry import constructive
 
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Stage
 
 
 def assert_trains(results: list[Any]) -> None:
@@ -71,6 +80,22 @@ def test_gradients_in_four_processes(four: Ranks, name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_in_two_processes(two: Ranks, name: str) -> None:
     assert_trains(two.run(pipeline_runs.train, plan(name, 2)))
+
+
+@pytest.mark.slow
+def test_plans_whose_layout_was_chosen(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven stages, several neighbours on one rank, some that recompute."""
+    seek_few_layouts(monkeypatch)
+    open_layout, limits = OpenLayout(chunks=2, recompute_is_open=True), Limits(deterministic=0.3, workers=1)
+    workload = tiny_workload(Random(0), layers=5, ranks=2, microbatches=4)
+    stages: list[Stage] = []
+    for limit_bytes in (8, 9):
+        limited = replace(workload, devices=(Device(limit_bytes=limit_bytes),) * 2)
+        made = compile_layouts(limited, open_layout, limits=limits).plan
+        stages += made.problem.stages
+        assert_trains(two.run(pipeline_runs.train, made))
+    assert {stage.recompute for stage in stages} == {True, False}
+    assert len({(stage.rank, stage.forward_ns) for stage in stages}) > 4
 
 
 OUT_OF_ORDER: dict[str, dict[str, Any]] = {
