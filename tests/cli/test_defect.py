@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -90,3 +91,16 @@ def test_the_report_goes_to_a_temporary_folder_where_the_plan_could_not_be_writt
         main(["compile", str(job), "-o", str(folder / "out.json"), "--method", "1f1b"])
     (kept,) = tmp_path.glob("schedc-*/out.json.defect.json")
     assert capsys.readouterr().err.endswith(f"please report it with {kept}\n")
+
+
+def test_the_report_has_a_job_from_standard_input_and_what_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = JOB.replace("measured.json", str(tmp_path / "measured.json"))
+    (tmp_path / "measured.json").write_text(PROFILE)
+    monkeypatch.setattr("schedc.compile.check_plan", refuse)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+    with pytest.raises(SystemExit):
+        main(["compile", "-", "--set", "pipeline.microbatches=3", "-o", str(tmp_path / "out.json"), "--method", "1f1b"])
+    report = json.loads((tmp_path / "out.json.defect.json").read_text())
+    assert report["files"] == {"standard input": text, str(tmp_path / "measured.json"): PROFILE}
+    assert report["set"] == ["pipeline.microbatches=3"]
+    assert parse_plan(json.dumps(report["plan"]).encode(), "plan").problem.microbatches == 3

@@ -8,10 +8,17 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import schedc
 from jobs import write_job
+from typer.main import get_command
+
+from schedc.cli.app import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 JOB = """
 name = "small"
@@ -66,6 +73,21 @@ def run(command: str, job: str, *options: str, stdin: str = "") -> tuple[int, ob
     plan, printed = json.loads(Path("made.json").read_text()), json.loads(done.stdout)
     del plan["made_by"]["job_sha256"]
     return 0, (plan, [printed[key] for key in ("makespan_ns", "lower_bound_ns", "layout")]), done.stderr
+
+
+def test_every_command_that_takes_a_job_is_here() -> None:
+    """And has the options; a new command is not forgotten."""
+
+    def with_job(group: Any, name: str) -> Iterator[tuple[str, set[str]]]:
+        for each, command in getattr(group, "commands", {}).items():
+            yield from with_job(command, f"{name} {each}".strip())
+        names = {parameter.name for parameter in group.params}
+        if "job" in names:
+            yield name, names
+
+    found = dict(with_job(get_command(app), ""))
+    assert set(found) == set(COMMANDS)
+    assert all("values" in names for names in found.values()), found
 
 
 @pytest.mark.parametrize("command", COMMANDS)
