@@ -69,11 +69,13 @@ def sweep_command(
                     closing(run(read, journal, processes=at_once, cluster=cluster)) as results,
                 ):
                     for answers in results:
-                        show(len(answers))
+                        show([answer for _, answer in answers])
                         if interruption.requested:
                             break
             finally:  # also where the cluster is lost
-                rows = write_table(output, read, journal.answers)
+                rows = sum(job.key in journal.answers for job in read.jobs)
+                if rows:
+                    write_table(output, read, journal.answers)
             took_s = time.perf_counter() - begun_s
             _print_end(read, journal.answers, rows, kept, took_s, output, as_json=as_json, quiet=quiet)
     if rows < len(read.jobs):
@@ -85,8 +87,10 @@ def sweep_command(
 
 
 @contextmanager
-def _shown(sweep: Sweep, known: dict[str, Answer], kept: int, where: str, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    """Show how many jobs are done on standard error; called with how many more are."""
+def _shown(
+    sweep: Sweep, known: dict[str, Answer], kept: int, where: str, *, hidden: bool
+) -> Iterator[Callable[[list[Answer]], None]]:
+    """Show on standard error how far the sweep is; called with what came."""
     if hidden:
         yield lambda _: None
         return
@@ -101,18 +105,22 @@ def _shown(sweep: Sweep, known: dict[str, Answer], kept: int, where: str, *, hid
     if left_out := len(known.keys() - keys):
         errors.print(f"{left_out} rows of the journal belong to no job of this sweep (any more) and are left out", soft_wrap=True)
     begun_s, done = time.perf_counter(), 0
+    without = sum(known[key].makespan_ns is None for key in keys & known.keys())
 
     def line() -> str:
-        without = sum(known[key].makespan_ns is None for key in keys & known.keys())
         rate = done / max(time.perf_counter() - begun_s, 1e-9)
         return f"{kept + done} of {total} jobs, {without} without a plan, {rate:.1f} jobs/s"
+
+    def count(answers: list[Answer]) -> None:
+        nonlocal done, without
+        done += len(answers)
+        without += sum(answer.makespan_ns is None for answer in answers)
 
     if not errors.is_terminal:
         write = log_lines(lambda text: errors.print(text, soft_wrap=True))
 
-        def log(more: int) -> None:
-            nonlocal done
-            done += more
+        def log(answers: list[Answer]) -> None:
+            count(answers)
             write(line)
 
         yield log
@@ -121,11 +129,9 @@ def _shown(sweep: Sweep, known: dict[str, Answer], kept: int, where: str, *, hid
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(line(), total=total, completed=kept)
 
-        def advance(more: int) -> None:
-            nonlocal done
-            done += more
-            if more:
-                bar.update(task, advance=more, description=line())
+        def advance(answers: list[Answer]) -> None:
+            count(answers)
+            bar.update(task, completed=kept + done, description=line())
 
         yield advance
 

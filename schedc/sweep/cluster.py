@@ -10,6 +10,7 @@ import dataclasses
 import os
 import threading
 import time
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.sweep.local import Answered
     from schedc.sweep.one_job import Request
 
-__all__ = ["run_on_cluster"]
+__all__ = ["answer_of", "answer_on_worker", "run_on_cluster"]
 
 CONNECT_S = 20.0
 """How long the scheduler may take to answer first."""
@@ -32,6 +33,8 @@ NO_WORKER_S = 60.0
 """How long a cluster may be without any worker."""
 LOOK_S = 0.5
 """How often it is looked at while no answer comes."""
+FETCH_S = 5.0
+"""How long it is waited for an answer that a worker has."""
 IDLE_S = 30.0
 """A worker's child process ends after this long without a job."""
 
@@ -52,22 +55,24 @@ def run_on_cluster(requests: Mapping[str, Request], address: str) -> Generator[A
     """
     with _client(address) as client:
         done: SimpleQueue[Any] = SimpleQueue()
-        futures = []
+        futures: dict[str, Any] = {}
         for key, request in requests.items():
             absolute = dataclasses.replace(request, path=os.path.abspath(request.path))
             future = client.submit(answer_on_worker, absolute, key=f"schedc-{key}", pure=False)
             future.add_done_callback(lambda future, key=key: done.put((key, future)))
-            futures.append(future)
+            futures[key] = future
         left = len(requests)
         alone_since_s: float | None = None
         try:
             while left:
                 answers = _taken(done, address)
                 left -= len(answers)
+                for key, _ in answers:
+                    del futures[key]  # which lets its worker forget the answer
                 alone_since_s = None if answers else _alone_since(client, address, alone_since_s)
                 yield answers
         finally:
-            client.cancel(futures)
+            client.cancel(list(futures.values()))
 
 
 def answer_on_worker(request: Request) -> Answer:
@@ -96,12 +101,19 @@ def _client(address: str) -> Iterator[Any]:
 def _taken(done: SimpleQueue[Any], address: str) -> Answered:
     """All answers that are there, once one is; nothing after a moment without any."""
     answers: list[tuple[str, Answer]] = []
+    lost = []
     try:
         item = done.get(timeout=LOOK_S)
         while True:
-            answers.append((item[0], _answer_of(item[1], address)))
+            key, future = item
+            try:
+                answers.append((key, answer_of(future, address)))
+            except TimeoutError:  # its worker was lost before the answer was fetched, and another one does the job again
+                lost.append(item)
             item = done.get_nowait()
     except Empty:
+        for item in lost:
+            done.put(item)
         return tuple(answers)
 
 
@@ -117,15 +129,22 @@ def _alone_since(client: Any, address: str, before_s: float | None) -> float | N
     return since_s
 
 
-def _answer_of(future: Any, address: str) -> Answer:
+def answer_of(future: Any, address: str) -> Answer:
+    """The answer of a job that has ended.
+
+    Raises:
+        TimeoutError: it has not, after all.
+        InvalidInput: the scheduler has forgotten it, or its worker cannot run schedc.
+    """
     from distributed.scheduler import KilledWorker
 
-    if future.status == "finished":
-        made: Answer = future.result()
-        return made
-    if future.status == "cancelled":
-        raise InvalidInput(f"--cluster: the scheduler at {address} lost jobs; run the command again")
-    error = future.exception()
+    try:
+        error = future.exception(timeout=FETCH_S)
+        if error is None:
+            made: Answer = future.result(timeout=FETCH_S)
+            return made
+    except CancelledError as cancelled:
+        raise InvalidInput(f"--cluster: the scheduler at {address} lost jobs; run the command again") from cancelled
     if isinstance(error, KilledWorker):
         return Answer(status=Status.CRASHED, error=f"its worker died at each attempt, and last {error.last_worker.address}")
     if isinstance(error, ImportError):

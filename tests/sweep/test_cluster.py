@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from signal import SIGKILL
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sweeps import sweep_in
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.sweep import cluster as cluster_module
 from schedc.sweep.journal import Journal
 from schedc.sweep.run import run
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 distributed: Any = pytest.importorskip("distributed", reason="needs schedc[cluster]")
-pytestmark = pytest.mark.slow
+from distributed.scheduler import KilledWorker  # noqa: E402
 
 
 @pytest.fixture
@@ -29,6 +33,7 @@ def cluster() -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_job(tmp_path: Path, cluster: Any) -> None:
     sweep = sweep_in(tmp_path, f'job = "job.toml"\ncompile = {{method = "1f1b", seed = {list(range(60))}}}')
     with distributed.Client(cluster.scheduler_address) as client:
@@ -43,6 +48,7 @@ def test_a_worker_that_is_killed_costs_no_job(tmp_path: Path, cluster: Any) -> N
     assert (tmp_path / "journal").read_bytes().count(b"\n") == 61, "no row is double"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_be_used_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "CONNECT_S", 0.5)
     sweep = sweep_in(tmp_path, 'job = "job.toml"')
@@ -55,6 +61,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_a_line(tmp_path: Path, monk
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_cluster_without_workers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "NO_WORKER_S", 0.5)
     sweep = sweep_in(tmp_path, 'job = "job.toml"')
@@ -64,3 +71,35 @@ def test_a_cluster_without_workers_is_not_waited_for(tmp_path: Path, monkeypatch
         pytest.raises(InvalidInput, match=r"has had no worker for 0\.5 s; start some"),
     ):
         list(run(sweep, journal, processes=1, cluster=made.scheduler_address))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A future of Dask that has ended in some way."""
+
+    error: BaseException | None
+
+    def exception(self, timeout: float) -> BaseException | None:
+        assert timeout > 0
+        if isinstance(self.error, CancelledError):
+            raise self.error
+        return self.error
+
+
+def test_each_way_in_which_dask_gives_no_answer_has_its_words() -> None:
+    worker: Any = SimpleNamespace(address="tcp://here:1")
+    killed = cluster_module.answer_of(Ended(KilledWorker("task", worker, 3)), "tcp://there:2")
+    assert (killed.status, killed.error) == ("crashed", "its worker died at each attempt, and last tcp://here:1")
+    with pytest.raises(InvalidInput, match=r"a worker of tcp://there:2 cannot run schedc .No module named 'schedc'.; install"):
+        cluster_module.answer_of(Ended(ModuleNotFoundError("No module named 'schedc'")), "tcp://there:2")
+    with pytest.raises(InvalidInput, match="the scheduler at tcp://there:2 lost jobs; run the command again"):
+        cluster_module.answer_of(Ended(CancelledError()), "tcp://there:2")
+    with pytest.raises(ZeroDivisionError):
+        cluster_module.answer_of(Ended(ZeroDivisionError()), "tcp://there:2")
+
+
+def test_without_dask_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    sweep = sweep_in(tmp_path, 'job = "job.toml"')
+    with Journal(tmp_path / "journal") as journal, pytest.raises(Unsupported, match=r"pip install 'schedc\[cluster\]'"):
+        list(run(sweep, journal, processes=1, cluster="tcp://127.0.0.1:1"))
