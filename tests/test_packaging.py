@@ -77,6 +77,10 @@ def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
         names = archive.namelist()
         (top_level,) = (name for name in names if name.endswith("/top_level.txt"))
         assert archive.read(top_level).decode().split() == ["schedc"]
-    assert "schedc/py.typed" in names
+    data = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "architectures").iterdir() if path.suffix in (".toml", ".txt")
+    }
+    assert len(data) == 2
+    assert {"schedc/py.typed", *data} <= set(names)
     for package in SETUPTOOLS["packages"]:
         assert f"{package.replace('.', '/')}/__init__.py" in names

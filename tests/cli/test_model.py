@@ -54,6 +54,28 @@ def test_json_has_the_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert printed["layers"][1]["message_bytes"] == 2048 * 2048 * 2
 
 
+def test_one_share_of_the_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CrossPipe's 109 ms for 8 blocks, at 500 of 989.4 TFLOPS."""
+    options = ["--tp", "8", "--sequence", "8192", "--efficiency", "0.50536", "--json"]
+    assert run("model", "llama3-405b", *options, "-o", str(tmp_path / "p.json")) == 0
+    block = json.loads(capsys.readouterr().out)["layers"][1]
+    assert 8 * block["forward_ns"] == pytest.approx(109e6, rel=0.002)
+
+
+def test_what_is_kept_with_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def kept(*options: str) -> list[int]:
+        assert run("model", "gpt3-175b", *options, "--json", "-o", str(tmp_path / "p.json")) == 0
+        printed = json.loads(capsys.readouterr().out)
+        return [printed["layers"][1].get(f"activation{after}_bytes", 0) for after in ("", "_after_input")]
+
+    unit = 2048 * 12288 * 2  # the model has 2,048 position embeddings, fewer than the default of 4,096 tokens
+    scores = 4 * 2048 * 96
+    assert kept() == [16 * unit + scores, 16 * unit]
+    assert kept("--no-split-backward") == [16 * unit + scores, 0]
+    assert kept("--no-split-backward", "--recompute", "selective") == [10 * unit + scores, 0]
+    assert kept("--recompute", "selective") == [16 * unit, 16 * unit]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
