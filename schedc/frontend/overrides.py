@@ -42,7 +42,7 @@ class Override:
     @property
     def canonical(self) -> str:
         """`pipeline.ranks=4`, the value as JSON: the same text for the same path and value."""
-        return f"{'.'.join(self.keys)}={json.dumps(self.value, sort_keys=True)}"
+        return f"{'.'.join(self.keys)}={json.dumps(self.value, sort_keys=True, default=str)}"
 
     def inside(self) -> Override:
         """The same within the table of its first key."""

@@ -147,12 +147,21 @@ def _override(key: str, value: object, at: Location) -> Override:
 
 
 def _leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Location]]:
-    """Key, value and place of everything in nested tables that is no table."""
+    """Key, value and place of everything in nested tables that is no table; each key once."""
+    known: set[str] = set()
+    for key, value, at in _all_leaves(table, place):
+        if key in known:
+            raise at.refuse(f"the key {key} twice", "it once, quoted or not")
+        known.add(key)
+        yield key, value, at
+
+
+def _all_leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Location]]:
     if not isinstance(table, dict | None):
         raise place.refuse(show(table), "a table of keys of the job")
     for key, value in (table or {}).items():
         if isinstance(value, dict) and value:
-            for inner, leaf, at in _leaves(value, place / key):
+            for inner, leaf, at in _all_leaves(value, place / key):
                 yield f"{key}.{inner}", leaf, at
         else:
             yield key, value, place / key
@@ -261,12 +270,13 @@ def _check_once(values: Sequence[object], place: Location) -> None:
 
 def _check_apart(
     fixed: Mapping[str, Override],
-    grid: Mapping[str, object],
+    grid: Mapping[str, Sequence[Override]],
     cases: Iterable[tuple[str | None, Mapping[str, Override]]],
     place: Location,
 ) -> None:
     """No key of the grid is set elsewhere; a case may set what is set for all jobs."""
+    of_grid = {values[0].keys for values in grid.values()}
     for where, others in (("set", fixed), *(("cases", settings) for _, settings in cases)):
-        for key in others:
-            if key in grid:
+        for key, override in others.items():
+            if override.keys in of_grid:
                 raise (place / "grid").refuse(f"the key {key}, which [{where}] sets, too", "it in one of the two")

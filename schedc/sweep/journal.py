@@ -64,7 +64,9 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
+        """Close it, and leave nothing behind if nothing is known."""
+        if not self.answers:
+            self._path.unlink(missing_ok=True)
         os.close(self._file)
 
     def append(self, answers: Iterable[tuple[str, Answer]]) -> None:

@@ -98,6 +98,11 @@ def test_a_key_changes_with_all_that_the_plan_depends_on(tmp_path: Path, monkeyp
     assert len({first, *others}) == 7
 
 
+def test_values_may_be_anything_that_toml_has(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path, 'job = "job.toml"\ngrid = {name = [1979-05-27, {a = 1}, [], inf]}')
+    assert len({job.key for job in sweep.jobs}) == 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -122,6 +127,11 @@ def test_a_key_changes_with_all_that_the_plan_depends_on(tmp_path: Path, monkeyp
             'job = "job.toml"\nset = {"pipeline.ranks" = 1}\ngrid = {"pipeline.ranks" = [1]}',
             "grid: found the key pipeline.ranks, which [set] sets, too, expected it in one of the two",
         ),
+        (
+            'job = "job.toml"\nset = {"topology.link[0].latency" = 1}\ngrid = {"topology.link.0.latency" = [1]}',
+            "grid: found the key topology.link[0].latency, which [set] sets, too",
+        ),
+        ('job = "job.toml"\n[grid]\n"a.b" = [1]\na.b = [2]', "grid.a.b: found the key a.b twice, expected it once, quoted or not"),
         ('job = "job.toml"\ncases = [{name = "a"}, {name = "a"}]', 'cases: found "a" twice, expected it once'),
         ('job = "job.toml"\ncases = [{name = "a"}, {name = "b"}]', 'found the same job twice, in the cases "a" and "b"'),
         (f'job = "job.toml"\ncompile = {{seed = {list(range(101))}}}', "found 101 jobs, expected at most 100"),

@@ -69,8 +69,10 @@ def test_what_schedc_did_not_write_is_refused_and_kept(path: Path, content: byte
 def test_one_process_at_a_time_has_the_journal(path: Path) -> None:
     with Journal(path), pytest.raises(InvalidInput, match="another schedc sweep is writing it"):
         Journal(path)
-    with Journal(path):
-        pass
+    assert not path.exists(), "nothing is known"
+    with Journal(path) as journal:
+        journal.append([("a", ONE)])
+    assert path.exists()
 
 
 def test_a_journal_that_cannot_be_written_is_refused(path: Path) -> None:
