@@ -287,7 +287,7 @@ def _nemotron_h(keys: _Keys, name: str) -> Architecture:
         state=keys.count("ssm_state_size"),
         groups=keys.count("n_groups"),
         convolution=keys.count("conv_kernel", 4),
-        chunk=keys.count("chunk_size", 256),
+        chunk=keys.count("chunk_size", 128),
     )
     attention = Attention(
         heads=keys.count("num_attention_heads"),

@@ -1,0 +1,40 @@
+"""The number of parameters of each known model beside the published one: the table of docs/model-costs.md.
+
+Run it as `python benchmarks/architectures/published_parameters.py`. Exit status 1: one is more than 1 % from a number that is
+published to 1 % or better.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.architectures.names import architecture_named, known_names, published
+from schedc.architectures.parameters import parameters
+
+
+def main() -> int:
+    """Print the table."""
+    out = Console(width=132, highlight=False, markup=False, emoji=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model")
+    for header in ("layers", "parameters", "published", "difference"):
+        table.add_column(header, justify="right")
+    table.add_column("published in", overflow="fold")
+    wrong = 0
+    for name in known_names():
+        architecture, said = architecture_named(name), published(name)
+        count = parameters(architecture)
+        difference = count / said.parameters - 1
+        wrong += abs(difference) > 0.01 and not said.rounded_to
+        layers = len(architecture.blocks) + len(architecture.further_tokens)
+        numbers = (f"{layers}", f"{count:,}", f"{said.parameters / 1e9:.6g} B", f"{difference:+.2%}")
+        table.add_row(name, *numbers, said.parameters_source)
+    out.print(table)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
