@@ -33,7 +33,8 @@ MAY_SEE = {
     "api": COMPILER | {"compile", "compile_layouts"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"compile", "compile_layouts", "processes"},
-    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime"},
+    "tune": COMPILER | {"architectures", "compile"},
+    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

@@ -27,6 +27,7 @@ from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.sweep import sweep_command
 from schedc.cli.torch_csv import export_app, lint
+from schedc.cli.tune import tune_command
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
 
@@ -297,6 +298,7 @@ def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="
 app.command("profile")(profile_command)
 app.command("model")(model_command)
 app.command("init")(init_command)
+app.command("tune")(tune_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)

@@ -11,8 +11,9 @@ from schedc.errors import InvalidInput
 
 if TYPE_CHECKING:
     from schedc.frontend.job import Job
+    from schedc.frontend.job_source import JobSource
 
-__all__ = ["JobArgument", "PlanJobOption", "SetOption", "check_set", "read_job"]
+__all__ = ["JobArgument", "PlanJobOption", "SetOption", "check_set", "read_job", "read_source"]
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
 PlanJobOption = Annotated[
@@ -34,13 +35,23 @@ def read_job(path: Path, values: list[str] | None) -> Job:
     Raises:
         InvalidInput: it, or a file that it names, cannot be read or used, or a value cannot be set.
     """
+    from schedc.frontend.job import checked_job
+
+    return checked_job(read_source(path, values))
+
+
+def read_source(path: Path, values: list[str] | None) -> JobSource:
+    """The text of a job, at the path or in standard input, with the values of `--set`, not yet checked.
+
+    Raises:
+        InvalidInput: it cannot be read or is not TOML, or a value cannot be set.
+    """
     from schedc.files.outputs import is_standard
-    from schedc.frontend.job import checked_job, load_job
-    from schedc.frontend.job_source import source_of_standard_input
+    from schedc.frontend.job_source import source_of_file, source_of_standard_input
     from schedc.frontend.overrides import option_override
 
     overrides = [option_override(text) for text in values or ()]
-    return checked_job(source_of_standard_input(overrides)) if is_standard(path) else load_job(path, overrides)
+    return source_of_standard_input(overrides) if is_standard(path) else source_of_file(path, overrides)
 
 
 def check_set(path: Path | None, values: list[str] | None, job: str) -> None:

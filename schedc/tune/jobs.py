@@ -1,0 +1,140 @@
+"""A candidate as a job of the compiler, with a profile of its microbatch size: what `schedc compile` would be given.
+
+The partition is the balanced one, and is said, so that the durations of the collectives, one for each stage, belong to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schedc.frontend.job import checked_job
+from schedc.frontend.job_source import source_of_table
+from schedc.lower.problem import static_bytes
+from schedc.tune.collectives import Collectives, Path
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from pathlib import Path as FilePath
+
+    from schedc.frontend.job import Job
+    from schedc.tune.candidates import Candidate
+    from schedc.tune.request import Request
+
+__all__ = ["PROFILE", "CandidateJob", "job_of"]
+
+PROFILE = "profile.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateJob:
+    """A candidate that can be compiled."""
+
+    table: dict[str, Any]
+    """The job; `profile.path` is `PROFILE`."""
+    job: Job
+    static_bytes: tuple[int, ...]
+    """What each rank holds all the time."""
+    collectives_ns: tuple[int, ...]
+    """Of each rank, if nothing overlapped them."""
+
+
+def job_of(request: Request, candidate: Candidate, directory: FilePath) -> CandidateJob:
+    """The job of a candidate.
+
+    Args:
+        request: what is asked.
+        candidate: how.
+        directory: has a file `PROFILE` of the candidate's microbatch size.
+
+    Raises:
+        InvalidInput: a rank has no room for what it holds all the time, or there are too many compute ops.
+    """
+    table = _table(request, candidate)
+    job = _read(table, request, directory)
+    layout = job.layout
+    counts = [last - first for first, last in (layout.layers_of_stage[stage] for stage in layout.paths[0])]
+    table["pipeline"]["partition"] = counts
+    if candidate.data_parallel > 1:
+        parameters = [sum(layer.parameters for layer in job.workload.layers[first:last]) for first, last in layout.layers_of_stage]
+        table["data_parallel"] = _data_parallel(request, candidate, parameters)
+    job = _read(table, request, directory)
+    collectives = [0] * candidate.ranks
+    parallel = job.problem.data_parallel
+    if parallel is not None:
+        for durations_ns in (parallel.reduce_scatter_ns, parallel.all_gather_ns):
+            for stage, duration_ns in enumerate(durations_ns):
+                collectives[layout.rank_of_stage[stage]] += duration_ns
+    return CandidateJob(
+        table=table, job=job, static_bytes=static_bytes(job.workload, job.layout), collectives_ns=tuple(collectives)
+    )
+
+
+def _read(table: dict[str, Any], request: Request, directory: FilePath) -> Job:
+    return checked_job(source_of_table(table, directory=directory, name=request.name))
+
+
+def _table(request: Request, candidate: Candidate) -> dict[str, Any]:
+    """The job but for the partition and the collectives."""
+    tune, memory = request.file.tune, request.file.memory
+    optimizer = memory.optimizer_bytes / (candidate.data_parallel if candidate.zero_stage else 1)
+    pipeline: dict[str, Any] = {
+        "ranks": candidate.ranks,
+        "microbatches": candidate.microbatches,
+        "placement": candidate.placement,
+    }
+    if candidate.chunks > 1:
+        pipeline["chunks"] = candidate.chunks
+    if not tune.split_backward:
+        pipeline["split_backward"] = False
+    if candidate.recompute != "none":
+        pipeline["recompute"] = candidate.recompute
+    table: dict[str, Any] = {
+        "name": request.name,
+        "pipeline": pipeline,
+        "profile": {"path": PROFILE},
+        "memory": {
+            "capacity": f"{request.capacity_bytes} B",
+            "bytes_per_parameter": memory.weight_bytes + memory.gradient_bytes + optimizer,
+        },
+        "topology": {"sites": list(candidate.ranks_of_site), "within": _link(request.within)},
+    }
+    if len(candidate.ranks_of_site) > 1:
+        assert request.between is not None
+        table["topology"]["between"] = _link(_share(request.between, candidate.data_parallel * request.group, request.within))
+    return table
+
+
+def _data_parallel(request: Request, candidate: Candidate, parameters: list[int]) -> dict[str, Any]:
+    """The section of that name; `parameters` are those of one device, of each stage."""
+    memory = request.file.memory
+    between = None
+    if len(candidate.replicas_of_site) > 1:
+        assert request.between is not None
+        between = _share(request.between, candidate.ranks * request.group, None)
+    collectives = Collectives(replicas_of_site=candidate.replicas_of_site, within=request.within, between=between)
+    reduce_ns = [collectives.one_way_ns(count * memory.gradient_bytes) for count in parameters]
+    section: dict[str, Any] = {"size": candidate.data_parallel, "zero_stage": candidate.zero_stage}
+    if candidate.zero_stage == 0:
+        return section | {"reduce_scatter": _durations([2 * each for each in reduce_ns])}
+    gather_ns = [collectives.one_way_ns(count * memory.weight_bytes) for count in parameters]
+    return section | {"reduce_scatter": _durations(reduce_ns), "all_gather": _durations(gather_ns)}
+
+
+def _share(path: Path, senders: int, own: Path | None) -> Path:
+    """An equal part of a bandwidth for each of the senders, and no more than a sender's own."""
+    if path.bytes_per_second is None:
+        return path
+    share = max(1, path.bytes_per_second // senders)
+    if own is not None and own.bytes_per_second is not None:
+        share = min(share, own.bytes_per_second)
+    return Path(path.latency_ns, share)
+
+
+def _link(path: Path) -> dict[str, Any]:
+    link = {"latency": format_duration_ns(path.latency_ns, 9)}
+    return link if path.bytes_per_second is None else link | {"bandwidth": f"{path.bytes_per_second} B/s"}
+
+
+def _durations(durations_ns: list[int]) -> list[str]:
+    return [format_duration_ns(each, 9) for each in durations_ns]

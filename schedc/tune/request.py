@@ -1,0 +1,251 @@
+"""A tune job read and checked: the layers of one microbatch of each size, the cluster, and the choices.
+
+Takes the source of a job; gives a `Request`. Whatever is wrong is said in one line that names the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput, Unsupported
+from schedc.files.conform import conform
+from schedc.files.input_file import read_bytes
+from schedc.files.location import Location, show
+from schedc.files.tables import parse_json
+from schedc.text.profile_file import ProfileFile, profile_json
+from schedc.tune.candidates import Choices, divisors
+from schedc.tune.collectives import Path as LinkPath
+from schedc.tune.tune_file import TuneFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.architectures.architecture import Architecture
+    from schedc.architectures.devices import Device
+    from schedc.frontend.job_source import JobSource
+    from schedc.text.profile_file import LayerEntry
+    from schedc.tune.tune_file import ModelSection
+
+__all__ = ["Request", "read_request"]
+
+MICROBATCH_SIZES = (1, 2, 4, 8)
+"""What is tried where the job says nothing and has a model by name."""
+DEFAULT_SEQUENCE = 4096
+"""Tokens, where neither the job nor the model's position embeddings say otherwise; as of `schedc model`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A tune job that was read."""
+
+    source: JobSource
+    file: TuneFile
+    name: str
+    choices: Choices
+    profiles: dict[int, str]
+    """The text of profile.json for each microbatch size."""
+    sequence: int | None
+    """Tokens."""
+    within: LinkPath
+    """Of one device."""
+    between: LinkPath | None
+    """Of all devices of a site together."""
+    capacity_bytes: int
+    files: tuple[Path, ...]
+    """All files that were read."""
+
+    @property
+    def group(self) -> int:
+        """How many devices a rank has."""
+        return self.file.model.tp * self.file.model.cp
+
+
+def read_request(source: JobSource) -> Request:
+    """The tune job that a source states.
+
+    Raises:
+        InvalidInput: it, or a file that it names, cannot be read or used.
+    """
+    root = source.place
+    file = conform(source.document, TuneFile, root)
+    model, tune = file.model, file.tune
+    groups = _groups(file, root)
+    device = _device(model, root)
+    sizes = tune.microbatch_sizes
+    if tune.profiles is not None:
+        sequence, files = model.sequence, _profile_paths(source, file, root)
+        sizes = sizes or tuple(sorted(files))
+        for index, size in enumerate(sizes):
+            if size not in files:
+                raise (root / "tune" / "microbatch_sizes" / index).refuse(
+                    f"{size}", f"one of tune.profiles: {', '.join(map(str, files))}"
+                )
+        texts = {size: _profile(files[size]) for size in sizes}
+        named = tuple(files[size] for size in sizes)
+    else:
+        sizes = sizes or MICROBATCH_SIZES
+        architecture, named = _architecture(source, model, root)
+        sequence = model.sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE)
+        assert device is not None
+        texts = {size: _predicted(architecture, device, file, size, sequence, root) for size in sizes}
+    capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
+    if capacity is None:
+        raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
+    layers = min(_count_layers(text) for text in texts.values())
+    within_bandwidth = file.topology.within.bytes_per_second
+    if within_bandwidth is None and device is not None:
+        within_bandwidth = round(device.network_bytes_per_s)
+    between = file.topology.between
+    if len(groups) > 1 and (between is None or between.bytes_per_second is None):
+        raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
+    own = () if source.path is None else (source.path,)
+    return Request(
+        source=source,
+        file=file,
+        name=file.name or source.default_name,
+        choices=Choices(
+            groups_of_site=groups,
+            batch=_batch(file, sequence, root),
+            layers=layers,
+            ranks=tune.ranks or tuple(each for each in divisors(sum(groups)) if each <= layers),
+            microbatch_sizes=sizes,
+            placements=tune.placements,
+            chunks=tune.chunks,
+            zero_stages=tune.zero_stages,
+            recompute=tune.recompute,
+            across_sites=tune.across_sites,
+            expert_parallel=model.ep,
+        ),
+        profiles=texts,
+        sequence=sequence,
+        within=LinkPath(file.topology.within.latency_ns, within_bandwidth),
+        between=None if between is None else LinkPath(between.latency_ns, between.bytes_per_second),
+        capacity_bytes=capacity,
+        files=(*own, *named),
+    )
+
+
+def _groups(file: TuneFile, root: Location) -> tuple[int, ...]:
+    """How many ranks the devices of each site make."""
+    size = file.model.tp * file.model.cp
+    for index, devices in enumerate(file.topology.sites):
+        if devices % size:
+            raise (root / "topology" / "sites" / index).refuse(
+                f"{devices} devices", f"a multiple of {size}, as model.tp × model.cp of them make a rank"
+            )
+    return tuple(devices // size for devices in file.topology.sites)
+
+
+def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
+    """Sequences of a training step."""
+    tune, at = file.tune, root / "tune"
+    if (tune.batch is None) == (tune.batch_tokens is None):
+        found = "neither batch nor batch_tokens" if tune.batch is None else "both batch and batch_tokens"
+        raise at.refuse(found, "one of them: the sequences, or the tokens, of a training step")
+    if tune.batch is not None:
+        return tune.batch
+    assert tune.batch_tokens is not None
+    if sequence is None or tune.batch_tokens % sequence:
+        expected = "a batch in sequences, or model.sequence" if sequence is None else f"a multiple of the {sequence} of a sequence"
+        raise (at / "batch_tokens").refuse(f"{tune.batch_tokens} tokens", expected)
+    return tune.batch_tokens // sequence
+
+
+def _device(model: ModelSection, root: Location) -> Device | None:
+    from schedc.architectures.devices import device_named
+
+    if model.device is None:
+        return None
+    try:
+        return device_named(model.device)
+    except InvalidInput as error:
+        raise (root / "model" / "device").error(str(error)) from error
+
+
+def _architecture(source: JobSource, model: ModelSection, root: Location) -> tuple[Architecture, tuple[Path, ...]]:
+    """The model, and the file that it is in, if it is in one."""
+    from schedc.architectures.hugging_face import architecture_of_config
+    from schedc.architectures.names import architecture_named
+
+    at = root / "model"
+    if (model.name is None) == (model.config is None):
+        found = "neither name nor config" if model.name is None else "both name and config"
+        raise at.refuse(found, "one of them, or tune.profiles instead")
+    if model.device is None:
+        raise (at / "device").refuse("nothing", 'a known device such as "h100"')
+    if model.name is not None:
+        try:
+            return architecture_named(model.name), ()
+        except InvalidInput as error:
+            raise (at / "name").error(str(error)) from error
+    assert model.config is not None
+    path = source.directory / model.config
+    try:
+        content = read_bytes(path)
+    except InvalidInput as error:
+        raise (at / "config").error(f"found {show(model.config)}; {error}") from error
+    name = path.stem if path.stem != "config" else path.resolve().parent.name
+    return architecture_of_config(parse_json(content, str(path)), name, Location(str(path))), (path,)
+
+
+def _predicted(architecture: Architecture, device: Device, file: TuneFile, size: int, sequence: int, root: Location) -> str:
+    """The text of a profile.json of one microbatch of this size, exact."""
+    from schedc.architectures.efficiency import ROOFLINE, sustained
+    from schedc.architectures.layers import layers_of, merged
+    from schedc.architectures.setting import Setting
+
+    model = file.model
+    setting = Setting(
+        microbatch_size=size,
+        sequence_length=sequence,
+        tensor_parallel=model.tp,
+        context_parallel=model.cp,
+        expert_parallel=model.ep,
+        selective_recompute=model.recompute == "selective",
+    )
+    rates = ROOFLINE if model.efficiency is None else sustained(model.efficiency)
+    try:
+        layers = merged(layers_of(architecture, device, setting, rates, split_backward=file.tune.split_backward))
+    except Unsupported as error:
+        raise (root / "model").error(str(error)) from error
+    divided = "".join(f", {name} {value}" for name, value in (("tp", model.tp), ("cp", model.cp), ("ep", model.ep)) if value > 1)
+    title = f"{architecture.name} on {device.title}{divided}, {size} × {sequence} tokens, predicted"
+    return profile_json(layers, model=title, exact=True)
+
+
+def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[int, Path]:
+    """The paths of the profiles, by microbatch size."""
+    at, given = root / "tune" / "profiles", file.tune.profiles
+    if file.model.name is not None or file.model.config is not None:
+        raise at.refuse("profiles beside a model", "model.name, model.config or tune.profiles, one of them")
+    if not isinstance(given, dict) or not given:
+        raise at.refuse(show(given), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }')
+    paths = {}
+    for key, name in given.items():
+        if not (key.isascii() and key.isdigit() and int(key) > 0):
+            raise at.refuse(f"the microbatch size {show(key)}", "a whole number of at least 1")
+        if not isinstance(name, str):
+            raise (at / key).refuse(show(name), "the path of a profile.json")
+        paths[int(key)] = source.directory / name
+    return paths
+
+
+def _profile(path: Path) -> str:
+    """The text of a profile.json that has all that tuning needs."""
+    content = read_bytes(path)
+    place = Location(str(path))
+    layers = conform(parse_json(content, str(path)), ProfileFile, place).layers
+    if not any(layer.parameters for layer in layers):
+        raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
+    if not any(layer.activation_bytes for layer in layers):
+        raise (place / "layers").refuse("no activation", "activation of each layer, for memory")
+    return content.decode("utf-8-sig")
+
+
+def _layers(text: str) -> tuple[LayerEntry, ...]:
+    return conform(parse_json(text.encode(), "profile.json"), ProfileFile, Location("profile.json")).layers
+
+
+def _count_layers(text: str) -> int:
+    return sum(layer.repeat for layer in _layers(text))

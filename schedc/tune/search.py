@@ -1,0 +1,377 @@
+"""The search over candidates, in two passes: all of them with baselines, then `auto` on those that may still be the best.
+
+A candidate whose lower bound is not below the best step known is not searched: no schedule of it is better. Candidates go in the
+order of their bounds, so that most are refused by it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.lower_bounds import cheap_bound_ns, minimum_limit_bytes
+from schedc.analysis.gap import relative_gap
+from schedc.compile import BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK, CHECKS_S_PER_OP, CHECKS_S_PER_RANK, compile_problem
+from schedc.errors import InvalidInput, NoPlanFound, Unsupported
+from schedc.ir.problem import MOST_OPS
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import is_auto
+from schedc.tune.baselines import baseline_of
+from schedc.tune.candidates import candidates
+from schedc.tune.jobs import PROFILE, job_of
+from schedc.tune.rows import Row, State
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.interruption import Interruption
+    from schedc.tune.jobs import CandidateJob
+    from schedc.tune.request import Request
+
+__all__ = ["Progress", "TuneLimits", "Tuned", "tune", "work_bound_ns"]
+
+MOST_SEARCHED_OPS = 50_000
+"""Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
+BASELINES_SHARE = 0.6
+"""Of the time limit, for the first pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneLimits:
+    """When the search ends."""
+
+    time_s: float | None = None
+    """For all candidates together."""
+    candidate_s: float = 20.0
+    """For one candidate in the second pass."""
+    gap: float = 0.0
+    seed: int = 0
+    workers: int = 8
+    prune: bool = True
+    """False: search also what a bound refuses; the result is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is known now."""
+
+    doing: str
+    done: int
+    total: int
+    best: Row | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What was found."""
+
+    rows: tuple[Row, ...]
+    """By step, then by bound; those that cannot be run last."""
+    best: Row
+    job: CandidateJob
+    """Of the best."""
+    plan: Plan
+    """Of the best."""
+    bound_ns: int
+    """No schedule of any candidate has a shorter step."""
+    failures: tuple[Failure, ...]
+    """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A candidate while it is worked on."""
+
+    row: Row
+    job: CandidateJob | None = None
+    plan: Plan | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """Of a candidate that can be compiled."""
+        assert self.job is not None
+        return self.job.job.problem
+
+
+@dataclass(slots=True)
+class _Search:
+    request: Request
+    method: str
+    limits: TuneLimits
+    interruption: Interruption
+    report: Callable[[Progress], None]
+    works: list[_Work]
+    begun_s: float = field(default_factory=time.perf_counter)
+    best: _Work | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+    def left_s(self, share: float = 1.0) -> float | None:
+        """What is left of this share of the time; None: no limit."""
+        if self.limits.time_s is None:
+            return None
+        return share * self.limits.time_s - (time.perf_counter() - self.begun_s)
+
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether nothing more is begun; never before there is a plan."""
+        left_s = self.left_s(share)
+        return self.best is not None and (self.interruption.requested or (left_s is not None and left_s <= 0))
+
+    def is_refused(self, bound_ns: int | None) -> bool:
+        """Whether no schedule of this bound is better than the best plan."""
+        return (
+            self.limits.prune
+            and bound_ns is not None
+            and self.best is not None
+            and self.best.row.step_ns is not None
+            and bound_ns >= self.best.row.step_ns
+        )
+
+    def tell(self, doing: str, done: int) -> None:
+        self.report(Progress(doing=doing, done=done, total=len(self.works), best=None if self.best is None else self.best.row))
+
+
+def tune(
+    request: Request,
+    *,
+    method: str = "auto",
+    limits: TuneLimits,
+    interruption: Interruption,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> Tuned:
+    """The best candidate, with its plan, and what became of the others.
+
+    Args:
+        request: what is asked.
+        method: `auto`: baselines for all, then `auto` for the best; else a method's name, which is the only pass.
+        limits: when the search ends.
+        interruption: what listens to signals; an interruption ends the search with the best plan so far.
+        report: is called with what is known, now and then.
+
+    Raises:
+        InvalidInput: no candidate uses all devices and the whole batch, or the method's name is wrong.
+        NoPlanFound: no candidate has a plan; says why of the one that came nearest.
+        Defect: a plan breaks a rule.
+    """
+    tried = candidates(request.choices)
+    if not tried:
+        raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", _expected(request))
+    search = _Search(
+        request, method, limits, interruption, report, [_Work(Row(candidate=each, state=State.NOT_REACHED)) for each in tried]
+    )
+    with TemporaryDirectory(prefix="schedc-tune-") as name:
+        _prepare(search, Path(name))
+        _first_pass(search)
+        if is_auto(method):
+            _second_pass(search)
+    return _tuned(search)
+
+
+def work_bound_ns(problem: Problem) -> int:
+    """A lower bound of the step that takes no time: some rank's work, after its first all-gather and before its last collective."""
+    parallel = problem.data_parallel
+    most = 0
+    for rank in range(problem.ranks):
+        stages = problem.stages_on(rank)
+        work_ns = 0
+        for stage in stages:
+            costs = problem.stages[stage]
+            for forward, split, weight, fused in zip(
+                costs.forward_ns, costs.backward_input_ns, costs.backward_weight_ns, costs.backward_ns, strict=True
+            ):
+                work_ns += forward + min(split + weight, fused)
+        around_ns = 0
+        if parallel is not None:
+            around_ns += min(parallel.reduce_scatter_ns[stage] for stage in stages)
+            around_ns += min((parallel.all_gather_ns[stage] for stage in stages), default=0) if parallel.all_gather_ns else 0
+        most = max(most, problem.microbatches * work_ns + around_ns)
+    return most
+
+
+def _prepare(search: _Search, directory: Path) -> None:
+    """Each candidate's job and first bound; those without room are known here."""
+    for size, text in search.request.profiles.items():
+        (directory / str(size)).mkdir()
+        (directory / str(size) / PROFILE).write_text(text, encoding="utf-8")
+    for done, work in enumerate(search.works):
+        search.tell("reading candidates", done)
+        candidate = work.row.candidate
+        stages = candidate.ranks * candidate.chunks
+        if 3 * stages * candidate.microbatches > MOST_OPS:
+            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(3 * stages * candidate.microbatches))
+            continue
+        try:
+            work.job = job_of(search.request, candidate, directory / str(candidate.microbatch_size))
+        except InvalidInput as error:
+            work.row = replace(work.row, state=State.NO_ROOM, why_not=str(error))
+            continue
+        why_not = _no_room(work.problem)
+        if why_not:
+            work.row = replace(work.row, state=State.NO_ROOM, why_not=why_not)
+            continue
+        bound_ns, collectives_ns = work_bound_ns(work.problem), max(work.job.collectives_ns)
+        work.row = replace(work.row, bound_ns=bound_ns, collectives_ns=collectives_ns)
+
+
+def _no_room(problem: Problem) -> str:
+    """Why not even one microbatch fits, if so."""
+    for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
+        if limit is not None and limit < needed:
+            return f"rank {rank} has room for {format_bytes(limit)} of activations; one microbatch needs {format_bytes(needed)}"
+    return ""
+
+
+def _open(search: _Search) -> Iterator[tuple[int, _Work]]:
+    """Those that may be searched, by bound, then by size."""
+    works = [work for work in search.works if work.row.state is State.NOT_REACHED]
+    works.sort(key=lambda work: (work.row.bound_ns or 0, work.problem.num_ops))
+    yield from enumerate(works)
+
+
+def _first_pass(search: _Search) -> None:
+    """The baselines, or the method that the user names, on every candidate that may be the best."""
+    by_name = not is_auto(search.method)
+    for done, work in _open(search):
+        if search.is_over(1.0 if by_name else BASELINES_SHARE):
+            break
+        search.tell("baselines", done)
+        problem = work.problem
+        if _refuse(search, work):
+            continue
+        if problem.num_ops > MOST_SEARCHED_OPS:
+            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(problem.num_ops))
+            continue
+        work.row = replace(work.row, bound_ns=cheap_bound_ns(problem))
+        if _refuse(search, work):
+            continue
+        if by_name:
+            _compile(search, work, search.limits.candidate_s)
+        else:
+            _baselines(search, work)
+
+
+def _second_pass(search: _Search) -> None:
+    """`auto` on those with a plan whose bound is below the best step, the shortest step first."""
+    works = [work for work in search.works if work.plan is not None]
+    works.sort(key=lambda work: work.row.step_ns or 0)
+    for done, work in enumerate(works):
+        if search.is_over():
+            break
+        if search.is_refused(work.row.bound_ns):
+            continue
+        search.tell("searching", done)
+        left_s = search.left_s()
+        limit_s = search.limits.candidate_s if left_s is None else min(search.limits.candidate_s, left_s)
+        _compile(search, work, limit_s)
+
+
+def _refuse(search: _Search, work: _Work) -> bool:
+    if not search.is_refused(work.row.bound_ns):
+        return False
+    work.row = replace(work.row, state=State.BOUNDED, why_not="its lower bound is not below the best step")
+    return True
+
+
+def _baselines(search: _Search, work: _Work) -> None:
+    begun_s = time.perf_counter()
+    made = baseline_of(work.problem, search.limits.seed, search.interruption)
+    search.failures += made.failures
+    if made.plan is None:
+        work.row = replace(work.row, state=State.NO_PLAN, why_not=made.why_not)
+    else:
+        _keep(search, work, made.plan, time.perf_counter() - begun_s)
+
+
+def _compile(search: _Search, work: _Work, limit_s: float) -> None:
+    """The method on a candidate, within its time and what bounds and checks take at least."""
+    limits = Limits(
+        time_s=max(limit_s, _least_s(work.problem)),
+        gap=search.limits.gap,
+        seed=search.limits.seed,
+        workers=search.limits.workers,
+    )
+    begun_s = time.perf_counter()
+    try:
+        compiled = compile_problem(work.problem, method=search.method, limits=limits, interruption=search.interruption)
+    except (NoPlanFound, Unsupported) as error:
+        if work.plan is None:
+            work.row = replace(work.row, state=State.NO_PLAN, why_not=str(error))
+        return
+    search.failures += compiled.failures
+    _keep(search, work, compiled.plan, time.perf_counter() - begun_s)
+
+
+def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
+    """The plan and its bound, each if it is better than what is known of the candidate."""
+    assert work.job is not None
+    bound_ns = max(plan.certificate.lower_bound_ns, work.row.bound_ns or 0)
+    if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
+        work.plan = plan
+    certificate = work.plan.certificate
+    step_ns = certificate.makespan_ns
+    peaks = zip(work.job.static_bytes, certificate.peak_activation_bytes, strict=True)
+    choices, sequence = search.request.choices, search.request.sequence
+    work.row = replace(
+        work.row,
+        state=State.PLANNED,
+        method=work.plan.made_by.method,
+        step_ns=step_ns,
+        stage_span_ns=certificate.stage_span_ns,
+        tokens_per_s=None if sequence is None else choices.batch * sequence / (step_ns / 1e9),
+        peak_bytes=max(static + activations for static, activations in peaks),
+        bound_ns=bound_ns,
+        gap=relative_gap(step_ns, bound_ns, certificate.bound),
+        seconds=work.row.seconds + seconds,
+    )
+    if search.best is None or search.best.row.step_ns is None or step_ns < search.best.row.step_ns:
+        search.best = work
+
+
+def _tuned(search: _Search) -> Tuned:
+    best = search.best
+    if best is None or best.job is None or best.plan is None:
+        reasons = [work.row for work in search.works if work.row.why_not]
+        raise NoPlanFound(
+            f"{search.request.name}: none of {len(search.works)} candidates has a plan; {_says(reasons[-1])}"
+            if reasons
+            else f"{search.request.name}: no candidate was reached in the time given"
+        )
+    best.row = replace(best.row, state=State.BEST)
+    order = {state: number for number, state in enumerate(State)}
+    rows = sorted(
+        (work.row for work in search.works),
+        key=lambda row: (row.step_ns is None, row.step_ns or 0, order[row.state], row.bound_ns or 0),
+    )
+    bounds = [row.bound_ns for row in rows if row.state is not State.NO_ROOM]
+    # A candidate without a bound may be as good as one likes.
+    bound_ns = min((0 if bound is None else bound for bound in bounds), default=0)
+    return Tuned(rows=tuple(rows), best=best.row, job=best.job, plan=best.plan, bound_ns=bound_ns, failures=tuple(search.failures))
+
+
+def _least_s(problem: Problem) -> float:
+    """What bounds and checks take, below which a limit is refused."""
+    per_op, per_rank = BOUNDS_S_PER_OP + CHECKS_S_PER_OP, BOUNDS_S_PER_RANK + CHECKS_S_PER_RANK
+    return 1.1 * (problem.num_ops * per_op + problem.ranks * per_rank)
+
+
+def _too_large(ops: int) -> str:
+    return f"{ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer"
+
+
+def _says(row: Row) -> str:
+    each = row.candidate
+    return f"with {each.ranks} ranks and {each.microbatch_size} in a microbatch: {row.why_not}"
+
+
+def _expected(request: Request) -> str:
+    choices = request.choices
+    return (
+        f"ranks that divide the {sum(choices.groups_of_site)} groups of {request.group} devices, pipelines that divide the batch of"
+        f" {choices.batch}, and microbatches that divide the rest"
+    )

@@ -1,0 +1,132 @@
+"""`schedc tune`: the folder that it leaves, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from tune_jobs import TINY, write_tiny
+
+from schedc.cli.app import main
+from schedc.text.plan.plan_file import read_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAST = ("--method", "greedy{n_sub=1}", "--set", "tune.ranks=[2, 4]", "--set", 'tune.recompute=["none"]')
+
+
+def run(*arguments: str) -> int:
+    """The exit status of `schedc ARGUMENTS`."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_the_best_is_a_job_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "tuned"
+    assert run("tune", str(write_tiny(tmp_path)), "-o", str(folder), *FAST) == 0
+    printed = capsys.readouterr().out
+    assert "tokens/s" in printed and "candidates: 1 best" in printed
+    assert sorted(path.name for path in folder.iterdir()) == ["job.toml", "plan.json", "profile.json", "table.csv"]
+    plan = read_plan(folder / "plan.json")
+    # The job is one of the compiler's, and gives the same plan.
+    again = tmp_path / "again.json"
+    assert run("compile", str(folder / "job.toml"), "-o", str(again), "--quiet") == 0
+    assert read_plan(again) == plan
+    assert run("verify", str(folder / "plan.json"), "--job", str(folder / "job.toml")) == 0
+    with (folder / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["state"] == "best"
+    assert int(rows[0]["step_ns"]) == plan.certificate.makespan_ns
+    assert len({tuple(list(row.values())[:10]) for row in rows}) == len(rows) > 6
+    assert float(rows[0]["tokens_per_s"]) == pytest.approx(8 * 1024 / (int(rows[0]["step_ns"]) / 1e9))
+
+
+def test_json_and_values_set_and_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    class Standard:
+        buffer = io.BytesIO(job.read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Standard)
+    assert run("tune", "-", "-o", "out", "--json", *FAST, "--set", "tune.batch=4", "--set", "model.sequence=512") == 0
+    printed = json.loads(capsys.readouterr().out)
+    best = printed["best"]
+    assert best["ranks"] * best["data_parallel"] == 4
+    assert best["microbatch_size"] * best["microbatches"] * best["data_parallel"] == 4
+    assert best["tokens_per_s"] == pytest.approx(4 * 512 / (best["step_ns"] / 1e9))
+    assert printed["lower_bound_ns"] <= best["step_ns"]
+    assert [row["state"] for row in printed["candidates"]].count("best") == 1
+
+
+def test_measured_profiles_by_microbatch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for size in (1, 2):
+        layer = {"name": "block", "repeat": 8, "parameters": 1000, "activation": f"{size} MiB", "message": f"{size} MiB"}
+        times = {f"{key}": f"{size} ms" for key in ("forward", "backward_input", "backward_weight")}
+        profile = {"format": "schedc.profile", "version": 1, "layers": [layer | times]}
+        (tmp_path / f"p{size}.json").write_text(json.dumps(profile))
+    job = tmp_path / "tune.toml"
+    job.write_text(
+        '[tune]\nbatch = 8\nprofiles = { 1 = "p1.json", 2 = "p2.json" }\n[topology]\nsites = [4]\n'
+        'within = { bandwidth = "1 GB/s" }\n'
+        '[memory]\ncapacity = "1 GB"\n'
+    )
+    assert run("tune", str(job), "-o", str(tmp_path / "out"), "--json", *FAST) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["tokens_per_s"] is None
+    chosen = tmp_path / f"p{best['microbatch_size']}.json"
+    assert (tmp_path / "out" / "profile.json").read_bytes() == chosen.read_bytes()
+    # A step has at least the work of eight layers for eight sequences on four devices.
+    assert best["step_ns"] >= 8 * 8 * 3_000_000 // 4
+
+
+BAD = [
+    (TINY.replace('config = "config.json"', ""), "model: found neither name nor config, expected one of them, or tune.profiles"),
+    (TINY.replace("config.json", "none.json"), 'model.config: found "none.json"; .*no readable file'),
+    (TINY.replace('"h100"', '"h101"'), "model.device: found the device \"h101\", .*did you mean 'h100'"),
+    (TINY.replace("batch = 8", ""), "tune: found neither batch nor batch_tokens"),
+    (TINY.replace("batch = 8", "batch_tokens = 1000"), "tune.batch_tokens: found 1000 tokens, expected a multiple of the 1024"),
+    (TINY.replace("[4]", "[4, 4]"), "topology.between: found no bandwidth, expected latency and bandwidth"),
+    (
+        TINY.replace("sequence", "tp = 3\nsequence"),
+        "topology.sites\\[0\\]: found 4 devices, expected a multiple of 3",
+    ),
+    (
+        TINY.replace("microbatch_sizes = [1, 2]", 'placements = ["wav"]'),
+        "tune.placements\\[0\\]: found \"wav\", .*did you mean 'wave'",
+    ),
+    (TINY + '[solver]\nmethod = "greed"\n', "solver.method: .*greed' is unknown"),
+    (TINY.replace("microbatch_sizes = [1, 2]", "ranks = [3]"), "tune: found no way to divide the devices and the batch"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_tiny(tmp_path, text)
+    assert run("tune", str(job), "-o", str(tmp_path / "out"), "--quiet") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.search(expected, lines[0]), lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_job_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = write_tiny(tmp_path).rename(tmp_path / "job.toml")
+    before = job.read_bytes()
+    assert run("tune", str(job), "-o", str(tmp_path), *FAST) == 2
+    assert "cannot be written: this command reads it" in capsys.readouterr().err
+    assert job.read_bytes() == before
+    assert run("tune", str(job), "-o", str(job), *FAST) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert run("tune", str(job), "-o", str(tmp_path / "a" / "b"), *FAST) == 2
+    assert "cannot be made" in capsys.readouterr().err
