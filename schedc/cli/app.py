@@ -22,12 +22,12 @@ from schedc.cli.compare import compare_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
+from schedc.cli.many.sweep import sweep_command
+from schedc.cli.many.tune import tune_command
 from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
-from schedc.cli.sweep import sweep_command
 from schedc.cli.torch_csv import export_app, lint
-from schedc.cli.tune import tune_command
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
 
@@ -275,7 +275,7 @@ def bench(
     ] = None,
 ) -> None:
     """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""
-    from schedc.cli.bench import run_bench
+    from schedc.cli.many.bench import run_bench
 
     run_bench(instances, methods, time_limit, csv, fused_backward)
 

@@ -16,7 +16,7 @@ from schedc.bench.instances import Instance, Unit
 from schedc.bench.pipelines import pipeline
 from schedc.bench.run import Row, run
 from schedc.cli import bench as bench_module
-from schedc.cli.bench import run_bench
+from schedc.cli.many.bench import run_bench
 from schedc.errors import InvalidInput
 from schedc.ir.problem import Objective
 

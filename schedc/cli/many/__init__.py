@@ -1,0 +1,1 @@
+"""Commands that compile many problems: bench, sweep, tune."""
