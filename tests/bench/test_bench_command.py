@@ -15,7 +15,7 @@ from schedc.bench import instances as instances_module
 from schedc.bench.instances import Instance, Unit
 from schedc.bench.pipelines import pipeline
 from schedc.bench.run import Row, run
-from schedc.cli import bench as bench_module
+from schedc.cli.many import bench as bench_module
 from schedc.cli.many.bench import run_bench
 from schedc.errors import InvalidInput
 from schedc.ir.problem import Objective
