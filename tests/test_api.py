@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from doc_programs import PAGES, ROOT, programs_of, with_outputs
 from jobs import M70, write_job
@@ -143,7 +144,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
 
 def test_values_that_are_set(tmp_path: Path) -> None:
     path = write_job(tmp_path, M70)
-    job = schedc.read_job(path, set={"pipeline.microbatches": 8, "topology.sites": (2, 6)})
+    job = schedc.read_job(path, set={"pipeline.microbatches": np.int64(8), "topology.sites": (2, 6)})
     assert job.problem == load_job(write_job(tmp_path, M70.replace("= 16", "= 8").replace("[4, 4]", "[2, 6]"))).problem
     with pytest.raises(schedc.InvalidInput, match=r"^set pipeline.ranks to 0: found 0, expected a whole number"):
         schedc.read_job(path, set={"pipeline.ranks": 0})

@@ -23,7 +23,7 @@ STANDARD = Path("-")
 
 
 def is_standard(path: Path | None) -> bool:
-    """Whether the path means standard output; a file of that name is `./-`."""
+    """Whether the path means standard output; a file of that name needs its absolute path."""
     return path == STANDARD
 
 
@@ -45,9 +45,8 @@ def check_outputs(
     for option, path in given.items():
         if is_standard(path):
             if not standard:
-                raise InvalidInput(
-                    f"{option}: found -, expected a file; standard output has the tables (a file of that name is ./-)"
-                )
+                file = "a file; standard output has the tables (a file of that name needs its absolute path)"
+                raise InvalidInput(f"{option}: found -, expected {file}")
             if as_json:
                 raise InvalidInput(f"{option}: found - beside --json, and both write to standard output; expected one of them")
     files = {option: path for option, path in given.items() if not is_standard(path)}

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from schedc.files.location import Location, show
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OverriddenLocation", "Override", "option_override", "plain", "python_override", "with_overrides"]
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
+_SHOWN = 120
+"""Characters of an option in a message."""
 _INDEX = re.compile(r"\[(\d{1,9})\]", re.ASCII)
 
 
@@ -82,7 +85,8 @@ def option_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals:
         raise Location("--set").refuse(show(text), "KEY=VALUE, as in --set pipeline.microbatches=32")
-    return Override(_keys(key, f"--set {text}"), _value(value.strip()), f"--set {text}")
+    source = f"--set {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+    return Override(_keys(key, source), _value(value.strip()), source)
 
 
 def python_override(key: str, value: object) -> Override:
@@ -96,10 +100,12 @@ def python_override(key: str, value: object) -> Override:
 
 
 def plain(value: object) -> object:
-    """The value with lists for tuples, dicts for other mappings and text for keys, as a file would give it."""
+    """The value as a file would give it: lists for tuples, dicts for other mappings, text for keys, int for numpy's."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def with_overrides(

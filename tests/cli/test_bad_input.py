@@ -144,7 +144,7 @@ OUTPUTS = {
     "the plan as its trace": Row("emulate plan.json --trace plan.json", 2, "plan.json: cannot be written: this command reads it as plan.json; name another file"),
     "the plan as its trace, linked": Row("emulate symlink.json --trace plan.json", 2, "plan.json: cannot be written: this command reads it as symlink.json; name another file"),
     "a trace in no folder": Row("emulate plan.json --trace no/trace.json", 2, "no/trace.json: cannot be written: the directory {here}/no does not exist; create it first"),
-    "a trace on standard output": Row("emulate plan.json --trace -", 2, "--trace: found -, expected a file; standard output has the tables (a file of that name is ./-)"),
+    "a trace on standard output": Row("emulate plan.json --trace -", 2, "--trace: found -, expected a file; standard output has the tables (a file of that name needs its absolute path)"),
     "the plan as CSV": Row("export torch plan.json -o plan.json", 2, "plan.json: cannot be written: this command reads it as plan.json; name another file"),
     "the plan as CSV, through a symbolic link": Row("export torch plan.json -o symlink.json", 2, "symlink.json: cannot be written: this command reads it as plan.json; name another file"),
     "the plan as CSV, through a hard link": Row("export torch plan.json -o hardlink.json", 2, "hardlink.json: cannot be written: this command reads it as plan.json; name another file"),
@@ -156,13 +156,13 @@ OUTPUTS = {
     "the trace as picture": Row("compare plan.json trace.json --perfetto ./trace.json", 2, "trace.json: cannot be written: this command reads it as trace.json; name another file"),
     "one file for two": Row("compare plan.json trace.json --profile new.json --topology new.json", 2, "new.json: cannot be written: both --profile and --topology name it; name two files"),
     "one file for two, linked": Row("compare plan.json trace.json --profile hardlink.json --perfetto symlink.json", 2, "hardlink.json: cannot be written: this command reads it as plan.json; name another file"),
-    "a picture on standard output": Row("compare plan.json trace.json --perfetto -", 2, "--perfetto: found -, expected a file; standard output has the tables (a file of that name is ./-)"),
+    "a picture on standard output": Row("compare plan.json trace.json --perfetto -", 2, "--perfetto: found -, expected a file; standard output has the tables (a file of that name needs its absolute path)"),
     "a trace as profile": Row("profile --from-trace trace.json -o trace.json", 2, "trace.json: cannot be written: this command reads it as trace.json; name another file"),
     "a profile in no folder": Row("profile --from-trace trace.json -o no/profile.json", 2, "no/profile.json: cannot be written: the directory {here}/no does not exist; create it first"),
     "two things on standard output": Row("compile job.toml -o - --json", 2, "-o: found - beside --json, and both write to standard output; expected one of them"),
     "a table that is a folder": Row("bench m70 --csv folder", 2, "folder: cannot be written: found a directory; expected a file or nothing"),
     "a table in no folder": Row("bench m70 --csv no/table.csv", 2, "no/table.csv: cannot be written: the directory {here}/no does not exist; create it first"),
-    "a table on standard output": Row("bench m70 --csv -", 2, "--csv: found -, expected a file; standard output has the tables (a file of that name is ./-)"),
+    "a table on standard output": Row("bench m70 --csv -", 2, "--csv: found -, expected a file; standard output has the tables (a file of that name needs its absolute path)"),
 }
 KNOWN_METHODS = ", ".join(("auto", *METHODS, *SEARCHES, *LAYOUT_METHODS))
 COMMANDS = {
