@@ -57,7 +57,8 @@ def run_on_cluster(requests: Mapping[str, Request], address: str) -> Generator[A
         done: SimpleQueue[Any] = SimpleQueue()
         futures: dict[str, Any] = {}
         for key, request in requests.items():
-            absolute = dataclasses.replace(request, path=os.path.abspath(request.path))
+            files = tuple(map(os.path.abspath, request.files))
+            absolute = dataclasses.replace(request, path=os.path.abspath(request.path), files=files)
             future = client.submit(answer_on_worker, absolute, key=f"schedc-{key}", pure=False)
             future.add_done_callback(lambda future, key=key: done.put((key, future)))
             futures[key] = future

@@ -79,7 +79,7 @@ def read_sweep(path: Path) -> Sweep:
     if count > MOST_JOBS:
         raise place.error(f"found {count} jobs, expected at most {MOST_JOBS}: each combination is one")
     made: dict[str, SweepJob] = {}
-    digest = _Digest()
+    files_read = _Files()
     for (name, base), (case, of_case), of_grid, chosen in product(bases.items(), cases, _combinations(grid), options):
         values = {**fixed, **of_case, **of_grid}
         said = {
@@ -88,7 +88,7 @@ def read_sweep(path: Path) -> Sweep:
             **{key: override.value for key, override in values.items()},
             **chosen.columns,
         }
-        job = _job(name, base, tuple(values.values()), chosen.options, said, digest)
+        job = _job(name, base, tuple(values.values()), chosen.options, said, files_read)
         if job.key in made:
             twin = made[job.key].columns.get("case")
             raise place.error(f"found the same job twice, in the cases {show(twin)} and {show(case)}; expected each once")
@@ -195,41 +195,50 @@ def _option_name(field: str) -> str:
 
 
 def _job(
-    name: str, base: JobSource, values: Sequence[Override], options: Options, columns: Mapping[str, object], digest: _Digest
+    name: str, base: JobSource, values: Sequence[Override], options: Options, columns: Mapping[str, object], read: _Files
 ) -> SweepJob:
-    content_sha256 = digest(base, values)
+    paths = read.named(base, values)
+    content_sha256 = read.digest(paths)
     said = [
         __version__,
         name,
         content_sha256,
-        sorted(value.canonical for value in values),
+        [value.canonical for value in _in_any_order(values)],
         [(field.name, getattr(options, field.name)) for field in fields(Options)],
     ]
     request = Request(
         path=str(base.path),
         overrides=tuple(values),
         options=options,
+        files=tuple(map(str, paths)),
         content_sha256=content_sha256,
         kill_after_s=_kill_after_s(base, values, options),
     )
     return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), request=request)
 
 
-class _Digest:
-    """Digests of a job's files, each set of files read once."""
+def _in_any_order(values: Sequence[Override]) -> Sequence[Override]:
+    """The values, alike however the file orders them; as they are where one sets a part of what another sets."""
+    keys = {value.keys for value in values}
+    overlap = any(key[:length] in keys for key in keys for length in range(1, len(key)))
+    return values if overlap else sorted(values, key=lambda value: value.keys)
+
+
+class _Files:
+    """The files of jobs, each set of them read once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, ...], str] = {}
 
-    def __call__(self, base: JobSource, values: Iterable[Override]) -> str:
-        """Of the files that the job has with the values set, as `Job.files` lists them."""
-        paths = self._paths(base, values)
+    def digest(self, paths: tuple[Path, ...]) -> str:
+        """Of their contents."""
         if paths not in self._known:
             self._known[paths] = digest_of_files(paths)
         return self._known[paths]
 
     @staticmethod
-    def _paths(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
+    def named(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
+        """The job file, and those that it names with the values set."""
         naming = [value for value in values if len(value.keys) == 1 or value.keys[:2] in FILES]
         document, _ = with_overrides(base.document, naming, base.place)
         named = [document[section].get(key) for section, key in FILES if isinstance(document.get(section), dict)]

@@ -7,6 +7,7 @@ import resource
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
@@ -15,7 +16,6 @@ from schedc.processes.memory import forget_peak_memory, own_peak_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from schedc.frontend.job import Job
     from schedc.frontend.overrides import Override
@@ -39,6 +39,8 @@ class Status(StrEnum):
     """No method found a plan within the limits."""
     DEFECT = "defect"
     """schedc refused its own result."""
+    UNLIKE = "unlike"
+    """Its files, or schedc's version, are others where it was to run."""
     CRASHED = "crashed"
     """Its process died at each attempt."""
     TIMED_OUT = "timed-out"
@@ -66,8 +68,10 @@ class Request:
     overrides: tuple[Override, ...]
     """The values that are set in it."""
     options: Options
+    files: tuple[str, ...]
+    """The job file, and those that it names."""
     content_sha256: str
-    """Of the job file and those that it names, as the sweep read them; see `digest_of_files`."""
+    """Of the files as the sweep read them; see `digest_of_files`."""
     kill_after_s: float
     """How long the job may take before its process is killed."""
     version: str = __version__
@@ -113,7 +117,7 @@ def answer_to(request: Request) -> Answer:
     forget_peak_memory()
     begun_s, begun_processor_s = time.perf_counter(), _processor_s()
     try:
-        made = _compiled(request)
+        made = _unlike(request) or _compiled(request)
     except SchedcError as error:
         made = Answer(status=_status_of(error), error=str(error))
     return replace(
@@ -135,17 +139,24 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
+def _unlike(request: Request) -> Answer | None:
+    """The answer where schedc or the job's files are others here than where the sweep was read."""
+    if request.version != __version__:
+        error = f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere"
+        return Answer(status=Status.UNLIKE, error=error)
+    if digest_of_files(map(Path, request.files)) != request.content_sha256:
+        error = f"{request.path}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
+        return Answer(status=Status.UNLIKE, error=error)
+    return None
+
+
 def _compiled(request: Request) -> Answer:
     """The answer of a job that has a plan."""
     from schedc.compile_layouts import compile_job
     from schedc.frontend.job import load_job
     from schedc.solvers.driver.registry import check_method
 
-    if request.version != __version__:
-        raise Unsupported(f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere")
     job = load_job(request.path, request.overrides)
-    if digest_of_files(job.files) != request.content_sha256:
-        raise InvalidInput(f"{request.path}: changed since the sweep began, or a file that it names did; run the sweep again")
     method = job.solver.method if request.options.method is None else request.options.method
     check_method(method, is_open=job.open_layout is not None)
     compiled = compile_job(job, method=method, limits=_limits(job, request.options))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN", "kept_keys", "run"]
 
-AGAIN = (Status.CRASHED, Status.TIMED_OUT)
+AGAIN = (Status.UNLIKE, Status.CRASHED, Status.TIMED_OUT)
 """What is tried again when the sweep is run again: the machine may have been the reason."""
 
 

@@ -98,6 +98,14 @@ def test_a_key_changes_with_all_that_the_plan_depends_on(tmp_path: Path, monkeyp
     assert len({first, *others}) == 7
 
 
+def test_a_key_does_not_depend_on_where_a_value_is_set_unless_that_matters(tmp_path: Path) -> None:
+    def keys(text: str) -> list[str]:
+        return [job.key for job in sweep_in(tmp_path, f'job = "job.toml"\n{text}').jobs]
+
+    assert keys("set = {a.b = 1, c = 2, d = 3}") == keys("set = {d = 3}\ngrid = {c = [2], a.b = [1]}")
+    assert keys('set = {"a.b" = 1}\ngrid = {a = [2]}') != keys('set = {a = 2}\ngrid = {"a.b" = [1]}')
+
+
 def test_values_may_be_anything_that_toml_has(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path, 'job = "job.toml"\ngrid = {name = [1979-05-27, {a = 1}, [], inf]}')
     assert len({job.key for job in sweep.jobs}) == 4
