@@ -49,12 +49,17 @@ def init_command(
     profile: Annotated[Path | None, typer.Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Whose memory and links there are, as h100.")] = "h100",
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="Context parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
     microbatch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence. Default: as of schedc model.")] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
     sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
     latency: Annotated[str | None, typer.Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
     bandwidth: Annotated[str | None, typer.Option(metavar="RATE", help='Between sites, as in "100 Gb/s".')] = None,
+    bytes_per_parameter: Annotated[
+        float, typer.Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
+    ] = 16,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
     ] = None,
@@ -79,11 +84,13 @@ def init_command(
     if is_standard(output) and model is not None:
         raise InvalidInput("-o: found -, expected a file, as the model's profile is written beside it")
     if model is not None:
-        known = _predicted(model, device, output, tp=tp, microbatch=microbatch, sequence=sequence)
+        known = _predicted(model, device, output, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     else:
         assert profile is not None
-        if sequence is not None or microbatch > 1:
-            raise InvalidInput("--sequence and --microbatch: found beside --profile, expected --model; a profile has its own")
+        if sequence is not None or max(microbatch, cp, ep) > 1:
+            raise InvalidInput(
+                "--sequence, --microbatch, --cp and --ep: found one beside --profile, which has its own; expected none"
+            )
         known = _read(profile)
     written = {"-o": output, "the profile of -o": known.path if known.content is not None else None}
     read = known.path if model is None else Path(model)
@@ -96,9 +103,10 @@ def init_command(
         device_named(device),
         _of_sites(ranks, sites),
         output,
-        tp=tp,
+        group=tp * cp,
         microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
         between=(latency, bandwidth),
+        bytes_per_parameter=bytes_per_parameter,
         limit=memory_limit,
     )
     text = job_toml(job)
@@ -119,11 +127,13 @@ def _check(option: str, text: str | None, parse: Callable[[str], int]) -> None:
             raise InvalidInput(f"{option}: found {text!r}, {error}") from None
 
 
-def _predicted(model: str, device: str, output: Path, *, tp: int, microbatch: int, sequence: int | None) -> _Profile:
+def _predicted(
+    model: str, device: str, output: Path, *, tp: int, cp: int, ep: int, microbatch: int, sequence: int | None
+) -> _Profile:
     from schedc.architectures.predicted import predicted
     from schedc.text.profile_file import profile_json
 
-    made = predicted(model, device, tp=tp, microbatch=microbatch, sequence=sequence)
+    made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     content = profile_json(made.layers, model=f"{made.title}, predicted")
     path = output.with_name(f"{output.stem}.profile.json")
     return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content)
@@ -152,9 +162,10 @@ def _first_job(
     sites: tuple[int, ...],
     output: Path,
     *,
-    tp: int,
+    group: int,
     microbatches: int,
     between: tuple[str | None, str | None],
+    bytes_per_parameter: float,
     limit: str | None,
 ) -> FirstJob:
     """What the file says.
@@ -164,9 +175,10 @@ def _first_job(
         device: for its memory and links.
         sites: the ranks of each.
         output: where the job goes.
-        tp: devices of each rank.
+        group: devices of each rank.
         microbatches: of a training step.
         between: latency and bandwidth of the links between sites, as text.
+        bytes_per_parameter: that stages hold all the time.
         limit: of activations, as text; None: what the device leaves for them.
 
     Raises:
@@ -177,7 +189,7 @@ def _first_job(
     ranks, layers = sum(sites), sum(layer.repeat for layer in profile.layers)
     if layers < ranks:
         raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {profile.name} has as many layers")
-    is_near = max(sites) * tp <= device.group
+    is_near = max(sites) * group <= device.group
     rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
     note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
     is_limited = any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers)
@@ -188,6 +200,7 @@ def _first_job(
         profile_note="predicted; schedc profile measures" if profile.content is not None else "",
         microbatches=microbatches,
         capacity=f"{device.memory_bytes // 10**9} GB" if is_limited else None,
+        bytes_per_parameter=f"{bytes_per_parameter:g}",
         limit=limit,
         sites=sites,
         within=_link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note),
@@ -237,5 +250,6 @@ def _check_compiles(text: str, profile: _Profile, output: Path) -> None:
         except InvalidInput as error:
             if "memory.capacity" not in str(error):
                 raise
-            raise InvalidInput(f"{error}; more --ranks or --tp, another --device, or --memory-limit") from error
+            advice = "more --ranks or --tp, less --bytes-per-parameter (ZeRO), or another --device"
+            raise InvalidInput(f"{profile.title}: no room: {error}; {advice}") from error
         check_feasible(job.problem)

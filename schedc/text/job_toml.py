@@ -23,7 +23,7 @@ class FirstLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstJob:
-    """What the file says; quantities are text with units."""
+    """What the file says; quantities are text with units, or as TOML has them."""
 
     title: str
     """Of the model and where it runs; on one line."""
@@ -33,7 +33,7 @@ class FirstJob:
     microbatches: int
     capacity: str | None
     """Of a device; None: it does not count."""
-    bytes_per_parameter: int = 16
+    bytes_per_parameter: str
     limit: str | None
     """Of activations, instead of the capacity."""
     sites: tuple[int, ...]
@@ -98,7 +98,7 @@ def _memory(job: FirstJob) -> list[str]:
     return [
         "[memory]",
         _with(f"capacity = {_text(job.capacity)}", "of the device; what frameworks need has to be taken off"),
-        _with(f"bytes_per_parameter = {job.bytes_per_parameter}", "weights, gradients and Adam in mixed precision, no ZeRO"),
+        _with(f"bytes_per_parameter = {job.bytes_per_parameter}", "weights, gradients, optimizer; 16: Adam in mixed precision"),
         _with('# limit = "20 GiB"', "instead of both: of activations alone"),
     ]
 

@@ -51,6 +51,7 @@ def refused(*arguments: object) -> str:
         "--model gemma2-9b --ranks 7 --sites 3 --latency 10ms --microbatches 9 --sequence 2048 --microbatch 2",
         "--model llama3-405b --device b200 --ranks 16 --tp 8 --microbatches 8",
         "--model deepseek-v2-lite-16b --device a100 --ranks 4 --tp 4 --bandwidth 5Gb/s --sites 4",
+        "--model mixtral-8x7b --ranks 8 --ep 8 --cp 2 --microbatches 8 --bytes-per-parameter 5.5",
         "--model nemotron-h-8b --device mi300x --ranks 4 --memory-limit 20GiB",
     ],
 )
@@ -169,9 +170,9 @@ def test_nothing_is_replaced_unasked() -> None:
         ("--ranks 4 --sites 2 --bandwidth 1GB --model llama3-8b", "--bandwidth: found '1GB', expected a bandwidth"),
         ("--ranks 4 --memory-limit 1 --model llama3-8b", "--memory-limit: found '1', expected a size"),
         ("--ranks 4 --memory-limit 1MiB --model llama3-8b", "may hold 1 MiB of activations"),
-        ("--ranks 4 --model llama3-405b", "that is static on rank 0; more --ranks or --tp, another --device, or --memory-limit"),
+        ("--ranks 4 --model llama3-405b", "that is static on rank 0; more --ranks or --tp, less --bytes-per-parameter"),
         ("--ranks 4 --microbatches 1000000 --model llama3-8b", "pipeline.microbatches: found 1000000, which makes"),
-        ("--ranks 4 --profile p.json --sequence 8", "expected --model; a profile has its own"),
+        ("--ranks 4 --profile p.json --sequence 8", "beside --profile, which has its own; expected none"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: str, says: str) -> None:
