@@ -37,6 +37,7 @@ def emulate_command(
     from rich.text import Text
 
     from schedc.analysis.comparison.compare import compare
+    from schedc.analysis.simulation.engines import Transfers
     from schedc.cli.rendering.comparison import comparison_table, print_comparison
     from schedc.cli.rendering.results import console, print_json
     from schedc.compile import time_plan
@@ -65,6 +66,12 @@ def emulate_command(
     out = console()
     how = "all transfers of a rank in one queue" if queues == 1 else "every channel a queue of its own"
     out.print(Text(f"emulated on this machine at scale {scale:g}, {how}; all times below are the plan's, the scale taken out"))
+    if queues == 1:
+        queued_ns, measured_ns = time_plan(read, transfers=Transfers.ONE_QUEUE).makespan_ns, comparison.measured.median_ns
+        off = f"{measured_ns / max(1, queued_ns) - 1:+.2%}"
+        out.print(
+            Text(f"simulated with one queue {format_duration_ns(queued_ns)}, measured {format_duration_ns(measured_ns)}, {off}")
+        )
     if not emulation.before_others:
         out.print(Text("the system did not let the ranks run before other processes, so the machine's load shows in the times"))
     out.print(_idle_table(comparison))

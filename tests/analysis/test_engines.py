@@ -61,6 +61,7 @@ def starts_of(schedule: Schedule, timeline: Timeline) -> dict[Op, int]:
 
 
 @pytest.mark.parametrize("transfers", sorted(PROGRAMS))
+@settings(max_examples=30)
 @given(case=cases())
 def test_it_equals_an_engine_run_nanosecond_by_nanosecond(transfers: Transfers, case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case

@@ -12,9 +12,12 @@ from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 from typer.testing import CliRunner
 
+from schedc.analysis.simulation.engines import Transfers
 from schedc.cli.emulate import emulate_command
+from schedc.compile import time_plan
 from schedc.text.plan.plan_to_file import plan_sha256, write_plan
 from schedc.text.trace_file import read_trace
+from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,5 +59,7 @@ def test_text(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     result = CliRunner().invoke(
         app, [str(tmp_path / "plan.json"), "--runs", "1", "--queues", "1"], catch_exceptions=False, env={"COLUMNS": "160"}
     )
+    queued_ns = time_plan(plan, transfers=Transfers.ONE_QUEUE).makespan_ns
+    assert f"simulated with one queue {format_duration_ns(queued_ns)}, measured " in result.stdout
     for words in ("all transfers of a rank in one queue", "time without compute", "predicted", "the worst-placed op"):
         assert words in result.stdout

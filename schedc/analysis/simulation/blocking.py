@@ -10,7 +10,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.flow import Times, flow_of, timeline_of
-from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived
+from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.errors import CheckFailed
 from schedc.ir.ops import token
 
@@ -39,8 +39,8 @@ def simulate_blocking(problem: Problem, schedule: Schedule) -> Timeline:
     rank_of, consumer = flow.rank_of.tolist(), flow.consumer.tolist()
     collective_after, duration_ns, resource = flow.collective_after.tolist(), flow.duration_ns.tolist(), flow.resource.tolist()
     occupancy_ns, latency_ns = flow.occupancy_ns.tolist(), flow.latency_ns.tolist()
-    gate: list[Moment] = list(zip(*flow.gates.tolist(), strict=True))
-    free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+    scatter_resource, scatter_ns = flow.scatter_resource.tolist(), flow.scatter_ns.tolist()
+    gate, resources = gates_of(flow), Resources(flow)
 
     producer = {needs: op for op, needs in enumerate(consumer) if needs >= 0}
     work = [_work(flow, producer, rank) for rank in range(problem.ranks)]
@@ -82,14 +82,11 @@ def simulate_blocking(problem: Problem, schedule: Schedule) -> Timeline:
         now, _, what, op = heapq.heappop(events)
         if what == ENDS:
             collective = collective_after[op]
-            where = int(flow.scatter_resource[collective])
-            start = max(now, free[where])
+            start, _ = resources.serve(scatter_resource[collective], now, scatter_ns[collective])
             times.scatter_start_ns[collective] = start[0]
-            free[where] = after(start, int(flow.scatter_ns[collective]))
             continue
-        start = max(now, free[resource[op]])
-        free[resource[op]] = after(start, occupancy_ns[op])
-        end = arrived(free[resource[op]], latency_ns[op])
+        start, left = resources.serve(resource[op], now, occupancy_ns[op])
+        end = arrived(left, latency_ns[op])
         times.transfer_start_ns[op], times.arrival_ns[op] = start[0], end[0]
         for rank in (rank_of[op], rank_of[consumer[op]]):
             clock[rank] = max(clock[rank], end)

@@ -5,7 +5,12 @@ For simulators in plain Python; the compiled event loop has the same rules writt
 
 from __future__ import annotations
 
-__all__ = ["BEGIN", "Moment", "after", "arrived"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.flow import Flow
+
+__all__ = ["BEGIN", "Moment", "Resources", "after", "arrived", "gates_of"]
 
 Moment = tuple[int, int]
 """(nanosecond, delta); compared in that order."""
@@ -21,3 +26,22 @@ def after(start: Moment, duration_ns: int) -> Moment:
 def arrived(left: Moment, latency_ns: int) -> Moment:
     """The arrival of a transfer that leaves its link then."""
     return (left[0] + latency_ns, 0) if latency_ns > 0 else left
+
+
+def gates_of(flow: Flow) -> list[Moment]:
+    """Per op, the moment before which an all-gather holds it back."""
+    return list(zip(*flow.gates.tolist(), strict=True))
+
+
+class Resources:
+    """Links, trunks and what collectives queue on: each serves one thing at a time, in the order in which they are served."""
+
+    def __init__(self, flow: Flow) -> None:
+        """All-gathers have been served."""
+        self._free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+
+    def serve(self, resource: int, ready: Moment, duration_ns: int) -> tuple[Moment, Moment]:
+        """When something that is ready then begins and ends."""
+        start = max(ready, self._free[resource])
+        self._free[resource] = after(start, duration_ns)
+        return start, self._free[resource]

@@ -10,7 +10,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
-from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived
+from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ENTERS, ENDS = 0, 1
 
 
 def simulate_one_queue(problem: Problem, schedule: Schedule) -> Timeline:
-    """When every op, transfer and collective happens; an argument is as of `simulate`.
+    """When every op, transfer and collective happens; the arguments are as of `simulate`.
 
     Raises:
         CheckFailed: the ranks wait for each other in a cycle. A schedule that ends with decoupled transfers ends here, too.
@@ -36,8 +36,8 @@ def simulate_one_queue(problem: Problem, schedule: Schedule) -> Timeline:
     receives, collective_after = flow.receives.tolist(), flow.collective_after.tolist()
     duration_ns, resource = flow.duration_ns.tolist(), flow.resource.tolist()
     occupancy_ns, latency_ns = flow.occupancy_ns.tolist(), flow.latency_ns.tolist()
-    gate: list[Moment] = list(zip(*flow.gates.tolist(), strict=True))
-    free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+    scatter_resource, scatter_ns = flow.scatter_resource.tolist(), flow.scatter_ns.tolist()
+    gate, resources = gates_of(flow), Resources(flow)
 
     following = begin[:-1]
     """Per rank, the op that it runs next."""
@@ -79,14 +79,11 @@ def simulate_one_queue(problem: Problem, schedule: Schedule) -> Timeline:
         now, rank, what, op = heapq.heappop(events)
         if what == ENDS:
             collective = collective_after[op]
-            where = int(flow.scatter_resource[collective])
-            start = max(now, free[where])
+            start, _ = resources.serve(scatter_resource[collective], now, scatter_ns[collective])
             times.scatter_start_ns[collective] = start[0]
-            free[where] = after(start, int(flow.scatter_ns[collective]))
             continue
-        start = max(now, free[resource[op]])
-        free[resource[op]] = after(start, occupancy_ns[op])
-        through[rank] = arrived(free[resource[op]], latency_ns[op])
+        start, left = resources.serve(resource[op], now, occupancy_ns[op])
+        through[rank] = arrived(left, latency_ns[op])
         times.transfer_start_ns[op], times.arrival_ns[op] = start[0], through[rank][0]
         idle[rank], enters[rank] = now, False
         arrival[consumer[op]] = through[rank]
