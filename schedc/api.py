@@ -69,6 +69,7 @@ __all__ = [
     "simulate_plan",
     "verify_plan",
     "write_plan",
+    "write_profile",
 ]
 
 DEFAULT_TIME_S = 60.0
@@ -116,6 +117,41 @@ def make_job(
 
     overrides = [python_override(key, value) for key, value in (set or {}).items()]
     return checked_job(source_of_table(table, directory=Path(directory), name=name, overrides=overrides))
+
+
+def write_profile(
+    model: str,
+    path: StrPath,
+    *,
+    device: str = "h100",
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    microbatch: int = 1,
+    sequence: int | None = None,
+) -> None:
+    """Predict what a model's layers cost, and write them as a profile.json for jobs; what was there is replaced.
+
+    Args:
+        model: a known name, or the path of a Hugging Face config.json.
+        path: of the profile.
+        device: a known name.
+        tp: the tensor parallel size.
+        cp: the context parallel size.
+        ep: the expert parallel size.
+        microbatch: sequences in a microbatch.
+        sequence: tokens in a sequence; None: 4096, or the model's position embeddings if fewer.
+
+    Raises:
+        InvalidInput: there is no such model or device, or a file cannot be used.
+        Unsupported: a dimension of the model cannot be divided so.
+    """
+    from schedc.architectures.predicted import predicted
+    from schedc.files.atomic_write import write_atomically
+    from schedc.text.profile_file import profile_json
+
+    made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
+    write_atomically(Path(path), profile_json(made.layers, model=f"{made.title}, predicted").encode())
 
 
 def compile_job(

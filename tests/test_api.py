@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -50,9 +49,8 @@ def test_the_import_loads_nothing_and_names_load_what_they_need() -> None:
 
 def test_what_is_public_is_the_same_in_all_its_places() -> None:
     """The module, the functions, the types for checkers and editors, and the page."""
-    stub = ast.parse((ROOT / "schedc" / "__init__.pyi").read_text(encoding="utf-8"))
-    imported = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    assert [alias.asname for alias in imported] == [alias.name for alias in imported] == schedc.__all__ == api.__all__
+    assert schedc.__all__ == api.__all__
+    assert "from schedc.api import *" in (ROOT / "schedc" / "__init__.pyi").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"`(\w+)", " ".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)))
     assert {name for name in listed if hasattr(schedc, name)} == set(schedc.__all__)

@@ -30,7 +30,7 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
-    "api": COMPILER | {"compile", "compile_layouts"},
+    "api": COMPILER | {"architectures", "compile", "compile_layouts"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"compile", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
