@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from schedc.architectures.durations import duration_s
 from schedc.architectures.efficiency import ROOFLINE
-from schedc.architectures.operators.blocks import block_operators, kind_of
-from schedc.architectures.operators.ends import embedding_operators, further_token_operators, head_operators
+from schedc.architectures.parts import parts_of
 from schedc.errors import Unsupported
 from schedc.text.profile_file import LayerEntry
 from schedc.units import MAX_QUANTITY
@@ -20,7 +19,7 @@ from schedc.units import MAX_QUANTITY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.architectures.architecture import Architecture, Block
+    from schedc.architectures.architecture import Architecture
     from schedc.architectures.devices import Device
     from schedc.architectures.efficiency import Efficiency
     from schedc.architectures.operators.operator import Operators
@@ -53,37 +52,23 @@ def layers_of(
     Raises:
         Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.
     """
-    parts = setting.context_parallel * setting.tensor_parallel
-    if setting.sequence_length % parts:
-        raise Unsupported(f"tensor × context parallel size {parts} does not divide {setting.sequence_length} tokens of a sequence")
-    if architecture.positions and setting.sequence_length > architecture.positions:
-        room = f"the model's {architecture.positions} position embeddings"
-        raise Unsupported(f"a sequence of {setting.sequence_length} tokens is longer than {room}")
     message = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
-
-    def layer(name: str, kind: str, operators: Operators, message_bytes: int) -> LayerEntry:
-        return layer_of(
-            name,
-            kind,
-            operators,
-            device,
-            efficiency,
-            element_bytes=setting.element_bytes,
-            message_bytes=message_bytes,
-            split_backward=split_backward,
-        )
-
-    of_block: dict[Block, LayerEntry] = {}
-    layers = [layer("embedding", "embedding", embedding_operators(architecture, setting), message)]
-    for number, block in enumerate(architecture.blocks):
-        if block not in of_block:
-            of_block[block] = layer("block", kind_of(block), block_operators(block, architecture, setting), message)
-        layers.append(replace(of_block[block], name=f"block {number}"))
-    for number, block in enumerate(architecture.further_tokens):
-        kind, operators = f"further token, {kind_of(block)}", further_token_operators(block, architecture, setting)
-        # The state that the head reads goes on beside that of the module.
-        layers.append(layer(f"further token {number}", kind, operators, 2 * message))
-    layers.append(layer("head", "head", head_operators(architecture, setting), 0))
+    made: dict[int, LayerEntry] = {}
+    layers = []
+    parts = parts_of(architecture, setting)
+    for part in parts:
+        if id(part.operators) not in made:  # equal blocks share them, and `parts` keeps them
+            made[id(part.operators)] = layer_of(
+                part.name,
+                part.kind,
+                part.operators,
+                device,
+                efficiency,
+                element_bytes=setting.element_bytes,
+                message_bytes=part.states * message,
+                split_backward=split_backward,
+            )
+        layers.append(replace(made[id(part.operators)], name=part.name))
     return tuple(layers)
 
 

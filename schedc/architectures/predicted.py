@@ -33,6 +33,8 @@ class Predicted:
 
     architecture: Architecture
     device: Device
+    setting: Setting
+    rates: Efficiency
     title: str
     """The model, the device, how it is divided, and the tokens; for people."""
     layers: tuple[LayerEntry, ...]
@@ -82,7 +84,7 @@ def predicted(
     layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
     divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
     title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
-    return Predicted(architecture=architecture, device=where, title=title, layers=layers)
+    return Predicted(architecture=architecture, device=where, setting=setting, rates=rates, title=title, layers=layers)
 
 
 def architecture_of(model: str) -> Architecture:

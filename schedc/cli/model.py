@@ -39,6 +39,9 @@ def model_command(
         float | None,
         typer.Option(min=0.001, max=1, metavar="X", help="Take this share of the peak for all FLOPs, and nothing else."),
     ] = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Print what each operator of each kind of layer costs, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
@@ -48,9 +51,10 @@ def model_command(
     from schedc.architectures.names import known_names
     from schedc.architectures.parameters import parameters
     from schedc.architectures.predicted import predicted
+    from schedc.cli.rendering.operators import first_parts, operators_json, print_operators
     from schedc.cli.rendering.profile import Row, print_profile
     from schedc.cli.rendering.results import print_json
-    from schedc.files.outputs import check_outputs, write_output
+    from schedc.files.outputs import check_outputs, is_standard, write_output
     from schedc.text.profile_file import profile_json
 
     path = None if model in known_names() else Path(model)
@@ -71,8 +75,14 @@ def model_command(
     write_output(output, profile_json(layers, model=f"{made.title}, predicted").encode())
     total = parameters(architecture)
     if as_json:
-        entries = [{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")} for layer in layers]
+        of_layers = (operators_json(part.operators, made) for part in first_parts(made))
+        entries = [
+            {**{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")}, "operators": each}
+            for layer, each in zip(layers, of_layers, strict=True)
+        ]
         print_json({"model": architecture.name, "device": made.device.name, "parameters": total, **sizes, "layers": entries})
     else:
         notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
         print_profile([Row(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{made.title}: predicted", output)
+        if operators:
+            print_operators(made, stderr=is_standard(output))

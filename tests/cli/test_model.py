@@ -76,6 +76,30 @@ def test_what_is_kept_with_options(tmp_path: Path, capsys: pytest.CaptureFixture
     assert kept("--recompute", "selective") == [16 * unit, 16 * unit]
 
 
+def test_operators_add_up_to_their_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("model", "gemma3-12b", "--tp", "2", "--json", "-o", str(tmp_path / "p.json")) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    for layer in layers:
+        operators = layer["operators"]
+        for phase in ("forward", "backward_input", "backward_weight"):
+            total_ns = sum(operator[phase]["duration_ns"] for operator in operators)
+            assert total_ns == pytest.approx(layer.get(f"{phase}_ns", 0), abs=len(operators))
+        assert sum(operator["parameters"] for operator in operators) == layer["parameters"]
+        for_weight = sum(operator["kept_for_weight_bytes"] for operator in operators)
+        after = for_weight + sum(operator["gradient_bytes"] for operator in operators)
+        kept = for_weight + sum(operator["kept_for_input_bytes"] for operator in operators)
+        assert (layer["activation_bytes"], layer["activation_after_input_bytes"]) == (max(kept, after), after)
+
+
+def test_a_table_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One for each kind of layer: windowed and full attention, and both ends."""
+    assert run("model", "gemma3-12b", "--operators", "-o", str(tmp_path / "p.json")) == 0
+    printed = capsys.readouterr().out
+    titles = ("embedding: embedding", "blocks 0 to 4: windowed attention + feed-forward", "block 5: attention + feed-forward")
+    assert [printed.count(title) for title in (*titles, "head: head")] == [1] * 4
+    assert printed.count("head norms") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
