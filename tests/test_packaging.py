@@ -59,7 +59,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 def test_types_are_shipped() -> None:
     assert (ROOT / "schedc" / "py.typed").is_file()
-    assert "py.typed" in SETUPTOOLS["package-data"]["schedc"]
+    assert {"py.typed", "*.pyi"} <= set(SETUPTOOLS["package-data"]["schedc"])
 
 
 @pytest.mark.slow
@@ -81,6 +81,6 @@ def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
         str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "architectures").iterdir() if path.suffix in (".toml", ".txt")
     }
     assert len(data) == 2
-    assert {"schedc/py.typed", *data} <= set(names)
+    assert {"schedc/py.typed", "schedc/__init__.pyi", *data} <= set(names)
     for package in SETUPTOOLS["packages"]:
         assert f"{package.replace('.', '/')}/__init__.py" in names

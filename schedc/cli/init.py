@@ -209,10 +209,19 @@ def _first_job(
 
 
 def _path_from(profile: _Profile, job: Path) -> str:
-    """The profile's path as the job has it: relative to the job's folder unless it is absolute."""
+    """The profile's path as the job has it: relative to the job's folder unless it is absolute.
+
+    Raises:
+        InvalidInput: a job cannot have it.
+    """
+    path = str(profile.path)
     if profile.content is not None:
-        return profile.path.name
-    return str(profile.path) if profile.path.is_absolute() else os.path.relpath(profile.path, job.parent)
+        path = profile.path.name
+    elif not profile.path.is_absolute():
+        path = os.path.relpath(profile.path, job.parent)
+    if not path.isprintable():
+        raise InvalidInput(f"found the path {path!r} of a profile, expected printable text")
+    return path
 
 
 def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> FirstLink:

@@ -152,6 +152,19 @@ def test_nothing_is_replaced_unasked() -> None:
     assert "this command reads it as p.toml" in refused("--profile", profile, "--ranks", 2, "-o", profile, "--force")
 
 
+@pytest.mark.parametrize("name", ["a\x7f.json", "a\udc80.json", "a\n.json"])
+def test_a_path_that_no_job_can_have_is_refused(name: str) -> None:
+    write_profile({**LAYER, "repeat": 4}, name=name)
+    assert "of a profile, expected printable text" in refused("--profile", name, "--ranks", 2, "-o", "job.toml")
+    assert "of a profile, expected printable text" in refused("--model", "llama3-8b", "--ranks", 2, "-o", name, "--force")
+
+
+def test_an_absolute_path_stays_one(tmp_path: Path) -> None:
+    profile = tmp_path / write_profile({**LAYER, "repeat": 4}, name='µ "quoted".json')
+    assert schedc("init", "--profile", profile, "--ranks", 2, "-o", "job.toml").returncode == 0
+    assert load_job("job.toml").files == (Path("job.toml"), profile)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
