@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from signal import SIGKILL
 
 import pytest
 
-from schedc.processes.child import Child, ChildDied, TookTooLong
+from schedc.processes.child import LENGTH, Child, ChildDied, TookTooLong
 from schedc.processes.memory import forget_peak_memory, own_peak_memory_bytes
 
 SERVER = """
@@ -94,6 +95,20 @@ def test_a_child_ends_with_its_asker_however_that_ends(tmp_path: Path) -> None:
     while is_running(pid) and time.monotonic() < until_s:
         time.sleep(0.01)
     assert not is_running(pid)
+
+
+def test_a_child_ends_where_its_answer_was_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    code = SERVER.format(body="pass", before="")
+    with theirs:
+        child = subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()], process_group=0)
+    try:
+        with ours:
+            ours.sendall(LENGTH.pack(3) + b"abc")
+            assert ours.recv(1, socket.MSG_PEEK)
+        assert child.wait(30) == -SIGKILL
+    finally:
+        child.kill()
 
 
 def test_peak_memory_begins_anew() -> None:

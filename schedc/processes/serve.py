@@ -39,8 +39,10 @@ def serve(number: int, answer: Callable[[bytes], bytes], idle_s: float | None = 
 
 def _listen(line: socket.socket, questions: queue.SimpleQueue[bytes]) -> None:
     """Take questions until there are no more; then end, also in the middle of an answer."""
-    with line.makefile("rb") as incoming:
-        while len(head := incoming.read(LENGTH.size)) == LENGTH.size:
-            (length,) = LENGTH.unpack(head)
-            questions.put(incoming.read(length))
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    try:
+        with line.makefile("rb") as incoming:
+            while len(head := incoming.read(LENGTH.size)) == LENGTH.size:
+                (length,) = LENGTH.unpack(head)
+                questions.put(incoming.read(length))
+    finally:  # also where the asker ended with an answer unread, which resets the connection
+        os.killpg(os.getpgrp(), signal.SIGKILL)
