@@ -81,7 +81,7 @@ def test_every_line_has_a_path() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(LINES)), VALUE), min_size=1, max_size=3, unique_by=lambda change: change[0]))
-@examples(70)
+@examples(50)
 def test_set_is_the_same_as_editing_the_file(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, object]]) -> None:
     lines = M70.splitlines()
     for number, value in changes:
@@ -189,6 +189,37 @@ def test_values_of_a_topology_that_is_in_a_file(tmp_path: Path) -> None:
     options = ["topology.path=links.toml", "topology.between.latency=152 ms"]
     job = load_job(write_job(tmp_path, moved), [option_override(option) for option in options])
     assert job.problem == load_job(write_job(tmp_path, M70.replace("76 ms", "152 ms"))).problem
+
+
+IN_FILE = {
+    number: LINES[job_number]
+    for number, line in enumerate(TOPOLOGY.splitlines())
+    for job_number in [M70[: M70.index("sites =")].count("\n") + number]
+    if " = " in line
+}
+"""The lines of the topology's file that have a key, and its path in the job."""
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(IN_FILE)), VALUE), min_size=1, max_size=3, unique_by=lambda change: change[0]))
+@examples(25)
+def test_set_is_the_same_as_editing_the_file_that_a_job_names(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, object]]
+) -> None:
+    lines = TOPOLOGY.splitlines()
+    for number, value in changes:
+        lines[number] = f"{lines[number].split(' = ')[0]} = {toml(value)}"
+    directory = tmp_path_factory.mktemp("job")
+    whole = M70[: M70.index("[topology]")] + '[topology]\npath = "links.toml"\n' + M70[M70.index("[data_parallel]") :]
+    path, links = write_job(directory, whole), directory / "links.toml"
+    links.write_text("\n".join(lines), encoding="utf-8")
+    edited, error = outcome(lambda: load_job(path))
+    links.write_text(TOPOLOGY, encoding="utf-8")
+    options = [f"{IN_FILE[number]}={toml(value)}" for number, value in changes]
+    set_job, set_error = outcome(lambda: load_job(path, [option_override(option) for option in options]))
+    assert same(edited, set_job), (error, set_error)
+    if edited is None:
+        assert set_error.endswith(error[error.index(": found") :])
+        assert set_error.startswith(("--set topology.", f"{links} with values set: ", f"{path}: "))
 
 
 def test_values_of_a_profile_that_is_in_a_file(tmp_path: Path) -> None:
