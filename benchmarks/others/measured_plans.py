@@ -3,11 +3,13 @@
 Sailor (github.com/eth-easl/sailor, commit cf2c8e3, MIT): plans of Megatron-DeepSpeed's 1F1B with fused backwards, with the
 measured time of an iteration and the most memory of a GPU. A stage takes the sum of its layers' measured times. An iteration
 contains the measured step of the optimizer and the measured reduction of gradients, too. A message is the output of a stage's last
-layer. Each GPU of a tensor parallel group sends all of it, all at once; the fit of this many GPUs is their bandwidth together.
+layer, and takes what the fit of one send and receive says; between unlike GPUs, the slower fit.
 
 - free: transfers that take nothing; decoupled, blocking: `simulate --transfers`. Blocking is the prediction.
-- in parts: as the engine in Sailor's repository does it. Each GPU of a group sends a part, sends and receives of a pair take turns,
-  and the group gathers the parts over the links in its node before it computes. The host waits besides, which is in no fit.
+- in turn: blocking, and the two directions of a pair take turns: the engine in Sailor's repository calls `dist.send` and
+  `dist.recv` one after the other, where Megatron has one batch.
+- in parts: in turn, and each GPU of a tensor parallel group sends a part over a link of its own (the fit of this many GPUs), then
+  gathers the other parts over the links in its node. So the engine's code has it.
 - memory: 16 bytes per parameter (fp32 weights, gradients, Adam's moments) and the activations. Whole: in addition what Sailor's
   simulator counts (`runtime_simulator.py`), 8 bytes per parameter for copies and 5.06 GB for what CUDA and its kernels take.
 
@@ -108,7 +110,7 @@ def main() -> int:
     parser.add_argument("--sailor", type=Path, metavar="CHECKOUT", help="a copy of Sailor's repository")
     options = parser.parse_args()
     console = Console()
-    console = console if console.is_terminal else Console(width=180)
+    console = console if console.is_terminal else Console(width=200)
     folder: Path = options.folder
     fits = read(folder / "traces" / "sailor-network-fits.json")["fits"]
     runs, profiles = folder_runs(folder), folder_profiles(folder)
@@ -258,9 +260,9 @@ def prediction_of(run: Run, profiles: Profiles, fits: Mapping[str, Any]) -> Pred
     """What the run takes, or None where a stage's GPU has no profile or no fit."""
     tensor_parallel = run.tensor_parallel
     costs = [profiles.get((run.model, gpu, tensor_parallel, run.microbatch)) for gpu in run.gpus]
-    gpu = run.gpus[0]
-    inter, intra = fits["inter"].get(gpu, {}), fits["intra"].get(gpu, {})
-    if None in costs or len(set(run.gpus)) > 1 or str(tensor_parallel) not in inter:
+    inter = [fits["inter"].get(gpu, {}) for gpu in run.gpus]
+    intra = [fits["intra"].get(gpu, {}) for gpu in run.gpus]
+    if None in costs or any(str(tensor_parallel) not in each for each in inter):
         return None
     layers = [each[first : last + 1] for each, (first, last) in zip(costs, run.layers, strict=True) if each is not None]
     stages = [
@@ -276,13 +278,18 @@ def prediction_of(run: Run, profiles: Profiles, fits: Mapping[str, Any]) -> Pred
         for rank, own in enumerate(layers)
     ]
     whole: dict[tuple[int, int], LinkTimes] = {}
+    turns: dict[tuple[int, int], LinkTimes] = {}
     parts: dict[tuple[int, int], LinkTimes] = {}
     for rank, own in enumerate(layers[:-1]):
         size, part = own[-1].output_bytes, own[-1].output_bytes / tensor_parallel
-        whole_s = tensor_parallel * size / bandwidth(inter, tensor_parallel, size)
-        part_s = size / bandwidth(inter, tensor_parallel, part)
-        gather_s = (tensor_parallel - 1) * part / bandwidth(intra, 2, part) if tensor_parallel > 1 else 0.0
+        pair = (rank, rank + 1)
+        whole_s = size / min(bandwidth(inter[each], 1, size) for each in pair)
+        part_s = size / min(bandwidth(inter[each], tensor_parallel, part) for each in pair)
+        gather_s = 0.0
+        if tensor_parallel > 1:
+            gather_s = (tensor_parallel - 1) * part / min(bandwidth(intra[each], 2, part) for each in pair)
         whole |= both_ways((rank,), LinkTimes(0, round(whole_s * SECOND)))
+        turns |= both_ways((rank,), LinkTimes(0, round(whole_s * SECOND), f"pair {rank}"))
         parts |= both_ways((rank,), LinkTimes(round(gather_s * SECOND), round(part_s * SECOND), f"pair {rank}"))
     free = pipeline_of(run.path, stages, run.microbatches, {})
     schedule = constructive("1f1b")(free)
@@ -292,6 +299,7 @@ def prediction_of(run: Run, profiles: Profiles, fits: Mapping[str, Any]) -> Pred
         "free": seconds(free, schedule),
         "decoupled": seconds(with_whole, schedule),
         "blocking": seconds(with_whole, schedule, Transfers.BLOCKING),
+        "in turn": seconds(pipeline_of(run.path, stages, run.microbatches, turns), schedule, Transfers.BLOCKING),
         "in parts": seconds(pipeline_of(run.path, stages, run.microbatches, parts), schedule, Transfers.BLOCKING),
     }
     parameters_bytes = [sum(layer.parameter_bytes for layer in own) for own in layers]
@@ -310,7 +318,7 @@ def print_plans(console: Console, runs: Iterable[Run], profiles: Profiles, fits:
     """Each plan; whether the mean error is small enough."""
     table = Table(title="Sailor: an iteration in seconds, predicted to measured", title_justify="left", box=None)
     table.add_column("plan", no_wrap=True)
-    columns = ("free", "decoupled", "blocking", "in parts")
+    columns = ("free", "decoupled", "blocking", "in turn", "in parts")
     for header in ("ranks", "n", "measured", "predicted", *columns, "GB", "predicted", "memory", "whole"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("not in the mean", no_wrap=True)
@@ -321,7 +329,7 @@ def print_plans(console: Console, runs: Iterable[Run], profiles: Profiles, fits:
         found = prediction_of(run, profiles, fits)
         memory = f"{run.peak_bytes / 1e9:.1f}"
         if found is None:
-            table.add_row(*cells, *["–"] * 5, memory, *["–"] * 3, "no profile or fit here")
+            table.add_row(*cells, *["–"] * 6, memory, *["–"] * 3, "no profile or fit here")
             continue
         ratios = {name: taken_s / run.iteration_s for name, taken_s in found.iteration_s.items()}
         table.add_row(
