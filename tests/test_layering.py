@@ -32,7 +32,7 @@ MAY_SEE = {
     "compile_layouts": COMPILER | {"compile"},
     "api": COMPILER | {"architectures", "compile", "compile_layouts"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
-    "sweep": COMPILER | {"compile", "compile_layouts", "processes"},
+    "sweep": COMPILER | {"api", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
     "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune"},
     "runtime": IR | QUESTIONS | {"files", "text"},

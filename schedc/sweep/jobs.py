@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from schedc import __version__
+from schedc.api import DEFAULT_TIME_S
 from schedc.errors import InvalidInput
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
@@ -22,7 +23,7 @@ from schedc.files.tables import parse_toml
 from schedc.frontend.job_source import source_of_file
 from schedc.frontend.overrides import python_override, with_overrides
 from schedc.solvers.driver.registry import check_method
-from schedc.sweep.one_job import DEFAULT_TIME_S, Options, Request, digest_of_files
+from schedc.sweep.one_job import Options, Request, digest_of_files
 from schedc.sweep.sweep_file import SweepFile
 from schedc.units import format_duration_ns, parse_duration_ns
 

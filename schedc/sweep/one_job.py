@@ -11,21 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
+from schedc.api import compile_job
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 from schedc.processes.memory import forget_peak_memory, own_peak_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.frontend.job import Job
     from schedc.frontend.overrides import Override
-    from schedc.solvers.common.base import Limits
 
-__all__ = ["DEFAULT_TIME_S", "Answer", "Options", "Request", "Status", "answer_to", "digest_of_files"]
-
-
-DEFAULT_TIME_S = 60.0
-"""How long a job is searched unless it or the sweep says otherwise, as of `schedc compile`."""
+__all__ = ["Answer", "Options", "Request", "Status", "answer_to", "digest_of_files"]
 
 
 class Status(StrEnum):
@@ -152,14 +147,18 @@ def _unlike(request: Request) -> Answer | None:
 
 def _compiled(request: Request) -> Answer:
     """The answer of a job that has a plan."""
-    from schedc.compile_layouts import compile_job
     from schedc.frontend.job import load_job
-    from schedc.solvers.driver.registry import check_method
 
-    job = load_job(request.path, request.overrides)
-    method = job.solver.method if request.options.method is None else request.options.method
-    check_method(method, is_open=job.open_layout is not None)
-    compiled = compile_job(job, method=method, limits=_limits(job, request.options))
+    options = request.options
+    compiled = compile_job(
+        load_job(request.path, request.overrides),
+        method=options.method,
+        time_limit_s=None if options.time_limit_ns is None else options.time_limit_ns / 1e9,
+        gap=options.gap,
+        seed=options.seed,
+        workers=options.workers or 1,
+        deterministic_limit=options.deterministic_limit,
+    )
     certificate = compiled.plan.certificate
     return Answer(
         status=Status.PLANNED,
@@ -174,20 +173,6 @@ def _compiled(request: Request) -> Answer:
         reproducible=compiled.plan.made_by.reproducible,
         ended=compiled.ended,
         error="; ".join(map(str, compiled.failures)),
-    )
-
-
-def _limits(job: Job, options: Options) -> Limits:
-    from schedc.solvers.common.base import Limits
-
-    settings = job.solver
-    limit_ns = settings.time_limit_ns if options.time_limit_ns is None else options.time_limit_ns
-    return Limits(
-        time_s=DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
-        gap=settings.gap if options.gap is None else options.gap,
-        seed=settings.seed if options.seed is None else options.seed,
-        workers=options.workers or 1,
-        deterministic=options.deterministic_limit,
     )
 
 
