@@ -207,6 +207,7 @@ COMMANDS = {
     "a step that is no number": Row("compare plan.json trace.json --step first", 2, "--step: found 'first', expected the number of a recorded step, or median"),
     "a step that was not recorded": Row("compare plan.json trace.json --step 7", 2, "trace.json: step 7 is not in the trace, which has the step 0 only"),
     "a scale of 0": Row("emulate plan.json --scale 0", 2, "--scale: found 0, expected a number above 0"),
+    "transfers of no engine": Row("simulate plan.json --transfers queue", 2, "Error: Invalid value for '--transfers': Value error, 'queue' is not one of 'decoupled', 'one-queue', 'blocking'."),
     "three queues": Row("emulate plan.json --queues 3", 2, "--queues: found 3, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)"),
     "no runs": Row("emulate plan.json --runs 0", 2, "Error: Invalid value for '--runs': Input should be greater than or equal to 1"),
     "neither model nor traces": Row("profile -o new.json", 2, "expected either --model, to measure, or --from-trace, to read what a torch pipeline has recorded"),
