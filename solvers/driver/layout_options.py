@@ -20,8 +20,12 @@ __all__ = ["Option", "Options"]
 
 LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""
-SMALL_OPS = 5000
-"""Up to this many compute ops all bounds together take less time than a method."""
+SMALL_OPS = 1000
+"""Up to this many compute ops all bounds together take no time that counts, some 0.1 s."""
+BOUNDS_S_PER_OP2 = 2e-7
+"""All bounds of a larger layout take about this, times the square of its compute ops."""
+BOUNDS_SHARE = 0.1
+"""Of the time or work that a method has for a layout, all its bounds may take this share."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +37,9 @@ class Option:
     layout: Layout
     problem: Problem
     bound_ns: int
-    """Of this layout alone; of a large one the best of the bounds that take little time."""
+    """Of this layout alone; of a large one at first the best of the bounds that take little time."""
+    is_bounded: bool
+    """Whether it is the best of all bounds."""
     objective_ns: int | None = None
     """Of the best schedule known; None: there is none."""
     best: dict[bool, tuple[Schedule, str, int]] = field(default_factory=dict)
@@ -44,6 +50,12 @@ class Option:
     """Its place among the candidates, once a method has worked on it."""
     settled: bool = False
     """Whether nothing better is to be expected of the method."""
+
+    def tighten(self, slice_: float | None) -> None:
+        """Take the best of all bounds, if they take a small share of a slice of seconds or units of work; None: of any."""
+        taken = BOUNDS_S_PER_OP2 * self.problem.num_ops**2
+        if not self.is_bounded and (slice_ is None or taken <= BOUNDS_SHARE * slice_):
+            self.bound_ns, self.is_bounded = best_bound(self.problem).value_ns, True
 
     @property
     def known(self) -> tuple[tuple[Schedule, str], ...]:
@@ -87,7 +99,9 @@ class Options:
         needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
         if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
             return None
-        option = Option(title=title, layout=layout, problem=problem, bound_ns=_bound_ns(problem))
+        is_small = problem.num_ops <= SMALL_OPS
+        bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem)
+        option = Option(title=title, layout=layout, problem=problem, bound_ns=bound_ns, is_bounded=is_small)
         self._all[key] = option
         return option
 
@@ -100,7 +114,3 @@ class Options:
             return gains_little, option.objective_ns is None, option.objective_ns or option.bound_ns
 
         return sorted(left, key=rank)
-
-
-def _bound_ns(problem: Problem) -> int:
-    return best_bound(problem).value_ns if problem.num_ops <= SMALL_OPS else cheap_bound_ns(problem)

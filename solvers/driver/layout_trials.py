@@ -70,6 +70,10 @@ def halve(work: Work) -> None:
 def hand_on(work: Work, option: Option, slice_: float | None) -> None:
     """Let the method work on an option for a slice of seconds or units of work; None: until it is done."""
     timed = work.limits.deterministic is None
+    with work.region():
+        option.tighten(slice_)
+    if work.is_over or (work.known.best is not None and option.bound_ns >= work.known.best.objective_ns):
+        return
     target_ns = work.known.bound_ns / (1 - work.limits.gap)
     given = replace(
         work.limits,
