@@ -18,7 +18,7 @@ from schedc.files.outputs import check_outputs
 from schedc.frontend.job import load_job
 from schedc.solvers.driver.registry import METHODS, MIXED
 from schedc.text.plan.plan_to_file import plan_json
-from schedc.tune.jobs import PROFILE
+from schedc.tune.request import PROFILE
 from schedc.tune.rows import rows_csv
 
 if TYPE_CHECKING:

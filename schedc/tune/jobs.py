@@ -12,6 +12,7 @@ from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.lower.problem import static_bytes
 from schedc.tune.collectives import Collectives, Path
+from schedc.tune.request import PROFILE
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from schedc.tune.candidates import Candidate
     from schedc.tune.request import Request
 
-__all__ = ["PROFILE", "CandidateJob", "job_of"]
-
-PROFILE = "profile.json"
+__all__ = ["PROFILE", "CandidateJob", "bytes_per_parameter", "collectives_of", "job_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +75,7 @@ def _read(table: dict[str, Any], request: Request, directory: FilePath) -> Job:
 
 def _table(request: Request, candidate: Candidate) -> dict[str, Any]:
     """The job but for the partition and the collectives."""
-    tune, memory = request.file.tune, request.file.memory
-    optimizer = memory.optimizer_bytes / (candidate.data_parallel if candidate.zero_stage else 1)
+    tune = request.file.tune
     pipeline: dict[str, Any] = {
         "ranks": candidate.ranks,
         "microbatches": candidate.microbatches,
@@ -95,7 +93,7 @@ def _table(request: Request, candidate: Candidate) -> dict[str, Any]:
         "profile": {"path": PROFILE},
         "memory": {
             "capacity": f"{request.capacity_bytes} B",
-            "bytes_per_parameter": memory.weight_bytes + memory.gradient_bytes + optimizer,
+            "bytes_per_parameter": bytes_per_parameter(request, candidate),
         },
         "topology": {"sites": list(candidate.ranks_of_site), "within": _link(request.within)},
     }
@@ -105,14 +103,25 @@ def _table(request: Request, candidate: Candidate) -> dict[str, Any]:
     return table
 
 
-def _data_parallel(request: Request, candidate: Candidate, parameters: list[int]) -> dict[str, Any]:
-    """The section of that name; `parameters` are those of one device, of each stage."""
+def bytes_per_parameter(request: Request, candidate: Candidate) -> float:
+    """What a device holds all the time for each of its parameters; ZeRO 1 divides the optimizer's state."""
     memory = request.file.memory
+    optimizer = memory.optimizer_bytes / (candidate.data_parallel if candidate.zero_stage else 1)
+    return memory.weight_bytes + memory.gradient_bytes + optimizer
+
+
+def collectives_of(request: Request, candidate: Candidate) -> Collectives:
+    """Those among the replicas of a stage."""
     between = None
     if len(candidate.replicas_of_site) > 1:
         assert request.between is not None
         between = _share(request.between, candidate.ranks * request.group, None)
-    collectives = Collectives(replicas_of_site=candidate.replicas_of_site, within=request.within, between=between)
+    return Collectives(replicas_of_site=candidate.replicas_of_site, within=request.within, between=between)
+
+
+def _data_parallel(request: Request, candidate: Candidate, parameters: list[int]) -> dict[str, Any]:
+    """The section of that name; `parameters` are those of one device, of each stage."""
+    memory, collectives = request.file.memory, collectives_of(request, candidate)
     reduce_ns = [collectives.one_way_ns(count * memory.gradient_bytes) for count in parameters]
     section: dict[str, Any] = {"size": candidate.data_parallel, "zero_stage": candidate.zero_stage}
     if candidate.zero_stage == 0:

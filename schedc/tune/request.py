@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from schedc.text.profile_file import LayerEntry
     from schedc.tune.tune_file import ModelSection
 
-__all__ = ["Request", "read_request"]
+__all__ = ["PROFILE", "Request", "read_request"]
 
+PROFILE = "profile.json"
 MICROBATCH_SIZES = (1, 2, 4, 8)
 """What is tried where the job says nothing and has a model by name."""
 DEFAULT_SEQUENCE = 4096
@@ -45,6 +46,8 @@ class Request:
     choices: Choices
     profiles: dict[int, str]
     """The text of profile.json for each microbatch size."""
+    layers: dict[int, tuple[LayerEntry, ...]]
+    """The same as it was read."""
     sequence: int | None
     """Tokens."""
     within: LinkPath
@@ -92,7 +95,10 @@ def read_request(source: JobSource) -> Request:
     capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
     if capacity is None:
         raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
-    layers = min(_count_layers(text) for text in texts.values())
+    entries = {
+        size: conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers for size, text in texts.items()
+    }
+    layers = min(sum(layer.repeat for layer in each) for each in entries.values())
     within_bandwidth = file.topology.within.bytes_per_second
     if within_bandwidth is None and device is not None:
         within_bandwidth = round(device.network_bytes_per_s)
@@ -118,6 +124,7 @@ def read_request(source: JobSource) -> Request:
             expert_parallel=model.ep,
         ),
         profiles=texts,
+        layers=entries,
         sequence=sequence,
         within=LinkPath(file.topology.within.latency_ns, within_bandwidth),
         between=None if between is None else LinkPath(between.latency_ns, between.bytes_per_second),
@@ -244,8 +251,4 @@ def _profile(path: Path) -> str:
 
 
 def _layers(text: str) -> tuple[LayerEntry, ...]:
-    return conform(parse_json(text.encode(), "profile.json"), ProfileFile, Location("profile.json")).layers
-
-
-def _count_layers(text: str) -> int:
-    return sum(layer.repeat for layer in _layers(text))
+    return conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers

@@ -1,7 +1,7 @@
 """The search over candidates, in two passes: all of them with baselines, then `auto` on those that may still be the best.
 
-A candidate whose lower bound is not below the best step known is not searched: no schedule of it is better. Candidates go in the
-order of their bounds, so that most are refused by it.
+A candidate whose lower bound is not below the best step known is not searched: no schedule of it is better. Small ones go
+first, those of a size in the order of what they about take; most are refused before a job is made.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from schedc.analysis.bounds.lower_bounds import cheap_bound_ns, minimum_limit_by
 from schedc.analysis.gap import relative_gap
 from schedc.compile import BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK, CHECKS_S_PER_OP, CHECKS_S_PER_RANK, compile_problem
 from schedc.errors import InvalidInput, NoPlanFound, Unsupported
-from schedc.ir.problem import MOST_OPS
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import is_auto
 from schedc.tune.baselines import baseline_of
 from schedc.tune.candidates import candidates
-from schedc.tune.jobs import PROFILE, job_of
+from schedc.tune.estimates import about_ns, no_room, simple_bound_ns, totals_of
+from schedc.tune.jobs import job_of
+from schedc.tune.request import PROFILE
 from schedc.tune.rows import Row, State
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
@@ -39,6 +40,8 @@ __all__ = ["Progress", "TuneLimits", "Tuned", "tune", "work_bound_ns"]
 
 MOST_SEARCHED_OPS = 50_000
 """Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
+FEW_OPS = 4_000
+"""Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
 
@@ -92,6 +95,14 @@ class _Work:
     row: Row
     job: CandidateJob | None = None
     plan: Plan | None = None
+    about_ns: int = 0
+    """What the step may take; only for the order."""
+
+    @property
+    def ops(self) -> int:
+        """Compute ops, as `Problem.num_ops`."""
+        candidate = self.row.candidate
+        return 3 * candidate.ranks * candidate.chunks * candidate.microbatches
 
     @property
     def problem(self) -> Problem:
@@ -167,7 +178,7 @@ def tune(
     )
     with TemporaryDirectory(prefix="schedc-tune-") as name:
         _prepare(search, Path(name))
-        _first_pass(search)
+        _first_pass(search, Path(name))
         if is_auto(method):
             _second_pass(search)
     return _tuned(search)
@@ -195,28 +206,40 @@ def work_bound_ns(problem: Problem) -> int:
 
 
 def _prepare(search: _Search, directory: Path) -> None:
-    """Each candidate's job and first bound; those without room are known here."""
-    for size, text in search.request.profiles.items():
+    """What is known of the candidates before their jobs are made; those that cannot fit or be planned are known here."""
+    request = search.request
+    totals = {}
+    for size, text in request.profiles.items():
         (directory / str(size)).mkdir()
         (directory / str(size) / PROFILE).write_text(text, encoding="utf-8")
-    for done, work in enumerate(search.works):
-        search.tell("reading candidates", done)
+        totals[size] = totals_of(request.layers[size], split_backward=request.file.tune.split_backward)
+    for work in search.works:
         candidate = work.row.candidate
-        stages = candidate.ranks * candidate.chunks
-        if 3 * stages * candidate.microbatches > MOST_OPS:
-            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(3 * stages * candidate.microbatches))
-            continue
-        try:
-            work.job = job_of(search.request, candidate, directory / str(candidate.microbatch_size))
-        except InvalidInput as error:
-            work.row = replace(work.row, state=State.NO_ROOM, why_not=str(error))
-            continue
-        why_not = _no_room(work.problem)
+        total = totals[candidate.microbatch_size]
+        why_not = no_room(request, candidate, total)
         if why_not:
             work.row = replace(work.row, state=State.NO_ROOM, why_not=why_not)
             continue
-        bound_ns, collectives_ns = work_bound_ns(work.problem), max(work.job.collectives_ns)
-        work.row = replace(work.row, bound_ns=bound_ns, collectives_ns=collectives_ns)
+        work.row = replace(work.row, bound_ns=simple_bound_ns(request, candidate, total))
+        work.about_ns = about_ns(request, candidate, total)
+        if work.ops > MOST_SEARCHED_OPS:
+            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(work.ops))
+
+
+def _make(search: _Search, work: _Work, directory: Path) -> None:
+    """The candidate's job, unless it has no room."""
+    candidate = work.row.candidate
+    try:
+        work.job = job_of(search.request, candidate, directory / str(candidate.microbatch_size))
+    except InvalidInput as error:
+        work.row = replace(work.row, state=State.NO_ROOM, why_not=str(error))
+        return
+    why_not = _no_room(work.problem)
+    if why_not:
+        work.row = replace(work.row, state=State.NO_ROOM, why_not=why_not)
+        return
+    bound_ns = max(work.row.bound_ns or 0, work_bound_ns(work.problem))
+    work.row = replace(work.row, bound_ns=bound_ns, collectives_ns=max(work.job.collectives_ns))
 
 
 def _no_room(problem: Problem) -> str:
@@ -227,27 +250,21 @@ def _no_room(problem: Problem) -> str:
     return ""
 
 
-def _open(search: _Search) -> Iterator[tuple[int, _Work]]:
-    """Those that may be searched, by bound, then by size."""
-    works = [work for work in search.works if work.row.state is State.NOT_REACHED]
-    works.sort(key=lambda work: (work.row.bound_ns or 0, work.problem.num_ops))
-    yield from enumerate(works)
-
-
-def _first_pass(search: _Search) -> None:
+def _first_pass(search: _Search, directory: Path) -> None:
     """The baselines, or the method that the user names, on every candidate that may be the best."""
     by_name = not is_auto(search.method)
-    for done, work in _open(search):
+    works = [work for work in search.works if work.row.state is State.NOT_REACHED]
+    works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
+    for done, work in enumerate(works):
         if search.is_over(1.0 if by_name else BASELINES_SHARE):
             break
         search.tell("baselines", done)
-        problem = work.problem
         if _refuse(search, work):
             continue
-        if problem.num_ops > MOST_SEARCHED_OPS:
-            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(problem.num_ops))
+        _make(search, work, directory)
+        if work.row.state is State.NO_ROOM or _refuse(search, work):
             continue
-        work.row = replace(work.row, bound_ns=cheap_bound_ns(problem))
+        work.row = replace(work.row, bound_ns=max(work.row.bound_ns or 0, cheap_bound_ns(work.problem)))
         if _refuse(search, work):
             continue
         if by_name:
@@ -257,16 +274,16 @@ def _first_pass(search: _Search) -> None:
 
 
 def _second_pass(search: _Search) -> None:
-    """`auto` on those with a plan whose bound is below the best step, the shortest step first."""
-    works = [work for work in search.works if work.plan is not None]
-    works.sort(key=lambda work: work.row.step_ns or 0)
+    """`auto` on those whose bound is below the best step: the shortest step first, then those for which no baseline has room."""
+    works = [work for work in search.works if work.row.state in (State.PLANNED, State.NO_PLAN)]
+    works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
     for done, work in enumerate(works):
-        if search.is_over():
-            break
-        if search.is_refused(work.row.bound_ns):
-            continue
-        search.tell("searching", done)
         left_s = search.left_s()
+        if search.is_over() or (left_s is not None and left_s <= 0):
+            break
+        if search.is_refused(work.row.bound_ns) or (left_s is not None and left_s < work.row.seconds):
+            continue  # the second: there is no time to do again even what the baselines did
+        search.tell("searching", done)
         limit_s = search.limits.candidate_s if left_s is None else min(search.limits.candidate_s, left_s)
         _compile(search, work, limit_s)
 
@@ -328,6 +345,7 @@ def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
         bound_ns=bound_ns,
         gap=relative_gap(step_ns, bound_ns, certificate.bound),
         seconds=work.row.seconds + seconds,
+        why_not="",
     )
     if search.best is None or search.best.row.step_ns is None or step_ns < search.best.row.step_ns:
         search.best = work
@@ -343,6 +361,9 @@ def _tuned(search: _Search) -> Tuned:
             else f"{search.request.name}: no candidate was reached in the time given"
         )
     best.row = replace(best.row, state=State.BEST)
+    for work in search.works:
+        if work.row.state in (State.NOT_REACHED, State.TOO_LARGE):
+            _refuse(search, work)
     order = {state: number for number, state in enumerate(State)}
     rows = sorted(
         (work.row for work in search.works),
