@@ -7,7 +7,7 @@ another one has found a schedule (`schedc.solvers.common.failure`).
 
 from __future__ import annotations
 
-__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
+__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "UnknownKey", "Unsupported"]
 
 
 class SchedcError(Exception):
@@ -18,6 +18,10 @@ class SchedcError(Exception):
 
 class InvalidInput(SchedcError):
     """A file or an option says something that cannot be used: names the place, what was found and what was expected."""
+
+
+class UnknownKey(InvalidInput):
+    """A file has a key that does not exist."""
 
 
 class Unsupported(SchedcError):

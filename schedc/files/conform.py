@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import inspect
 
+from schedc.errors import UnknownKey
 from schedc.files.location import PRINTABLE, show
 from schedc.spelling import nearest
 
@@ -191,7 +192,7 @@ def _unknown_key(key: str, known: list[str], location: Location, root: Any) -> E
     if not hint:
         elsewhere = [path for path in _paths(root) if path.split(".")[-1].removesuffix("[]") == key]
         hint = f"; did you mean {_either(elsewhere)}?" if elsewhere else ""
-    return (location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}" if known else "none")
+    return UnknownKey(str((location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}" if known else "none")))
 
 
 def _paths(kind: Any, prefix: str = "") -> list[str]:

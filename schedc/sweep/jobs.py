@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from schedc import __version__
 from schedc.api import DEFAULT_TIME_S
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, UnknownKey
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_toml
+from schedc.frontend.job_file import JobFile
 from schedc.frontend.job_source import source_of_file
 from schedc.frontend.overrides import python_override, with_overrides
 from schedc.solvers.driver.registry import check_method
@@ -79,6 +80,7 @@ def read_sweep(path: Path) -> Sweep:
     count = len(bases) * len(cases) * prod(map(len, grid.values())) * len(options)
     if count > MOST_JOBS:
         raise place.error(f"found {count} jobs, expected at most {MOST_JOBS}: each combination is one")
+    _check_keys(bases.values(), [{**fixed, **of_case, **next(_combinations(grid))} for _, of_case in cases])
     made: dict[str, SweepJob] = {}
     files_read = _Files()
     for (name, base), (case, of_case), of_grid, chosen in product(bases.items(), cases, _combinations(grid), options):
@@ -276,6 +278,19 @@ def _check_once(values: Sequence[object], place: Location) -> None:
     twice = next((value for index, value in enumerate(values) if texts[index] in texts[:index]), None)
     if twice is not None:
         raise place.refuse(f"{show(twice)} twice", "it once")
+
+
+def _check_keys(bases: Iterable[JobSource], settings: Sequence[Mapping[str, Override]]) -> None:
+    """Refuse a key that no job has: it would be the end of all jobs. Other mistakes are of one job, whose row says them."""
+    for base, values in product(bases, settings):
+        assert base.path is not None
+        source = source_of_file(base.path, tuple(values.values()))
+        try:
+            conform(source.document, JobFile, source.place)
+        except UnknownKey:
+            raise
+        except InvalidInput:
+            continue
 
 
 def _check_apart(

@@ -102,8 +102,10 @@ def test_a_key_does_not_depend_on_where_a_value_is_set_unless_that_matters(tmp_p
     def keys(text: str) -> list[str]:
         return [job.key for job in sweep_in(tmp_path, f'job = "job.toml"\n{text}').jobs]
 
-    assert keys("set = {a.b = 1, c = 2, d = 3}") == keys("set = {d = 3}\ngrid = {c = [2], a.b = [1]}")
-    assert keys('set = {"a.b" = 1}\ngrid = {a = [2]}') != keys('set = {a = 2}\ngrid = {"a.b" = [1]}')
+    assert keys("set = {solver.seed = 1, name = 2, solver.gap = 3}") == keys(
+        "set = {solver.gap = 3}\ngrid = {name = [2], solver.seed = [1]}"
+    )
+    assert keys('set = {"memory.limit" = 1}\ngrid = {memory = [{}]}') != keys('set = {memory = {}}\ngrid = {"memory.limit" = [1]}')
 
 
 def test_values_may_be_anything_that_toml_has(tmp_path: Path) -> None:
@@ -126,6 +128,11 @@ def test_values_may_be_anything_that_toml_has(tmp_path: Path) -> None:
             'job = "job.toml"\ncompile = {time_limit = 5}',
             'compile.time_limit: found 5, expected a duration such as "38 ms" or a list',
         ),
+        (
+            'job = "job.toml"\ngrid = {pipeline.rank = [8]}',
+            "sweep.toml: grid.pipeline.rank = 8: found an unknown key, expected one of",
+        ),
+        ('job = "job.toml"\ncases = [{name = "a"}, {name = "b", set = {a.b = 1}}]', "cases[1].set.a.b = 1: found an unknown key"),
         ('job = "job.toml"\ngrid = {"pipeline.ranks" = 8}', 'grid."pipeline.ranks": found 8, expected a list of the values'),
         ('job = "job.toml"\ngrid = {"pipeline.ranks" = []}', "found [], expected a list of the values"),
         ('job = "job.toml"\ngrid = {"pipeline.ranks" = [1, 2, 1]}', "found 1 twice, expected it once"),

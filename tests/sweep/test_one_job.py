@@ -40,7 +40,6 @@ def test_a_plan_is_an_answer_with_its_certificate(tmp_path: Path) -> None:
     ("more", "status", "error"),
     [
         ('set = {"pipeline.ranks" = 0}', Status.REFUSED, 'sweep.toml: set."pipeline.ranks" = 0: found 0, expected a whole number'),
-        ('set = {"pipeline.rank" = 1}', Status.REFUSED, 'set."pipeline.rank" = 1: found an unknown key'),
         ('compile = {method = "adaptis"}', Status.REFUSED, "chooses a layout, and the job gives it"),
         ('set = {"profile.path" = "none.json"}', Status.REFUSED, "profile.forward: found a value beside profile.path"),
         ('set = {"memory.limit" = "1 MiB"}', Status.INFEASIBLE, "1 MiB"),

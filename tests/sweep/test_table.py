@@ -23,10 +23,12 @@ job = "job.toml"
 seed = [0, 1]
 [[cases]]
 name = "one, with \\"commas\\""
-set = {a.list = [1, 2], a.mixed = 1, a.number = 1, a.whole = 7, a.flag = true, a.text = "1 ms"}
+set.pipeline = { partition = [1, 2], chunks = 1, microbatches = 7, split_backward = true }
+set.solver = { gap = 1, time_limit = "1 ms" }
 [[cases]]
 name = "two"
-set = {a.list = "auto", a.mixed = "auto", a.number = 0.5, a.whole = 8, a.flag = false, a.text = "2 ms"}
+set.pipeline = { partition = "auto", chunks = "auto", microbatches = 8, split_backward = false }
+set.solver = { gap = 0.5, time_limit = "2 ms" }
 [[cases]]
 name = "three"
 """
@@ -49,13 +51,13 @@ def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) ->
         assert {key: "" if value is None else str(value) for key, value in same.items()} == {
             key: value.capitalize() if value in ("true", "false") else value for key, value in row.items()
         }
-    settings = [name for name in sweep.columns if name.startswith("a.")]
+    settings = [name for name in sweep.columns if name.startswith(("pipeline.", "solver."))]
     assert [[row[name] for name in settings] for row in (typed[0], typed[1], typed[3])] == [
-        ["[1, 2]", "1", 1.0, 7, True, "1 ms"],
-        ["auto", "auto", 0.5, 8, False, "2 ms"],
+        ["[1, 2]", "1", 7, True, 1.0, "1 ms"],
+        ["auto", "auto", 8, False, 0.5, "2 ms"],
         [None] * 6,
     ]
-    assert [str(table.schema.field(name).type) for name in settings] == ["string", "string", "double", "int64", "bool", "string"]
+    assert [str(table.schema.field(name).type) for name in settings] == ["string", "string", "int64", "bool", "double", "string"]
     assert [row["compile.seed"] for row in typed] == [0, 0, 1, 0, 1]
     assert typed[2]["status"] == "refused"
     assert typed[0]["makespan_ns"] == 2**53
@@ -65,7 +67,7 @@ def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path, SWEEP)
     for name in ("t.csv", "t.parquet"):
         assert write_table(tmp_path / name, sweep, {}) == 0
-    assert (tmp_path / "t.csv").read_text().startswith("job,case,a.list,")
+    assert (tmp_path / "t.csv").read_text().startswith("job,case,pipeline.partition,")
     assert parquet.read_table(tmp_path / "t.parquet").num_rows == 0
 
 
