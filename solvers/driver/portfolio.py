@@ -308,11 +308,12 @@ def try_methods(
         candidates: what became of the methods.
         on_method: is called with the name of each when it begins.
         mix: also offer the schedule with backwards fused and split where that pays, and append it where it is better than the
-            method's own; of a large problem only if that is the best so far.
+            method's own; of a large problem only the best schedule, after all methods.
 
     Raises:
         InvalidInput: a method's name or options are wrong.
     """
+    is_small, best = incumbent.problem.num_ops <= SMALL_OPS, incumbent.schedule
     for method in methods:
         construct = constructive(method)
         on_method(method)
@@ -321,14 +322,21 @@ def try_methods(
             with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
                 own, schedule = _construct(incumbent, method, construct)
                 candidates.append(own)
-                if mix and schedule is not None and (incumbent.schedule is schedule or incumbent.problem.num_ops <= SMALL_OPS):
-                    then = partial(mixed, schedule=schedule, tables=incumbent.tables)
-                    other, _ = _construct(incumbent, method + MIXED, then)
-                    if other.objective_ns != own.objective_ns:
-                        candidates.append(other)
+                if mix and is_small and schedule is not None:
+                    _mix(incumbent, schedule, method, own.objective_ns, candidates)
         except OutOfTime:
             candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time"))
             raise
+    if mix and not is_small and incumbent.schedule is not None and incumbent.schedule is not best:
+        with incumbent.interruption.raising(at="both"):
+            _mix(incumbent, incumbent.schedule, incumbent.found_by, incumbent.objective_ns, candidates)
+
+
+def _mix(incumbent: Incumbent, schedule: Schedule, method: str, objective_ns: int | None, candidates: list[Candidate]) -> None:
+    """Offer a method's schedule with backwards fused and split where that pays; append it where its objective is another one."""
+    other, _ = _construct(incumbent, method + MIXED, partial(mixed, schedule=schedule, tables=incumbent.tables))
+    if other.objective_ns != objective_ns:
+        candidates.append(other)
 
 
 def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple[Candidate, Schedule | None]:
