@@ -102,6 +102,8 @@ def read_request(source: JobSource) -> Request:
     within_bandwidth = file.topology.within.bytes_per_second
     if within_bandwidth is None and device is not None:
         within_bandwidth = round(device.network_bytes_per_s)
+    if within_bandwidth is None:
+        raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
     between = file.topology.between
     if len(groups) > 1 and (between is None or between.bytes_per_second is None):
         raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
@@ -247,6 +249,9 @@ def _profile(path: Path) -> str:
         raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
     if not any(layer.activation_bytes for layer in layers):
         raise (place / "layers").refuse("no activation", "activation of each layer, for memory")
+    for index, layer in enumerate(layers):
+        if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
+            raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
     return content.decode("utf-8-sig")
 
 

@@ -88,6 +88,23 @@ def test_measured_profiles_by_microbatch_size(tmp_path: Path, capsys: pytest.Cap
     assert best["step_ns"] >= 8 * 8 * 3_000_000 // 4
 
 
+def test_a_measured_profile_without_what_tuning_needs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "tune.toml"
+    text = '[tune]\nbatch = 8\nprofiles = { 1 = "p1.json" }\n[topology]\nsites = [4]\n[memory]\ncapacity = "1 GB"\n'
+    job.write_text(text)
+    layer = {"repeat": 8, "forward": "1 ms", "backward_input": "1 ms", "backward_weight": "1 ms"}
+    for more, expected in (
+        ({}, r"layers: found no parameters"),
+        ({"parameters": 10}, r"layers: found no activation"),
+        ({"parameters": 10, "activation": "1 MiB"}, r"layers\[0\].message: found nothing, expected a size"),
+        ({"parameters": 10, "activation": "1 MiB", "message": "1 MiB"}, r"topology.within.bandwidth: found nothing, expected"),
+    ):
+        profile = {"format": "schedc.profile", "version": 1, "layers": [layer | more]}
+        (tmp_path / "p1.json").write_text(json.dumps(profile))
+        assert run("tune", str(job), "-o", str(tmp_path / "out"), "--quiet") == 2
+        assert re.search(expected, capsys.readouterr().err)
+
+
 BAD = [
     (TINY.replace('config = "config.json"', ""), "model: found neither name nor config, expected one of them, or tune.profiles"),
     (TINY.replace("config.json", "none.json"), 'model.config: found "none.json"; .*no readable file'),
