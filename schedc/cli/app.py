@@ -50,10 +50,11 @@ INTERRUPTED = 130
 
 
 class SchemaName(StrEnum):
-    """The two files that have a schema."""
+    """The files that have a schema."""
 
     job = "job"
     plan = "plan"
+    tune = "tune"
 
 
 class TransfersName(StrEnum):
@@ -281,14 +282,19 @@ def bench(
 
 
 @app.command()
-def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan", help="Which of the two files.")]) -> None:
-    """Print the JSON Schema of the job or the plan file."""
+def schema(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|tune", help="Which file.")]) -> None:
+    """Print the JSON Schema of the job, the plan, or the job of tune."""
     from schedc.cli.rendering import results
 
     if file is SchemaName.job:
         from schedc.frontend.schema import job_schema
 
         results.print_json(job_schema())
+    elif file is SchemaName.tune:
+        from schedc.frontend.schema import schema_of
+        from schedc.tune.tune_file import TuneFile
+
+        results.print_json(schema_of(TuneFile, "schedc tune job"))
     else:
         from schedc.text.plan.plan_schema import plan_schema
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["job_schema"]
+__all__ = ["job_schema", "schema_of"]
 
 
 def job_schema() -> dict[str, Any]:
     """The schema of job.toml, as JSON Schema 2020-12; every key has its description."""
-    import msgspec
-
     from schedc.frontend.job_file import JobFile
 
-    (reference,), definitions = msgspec.json.schema_components([JobFile], ref_template="#/$defs/{name}")
+    return schema_of(JobFile, "schedc job")
+
+
+def schema_of(struct: type, title: str) -> dict[str, Any]:
+    """The schema of a TOML file, of the struct that it becomes."""
+    import msgspec
+
+    (reference,), definitions = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "schedc job",
+        "title": title,
         **reference,
         "$defs": {name: _as_in_file(schema) for name, schema in definitions.items()},
     }

@@ -62,10 +62,19 @@ class TuneSection(Section, frozen=True, kw_only=True):
     microbatch_sizes: Annotated[
         SomeCounts | None, Meta(description="Sequences in a microbatch. Default: 1, 2, 4 and 8, or the profiles'.")
     ] = None
-    placements: Annotated[tuple[PlacementName, ...], Meta(min_length=1)] = ("unidirectional", "loop", "wave")
+    placements: Annotated[tuple[PlacementName, ...], Meta(min_length=1, description="Which rank each stage is on.")] = (
+        "unidirectional",
+        "loop",
+        "wave",
+    )
     chunks: Annotated[tuple[Count, ...], Meta(min_length=1, description="Stages on a rank, for loop and wave.")] = (2,)
-    zero_stages: Annotated[tuple[Literal[0, 1], ...], Meta(min_length=1)] = (1,)
-    recompute: Annotated[tuple[Literal["none", "full"], ...], Meta(min_length=1)] = ("none", "full")
+    zero_stages: Annotated[
+        tuple[Literal[0, 1], ...],
+        Meta(min_length=1, description="0: all-reduce. 1: the replicas divide the optimizer state."),
+    ] = (1,)
+    recompute: Annotated[
+        tuple[Literal["none", "full"], ...], Meta(min_length=1, description="full: all stages run their forward again.")
+    ] = ("none", "full")
     across_sites: Annotated[tuple[Across, ...], Meta(min_length=1, description="What crosses from site to site.")] = (
         "pipeline",
         "data-parallel",

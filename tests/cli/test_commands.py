@@ -283,7 +283,7 @@ def test_templates_are_listed_and_timed() -> None:
     assert "needs" in timed
 
 
-@pytest.mark.parametrize("file", ["job", "plan"])
+@pytest.mark.parametrize("file", ["job", "plan", "tune"])
 def test_schema_is_a_json_schema(file: str) -> None:
     found = json.loads(schedc("schema", file).stdout)
     assert "$schema" in found or "$ref" in found or "properties" in found

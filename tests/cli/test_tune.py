@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import re
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from doc_outputs import ROOT
 from tune_jobs import TINY, write_tiny
 
 from schedc.cli.app import main
@@ -103,6 +105,23 @@ def test_a_measured_profile_without_what_tuning_needs_is_refused(tmp_path: Path,
         (tmp_path / "p1.json").write_text(json.dumps(profile))
         assert run("tune", str(job), "-o", str(tmp_path / "out"), "--quiet") == 2
         assert re.search(expected, capsys.readouterr().err)
+
+
+def test_the_schema_has_every_key_described_and_the_formats_have_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("schema", "tune") == 0
+    schema = json.loads(capsys.readouterr().out)
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").partition("### `tune`")[2].partition("### `compile`")[0]
+    sections = {
+        name: schema["$defs"][name]["properties"] for name in ("ModelSection", "TuneSection", "TuneTopology", "StateSection")
+    }
+    assert {key for section in sections.values() for key in section} >= {"name", "batch", "sites", "capacity"}
+    for section in sections.values():
+        for key, value in section.items():
+            assert "description" in value or "$ref" in value, key
+            assert re.search(rf"`(\w+\.)?{key}`", page), key
+    example = tomllib.loads((ROOT / "examples" / "tune-8b" / "tune.toml").read_text(encoding="utf-8"))
+    assert example["model"].keys() <= sections["ModelSection"].keys()
+    assert example["tune"].keys() <= sections["TuneSection"].keys()
 
 
 BAD = [
