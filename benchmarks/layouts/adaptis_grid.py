@@ -10,7 +10,7 @@ Baselines, as in its section 5.1, with the embedding on the first stage and the 
 blocks: S-1F1B; I-1F1B with two chunks, "-" where a chunk would have no block; ZB, the better of ZB-H1 and ZB-H2 within memory;
 Mist-like, 1F1B on the partition with the least busy stage. Ours chooses partition, placement (at most two stages on a rank) and
 schedule. The speed-ups are the baselines' makespans over ours; the gap is to the bound over all layouts. No layout cuts the head in
-pieces: with 512K to 1024K tokens it costs as much as 7 to 45 blocks, and on 16 ranks often bounds every layout.
+pieces: with 128K to 1024K tokens it costs as much as 1 to 22 blocks, and on 16 ranks often bounds every layout.
 
 The ablation is that of figure 10: what S-1F1B gains on Large, 8 ranks, 4K, by each of placement, schedule and partition alone, and
 by all three.
