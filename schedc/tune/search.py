@@ -327,7 +327,9 @@ def _compile(search: _Search, work: _Work, limit_s: float) -> None:
 def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
     """The plan and its bound, each if it is better than what is known of the candidate."""
     assert work.job is not None
-    bound_ns = max(plan.certificate.lower_bound_ns, work.row.bound_ns or 0)
+    bound_ns = work.row.bound_ns or 0
+    if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
+        bound_ns = max(plan.certificate.lower_bound_ns, bound_ns)
     if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
         work.plan = plan
     certificate = work.plan.certificate
