@@ -218,7 +218,7 @@ COMMANDS = {
     "an empty method of a set": Row("bench m70 --methods 1f1b,", 2, "methods '1f1b,': found an empty name; expected names separated by commas, as in 1f1b,auto"),
     "a method twice": Row("bench m70 --methods 1f1b,1f1b", 2, "methods '1f1b,1f1b': 1f1b is a duplicate; name each method once"),
     "a bare time of a set": Row("bench m70 --time-limit 60", 2, "--time-limit: found '60', expected a duration such as \"38 ms\" (ns, us, ms, s or min)"),
-    "a schema of nothing": Row("schema profile", 2, "Error: Invalid value for 'job|plan': Value error, 'profile' is not one of 'job', 'plan'."),
+    "a schema of nothing": Row("schema profile", 2, "Error: Invalid value for 'job|plan|tune': Value error, 'profile' is not one of 'job', 'plan', 'tune'."),
     "a CSV that is missing": Row("lint no.csv --job job.toml", 2, "no.csv: found no readable file (no such file or directory), expected a file"),
     "a CSV that is a device": Row("lint /dev/zero --job job.toml", 2, "/dev/zero: found a device, expected a file"),
     "a CSV without job": Row("lint torch.csv", 2, "Error: Missing option '--job'."),
