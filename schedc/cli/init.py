@@ -56,7 +56,9 @@ def init_command(
     microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
     sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
     latency: Annotated[str | None, typer.Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
-    bandwidth: Annotated[str | None, typer.Option(metavar="RATE", help='Between sites, as in "100 Gb/s".')] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
+    ] = None,
     bytes_per_parameter: Annotated[
         float, typer.Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
     ] = 16,
@@ -204,7 +206,7 @@ def _first_job(
         limit=limit,
         sites=sites,
         within=_link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note),
-        between=_link(profile, *between, "one direction, shared by all ranks") if len(sites) > 1 else None,
+        between=_between(profile, *between, group) if len(sites) > 1 else None,
     )
 
 
@@ -222,6 +224,18 @@ def _path_from(profile: _Profile, job: Path) -> str:
     if not path.isprintable():
         raise InvalidInput(f"found the path {path!r} of a profile, expected printable text")
     return path
+
+
+def _between(profile: _Profile, latency: str | None, bandwidth: str | None, group: int) -> FirstLink:
+    """The link between two sites. A job's messages are those of one device, so it has one device's part of the bandwidth."""
+    from schedc.units import parse_bandwidth
+
+    note = "one direction, shared by all ranks"
+    if bandwidth is not None and group > 1:
+        note = f"{note}; of {bandwidth.strip()}, as each of a rank's {group} devices sends a message"
+        part = max(1, parse_bandwidth(bandwidth) // group) / 1e9
+        bandwidth = f"{part:.9f}".rstrip("0").rstrip(".") + " GB/s"
+    return _link(profile, latency, bandwidth, note)
 
 
 def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> FirstLink:

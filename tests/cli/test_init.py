@@ -90,6 +90,15 @@ def test_links_and_memory_are_the_device_s() -> None:
         assert table["memory"] == {"capacity": "80 GB", "bytes_per_parameter": 16}
 
 
+def test_devices_of_a_rank_share_the_bandwidth_between_sites() -> None:
+    """A message in the job is that of one device; all of a rank's devices send theirs at once."""
+    for options, bandwidth in (((), "100 Gb/s"), (("--tp", "2"), "6.25 GB/s"), (("--tp", "4", "--cp", "2"), "1.5625 GB/s")):
+        done = schedc("init", "--model", "llama3-8b", "--ranks", 4, "--sites", 2, "--bandwidth", "100 Gb/s", *options,
+                      "-o", "job.toml", "--force")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert tomllib.loads(Path("job.toml").read_text())["topology"]["between"] == {"bandwidth": bandwidth}
+
+
 @pytest.mark.parametrize(
     ("layers", "has"),
     [
