@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from schedc.architectures.architecture import Experts
 from schedc.architectures.operators.blocks import block_operators, kind_of
 from schedc.architectures.operators.ends import embedding_operators, further_token_operators, head_operators
 from schedc.errors import Unsupported
@@ -37,6 +38,9 @@ def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
         raise Unsupported(
             f"tensor × context parallel size {parallel} does not divide {setting.sequence_length} tokens of a sequence"
         )
+    sublayers = (sublayer for block in architecture.blocks for sublayer in block.sublayers)
+    if setting.expert_parallel > 1 and not any(isinstance(sublayer, Experts) for sublayer in sublayers):
+        raise Unsupported(f"expert parallel size {setting.expert_parallel}: {architecture.name} has no experts, expected 1")
     if architecture.positions and setting.sequence_length > architecture.positions:
         room = f"the model's {architecture.positions} position embeddings"
         raise Unsupported(f"a sequence of {setting.sequence_length} tokens is longer than {room}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from schedc.architectures.hugging_face import architecture_of_config
 from schedc.architectures.layers import layers_of, merged
 from schedc.architectures.names import architecture_named, known_names
 from schedc.architectures.setting import Setting
+from schedc.errors import InvalidInput
 from schedc.files.input_file import read_bytes
-from schedc.files.location import Location
+from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
 
 if TYPE_CHECKING:
@@ -69,9 +71,12 @@ def predicted(
         rates: which share of the device's peaks is reached.
 
     Raises:
-        InvalidInput: there is no such model or device, or the file cannot be used.
+        InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
         Unsupported: a dimension of the model cannot be divided so.
     """
+    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("microbatch", microbatch), ("sequence", sequence)):
+        if size is not None and not (isinstance(size, Integral) and size >= 1):
+            raise InvalidInput(f"{name}: found {show(size)}, expected a whole number of at least 1")
     architecture, where = architecture_of(model), device_named(device)
     setting = Setting(
         microbatch_size=microbatch,

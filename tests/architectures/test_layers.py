@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from schedc.architectures.architecture import Attention
 from schedc.architectures.devices import DEVICES
 from schedc.architectures.durations import duration_s
 from schedc.architectures.efficiency import ROOFLINE, sustained
 from schedc.architectures.layers import layers_of, merged
 from schedc.architectures.names import architecture_named, known_names
-from schedc.architectures.operators.attention import visible_pairs
+from schedc.architectures.operators.attention import attention_operators, visible_pairs
 from schedc.architectures.operators.blocks import block_operators
 from schedc.architectures.operators.operator import Engine
 from schedc.architectures.parameters import block_parameters
@@ -143,12 +144,27 @@ def test_collectives_take_time() -> None:
             "a sequence of 4096 tokens is longer than the model's 2048 position embeddings",
         ),
         ("llama3-8b", Setting(sequence_length=10**12), "the microbatch is too large: block 0 takes or holds more than"),
+        ("llama3-8b", Setting(sequence_length=4096, expert_parallel=4), "expert parallel size 4: llama3-8b has no experts"),
         ("nemotron-h-8b", Setting(sequence_length=4096, context_parallel=2), "context parallelism of Mamba layers is not modelled"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(name: str, setting: Setting, expected: str) -> None:
     with pytest.raises(Unsupported, match=expected):
         layers_of(architecture_named(name), H100, setting)
+
+
+@pytest.mark.parametrize(("kv_heads", "held"), [(1, 1), (2, 1), (4, 1), (12, 3)])
+def test_heads_of_keys_that_are_fewer_than_devices_are_held_more_than_once(kv_heads: int, held: int) -> None:
+    """Each device has those that its own queries need."""
+    setting = Setting(sequence_length=64, tensor_parallel=4)
+    (projection, *_) = attention_operators(Attention(heads=12, kv_heads=kv_heads, head_dim=8), 96, setting)
+    assert projection.parameters == 96 * 8 * (3 + 2 * held)
+
+
+@pytest.mark.parametrize("kv_heads", [3, 6])
+def test_heads_of_keys_that_would_be_cut_are_refused(kv_heads: int) -> None:
+    with pytest.raises(Unsupported, match=f"size 4 does not divide {kv_heads} heads of keys, nor they it"):
+        attention_operators(Attention(heads=12, kv_heads=kv_heads, head_dim=8), 96, Setting(sequence_length=64, tensor_parallel=4))
 
 
 def test_tokens_of_experts_go_through_the_network_and_are_gathered_within_the_node() -> None:

@@ -37,7 +37,7 @@ def attention_operators(attention: Attention, hidden: int, setting: Setting) -> 
         Unsupported: the heads cannot be divided.
     """
     heads, kv_heads = divided_heads(attention.heads, setting), max(1.0, attention.kv_heads / setting.tensor_parallel)
-    if kv_heads % 1:
+    if attention.kv_heads % setting.tensor_parallel and setting.tensor_parallel % attention.kv_heads:
         raise Unsupported(
             f"tensor parallel size {setting.tensor_parallel} does not divide {attention.kv_heads} heads of keys, nor they it"
         )
