@@ -63,6 +63,8 @@ def write_table(path: Path, sweep: Sweep, answers: Mapping[str, Answer]) -> int:
 def _uniform(values: Sequence[object]) -> list[Any]:
     """The values, all numbers, all true or false, or all text; None where there is none."""
     kinds = {type(value) for value in values if value is not None}
+    if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
+        kinds.add(object)  # no column of numbers has room for it
     if len(kinds) <= 1 and kinds <= {bool, int, float, str}:
         return list(values)
     if kinds <= {int, float}:

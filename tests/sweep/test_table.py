@@ -63,6 +63,15 @@ def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) ->
     assert typed[0]["makespan_ns"] == 2**53
 
 
+def test_numbers_that_no_column_has_room_for_are_text(tmp_path: Path) -> None:
+    """They cannot be used, and the rows of their jobs say so: the table is written like any other."""
+    sweep = sweep_in(tmp_path, f'job = "job.toml"\n[grid]\n"pipeline.microbatches" = [4, {2**63}]\n')
+    refused = Answer(status=Status.REFUSED, error="found a number")
+    for name in ("t.csv", "t.parquet"):
+        assert write_table(tmp_path / name, sweep, {job.key: refused for job in sweep.jobs}) == 2
+    assert parquet.read_table(tmp_path / "t.parquet")["pipeline.microbatches"].to_pylist() == ["4", str(2**63)]
+
+
 def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path, SWEEP)
     for name in ("t.csv", "t.parquet"):
