@@ -15,3 +15,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'schedc' has no attribute {name!r}")
     return getattr(import_module("schedc.api"), name)
+
+
+def __dir__() -> list[str]:
+    """What is there and what is public, for completion by editors and shells."""
+    return sorted({*globals(), *__all__})

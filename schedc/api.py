@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +216,7 @@ def search_settings(
     Raises:
         InvalidInput: the method's name, one of its options or a limit is wrong.
     """
-    from schedc.files.location import Location
+    from schedc.files.location import Location, show
     from schedc.solvers.common.base import Limits
     from schedc.solvers.driver.registry import check_method
 
@@ -233,8 +234,9 @@ def search_settings(
         ("workers", workers, 1, 2**31),
         ("deterministic_limit", deterministic_limit, 0, math.inf),
     ):
-        if value is not None and not least <= value < below:
-            raise Location(key).refuse(str(value), f"a number of at least {least} and below {below}")
+        kind, number = (Integral, "a whole number") if key in ("seed", "workers") else (Real, "a number")
+        if value is not None and not (isinstance(value, kind) and least <= value < below):
+            raise Location(key).refuse(show(value), f"{number} of at least {least} and below {below}")
     if time_limit_s is None:
         time_limit_s = DEFAULT_TIME_S if settings.time_limit_ns is None else settings.time_limit_ns / 1e9
     return chosen, Limits(

@@ -130,7 +130,10 @@ def test_a_wrong_table_is_refused_in_one_line(table: dict[str, Any], says: str) 
         ({"method": "nix"}, "method: method 'nix' is unknown"),
         ({"gap": 1.0}, "gap: found 1.0, expected a number of at least 0 and below 1"),
         ({"seed": -1}, "seed: found -1, expected"),
-        ({"workers": 0}, "workers: found 0, expected a number of at least 1"),
+        ({"workers": 0}, "workers: found 0, expected a whole number of at least 1"),
+        ({"workers": 1.5}, "workers: found 1.5, expected a whole number of at least 1"),
+        ({"seed": "1"}, 'seed: found "1", expected a whole number'),
+        ({"time_limit_s": "5 s"}, 'time_limit_s: found "5 s", expected a number of at least 0'),
         ({"time_limit_s": float("nan")}, "time_limit_s: found nan, expected"),
     ],
 )
@@ -138,6 +141,18 @@ def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(schedc.InvalidInput) as caught:
         schedc.compile_job(schedc.make_job(TABLE), **options)
     assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 0}, {"cp": -1}, {"ep": -8}, {"microbatch": 0}, {"sequence": 0}, {"sequence": 4096.0}])
+def test_sizes_that_no_model_can_be_run_with_write_no_profile(sizes: dict[str, Any], tmp_path: Path) -> None:
+    ((name, _),) = sizes.items()
+    with pytest.raises(schedc.InvalidInput, match=f"^{name}: found .*, expected a whole number of at least 1$"):
+        schedc.write_profile("mixtral-8x7b", tmp_path / "profile.json", **sizes)
+    assert not any(tmp_path.iterdir())
+
+
+def test_public_names_are_completed() -> None:
+    assert set(schedc.__all__) <= set(dir(schedc))
 
 
 def test_values_that_are_set(tmp_path: Path) -> None:
