@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -16,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.files.location import show
 from schedc.sweep.asker import Asker
 from schedc.sweep.one_job import Answer, Status
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_of", "answer_on_worker", "run_on_cluster"]
 
+ADDRESS = re.compile(r"((tcp|tls|ucx|ws|wss)://)?[^/]+:[0-9]{1,5}")
+"""Of a scheduler, as Dask reads it."""
 CONNECT_S = 20.0
 """How long the scheduler may take to answer first."""
 NO_WORKER_S = 60.0
@@ -90,6 +94,8 @@ def _client(address: str) -> Iterator[Any]:
         from distributed import Client
     except ModuleNotFoundError as error:
         raise Unsupported(f"--cluster: found no module {error.name}, expected Dask: pip install 'schedc[cluster]'") from error
+    if not ADDRESS.fullmatch(address):  # a client of what is no address ends with a traceback when it is collected
+        raise InvalidInput(f"--cluster: found {show(address)}, expected the address of a scheduler of Dask, as tcp://HOST:PORT")
     try:
         connect: Any = Client  # has no types
         client = connect(address, timeout=CONNECT_S, set_as_default=False)

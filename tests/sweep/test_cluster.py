@@ -52,11 +52,9 @@ def test_a_worker_that_is_killed_costs_no_job(tmp_path: Path, cluster: Any) -> N
 def test_a_cluster_that_cannot_be_used_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "CONNECT_S", 0.5)
     sweep = sweep_in(tmp_path, 'job = "job.toml"')
-    for address in ("tcp://127.0.0.1:1", "nonsense://x:1"):
-        with (
-            Journal(tmp_path / "journal") as journal,
-            pytest.raises(InvalidInput, match="found no scheduler of Dask at") as refused,
-        ):
+    none, not_one = "found no scheduler of Dask at", "expected the address of a scheduler of Dask"
+    for address, says in (("tcp://127.0.0.1:1", none), ("nonsense://x:1", not_one), ("head", not_one), ("", not_one)):
+        with Journal(tmp_path / "journal") as journal, pytest.raises(InvalidInput, match=says) as refused:
             list(run(sweep, journal, processes=1, cluster=address))
         assert "\n" not in str(refused.value)
 
