@@ -13,5 +13,6 @@ __all__ = ["nearest"]
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'latency'?`, or nothing where no known name is near."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    by_small_letters = {each.casefold(): each for each in known}
+    matches = get_close_matches(name.casefold(), list(by_small_letters), n=1, cutoff=0.5)
+    return f"; did you mean {by_small_letters[matches[0]]!r}?" if matches else ""

@@ -104,6 +104,7 @@ def test_a_table_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "expected"),
     [
         (["lama3-8b"], "found the model name \"lama3-8b\", expected one of llama3-8b, .*; did you mean 'llama3-8b'?"),
+        (["llama3-8b", "--device", "H100"], "found the device \"H100\", expected one of .*; did you mean 'h100'?"),
         (["llama3-8b", "--device", "h1000"], "found the device \"h1000\", expected one of .*; did you mean 'h100'?"),
         (["missing.json"], "missing.json: found no readable file"),
         (["llama3-8b", "--tp", "64"], "tensor parallel size 64 does not divide 32 heads"),
