@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile import Compiled
     from schedc.frontend.job import Job
@@ -36,6 +37,7 @@ else:
         "Improvement": "schedc.solvers.common.incumbent",
         "Job": "schedc.frontend.job",
         "Plan": "schedc.ir.plan",
+        "PlanDifference": "schedc.analysis.difference.plans",
         "Timeline": "schedc.analysis.simulation.timeline",
         "Violation": "schedc.verify.violation",
     }
@@ -58,11 +60,13 @@ __all__ = [
     "Job",
     "NoPlanFound",
     "Plan",
+    "PlanDifference",
     "SchedcError",
     "Timeline",
     "Unsupported",
     "Violation",
     "compile_job",
+    "diff_plans",
     "lower_bounds",
     "make_job",
     "read_job",
@@ -305,6 +309,17 @@ def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
         if problem is not None:
             violations += check_pipeline(plan, problem) + check_costs(plan, problem)
     return violations
+
+
+def diff_plans(before: Plan, after: Plan) -> PlanDifference:
+    """What is different between two plans: layout, orders, certificate, memory, costs, and how they were made.
+
+    It is empty where the plans are equal, and only there. Plans of different shape have a difference, too; then `not_compared` says
+    why their orders are not compared.
+    """
+    from schedc.analysis.difference.plans import diff_plans as difference_of
+
+    return difference_of(before, after)
 
 
 def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decoupled") -> Timeline:

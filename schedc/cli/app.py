@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from schedc import __version__
 from schedc.cli.compare import compare_command
+from schedc.cli.diff import diff_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
@@ -307,6 +308,7 @@ app.command("init")(init_command)
 app.command("tune")(tune_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
+app.command("diff")(diff_command)
 app.command("sweep")(sweep_command)
 app.add_typer(export_app, name="export")
 app.command("lint")(lint)

@@ -1,0 +1,1 @@
+"""What is different between two plans: layout, orders, certificate, memory, costs."""

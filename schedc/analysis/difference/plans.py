@@ -1,0 +1,133 @@
+"""The difference of two plans, as small as it can be said: what follows from a difference that is in it is left out.
+
+A stage whose layers or recomputation changed costs something else, so its costs are not compared. Plans of different shape (ranks,
+microbatches, stages, where these are, or the paths) have no orders that could be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from schedc.analysis.difference.facts import LINK, OF_STAGES, Change, changes_of, facts_of
+from schedc.analysis.difference.orders import RankOrder, compare_queues
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.plan import Plan
+
+__all__ = ["PlanDifference", "diff_plans"]
+
+_PEAK, _LIMIT = "certificate.peak_activation_bytes", "costs.memory_limit_bytes"
+_PARTS = "costs.parts"
+_LISTS = ("costs.links", _PARTS)
+"""Facts about which entries a list has, and in which order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDifference:
+    """What is different between two plans. Times are nanoseconds, sizes bytes."""
+
+    layout: tuple[Change, ...] = ()
+    """Ranks, microbatches, stages with ranks, layers and recomputation, paths; all of the plan's `pipeline`."""
+    orders: tuple[RankOrder, ...] = ()
+    """The ranks whose queues differ, ascending."""
+    not_compared: str = ""
+    """Why the orders are not compared; empty: they are."""
+    cuts: tuple[Change, ...] = ()
+    """Into which parts the blocks of a kind and stage are cut; compared where the orders are."""
+    certificate: tuple[Change, ...] = ()
+    memory: tuple[Change, ...] = ()
+    """Peaks and limits of activations per rank. Where the numbers of ranks differ, only the highest peak."""
+    costs: tuple[Change, ...] = ()
+    """Durations, sizes, links, collectives, objective: what the plans were made for."""
+    made_by: tuple[Change, ...] = ()
+    """The job's name and digest, method, seed, version."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plans are equal."""
+        return not any(getattr(self, field.name) for field in fields(self))
+
+
+def diff_plans(before: Plan, after: Plan) -> PlanDifference:
+    """What is different between two plans; empty where they are equal, and only there.
+
+    Args:
+        before: the first plan.
+        after: the second one. The other way around, each change has its values swapped, and ops moved the other way.
+    """
+    changes = _stated(before, after, changes_of(facts_of(before), facts_of(after)))
+    not_compared = _why_not(before, after)
+    pairs = [] if not_compared else list(zip(before.ranks, after.ranks, strict=True))
+    return PlanDifference(
+        layout=tuple(change for change in changes if change.key.startswith("pipeline.")),
+        orders=tuple(order for order in (compare_queues(*pair) for pair in pairs) if order is not None),
+        not_compared=not_compared,
+        certificate=tuple(c for c in changes if c.key.startswith("certificate.") and not c.key.startswith(_PEAK)),
+        memory=tuple(change for change in changes if change.key.startswith((_PEAK, _LIMIT))),
+        cuts=() if not_compared else tuple(change for change in changes if change.key.startswith(_PARTS)),
+        costs=tuple(c for c in changes if c.key.startswith("costs.") and not c.key.startswith((_LIMIT, _PARTS))),
+        made_by=tuple(change for change in changes if change.key == "name" or change.key.startswith("made_by.")),
+    )
+
+
+def _why_not(before: Plan, after: Plan) -> str:
+    """Why the orders of two plans cannot be compared, or nothing."""
+    ours, theirs = before.problem, after.problem
+    for noun, pair in (
+        ("ranks", (ours.ranks, theirs.ranks)),
+        ("ranks' queues", (len(before.ranks), len(after.ranks))),
+        ("microbatches", (ours.microbatches, theirs.microbatches)),
+        ("stages", (len(ours.stages), len(theirs.stages))),
+    ):
+        if pair[0] != pair[1]:
+            return f"the numbers of {noun} differ"
+    if [stage.rank for stage in ours.stages] != [stage.rank for stage in theirs.stages]:
+        return "stages are on other ranks"
+    if [rank.rank for rank in before.ranks] != [rank.rank for rank in after.ranks]:
+        return "the ranks have other numbers"
+    return "microbatches take other paths" if (ours.paths, ours.path_of) != (theirs.paths, theirs.path_of) else ""
+
+
+def _stated(before: Plan, after: Plan, changes: Sequence[Change]) -> list[Change]:
+    """The changes without those that follow from another one."""
+    same_ranks = before.problem.ranks == after.problem.ranks
+    of_stages, of_links = _stages_alike(before, after), _links_compared(before, after)
+    stated = []
+    for change in changes:
+        key, at = change.key, change.at
+        follows = (
+            (key.startswith(OF_STAGES) and at is not None and at not in of_stages)
+            or (key.startswith("pipeline.stages[]") and len(before.problem.stages) != len(after.problem.stages))
+            or (key == "pipeline.paths" and len(before.problem.stages) != len(after.problem.stages))
+            or (key == "pipeline.path_of" and before.problem.microbatches != after.problem.microbatches)
+            or (key in _LISTS and set(change.before) != set(change.after))  # the entries themselves differ
+            or (key.startswith(LINK) and at not in of_links)
+            or (key.startswith((_PEAK, _LIMIT)) and not same_ranks)
+        )
+        if not follows:
+            stated.append(change)
+    peaks = [max(plan.certificate.peak_activation_bytes, default=0) for plan in (before, after)]
+    if not same_ranks and peaks[0] != peaks[1]:
+        stated.append(Change(key=_PEAK, before=peaks[0], after=peaks[1]))
+    return stated
+
+
+def _stages_alike(before: Plan, after: Plan) -> frozenset[int]:
+    """The stages that have the same layers in both plans, and recompute in both or in neither."""
+    ours, theirs = before.problem.stages, after.problem.stages
+    if len(ours) != len(theirs):
+        return frozenset()
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    return frozenset(index for index, (a, b) in pairs if (a.layers, a.recompute) == (b.layers, b.recompute))
+
+
+def _links_compared(before: Plan, after: Plan) -> set[str]:
+    """The links that both plans have; where both have the same stages on their ranks, all links; of other ranks none."""
+    if before.problem.ranks != after.problem.ranks:
+        return set()
+    ours, theirs = ({f"{link.source}>{link.destination}" for link in plan.problem.links} for plan in (before, after))
+    placed = ([stage.rank for stage in plan.problem.stages] for plan in (before, after))
+    return ours | theirs if next(placed) == next(placed) else ours & theirs
