@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import schedc
 from forked_programs import run_on_ranks
 from jobs import read_problem
 from plans import plan_of
@@ -71,3 +72,19 @@ def test_another_number_of_processes(plan: Path, tmp_path: Path) -> None:
     for done in run_on_ranks(str(EXAMPLE), ["--plan", str(plan)], 2, tmp_path):
         assert done.status != 0
         assert "plan 'two-sites' is for 4 ranks, this job has 2; start as many, or compile for as many" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_profiled_model_trains_from_its_profile(tmp_path: Path) -> None:
+    """The commands of docs/first-plan.md, but for `profile`: its result is in the examples."""
+    profile, job, plan = EXAMPLES / "profile_gpt_job" / "profile.json", tmp_path / "job.toml", tmp_path / "plan.json"
+    assert schedc("init", "--profile", profile, "--ranks", 2, "-o", job).returncode == 0
+    assert schedc("compile", job, "-o", plan, "--method", "greedy").returncode == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train_profiled.py"]
+    command += ["--model", "profile_gpt:model", "--plan", str(plan), "--steps", "3"]
+    environment = os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", done.stdout)]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
