@@ -85,7 +85,7 @@ def _make_plans(tree: Path, sets: str, methods: str) -> None:
     """Print a row of JSON for each case, by the code of the tree, which is first on the path."""
     known = import_module("schedc.solvers.driver.registry" if _is_new(tree) else "schedc.solvers.registry").METHODS
     named = [(method, method if method in known else FORMER[method]) for method in methods.split(",")]
-    for job in sorted(path for path in tree.glob("examples/*/*.toml") if path.name != "sweep.toml"):
+    for job in sorted(path for path in tree.glob("examples/*/*.toml") if path.name not in ("sweep.toml", "tune.toml")):
         for method, name in named:
             _print(f"{job.relative_to(tree)} {method}", **_compiled(tree, job, name))
     constructive, simulate = _function(tree, "constructive"), _function(tree, "simulate")
