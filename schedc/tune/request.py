@@ -21,8 +21,8 @@ from schedc.tune.tune_file import TuneFile
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.architectures.architecture import Architecture
     from schedc.architectures.devices import Device
+    from schedc.architectures.predicted import Predicted
     from schedc.frontend.job_source import JobSource
     from schedc.text.profile_file import LayerEntry
     from schedc.tune.tune_file import ModelSection
@@ -32,8 +32,6 @@ __all__ = ["PROFILE", "Request", "read_request"]
 PROFILE = "profile.json"
 MICROBATCH_SIZES = (1, 2, 4, 8)
 """What is tried where the job says nothing and has a model by name."""
-DEFAULT_SEQUENCE = 4096
-"""Tokens, where neither the job nor the model's position embeddings say otherwise; as of `schedc model`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +86,9 @@ def read_request(source: JobSource) -> Request:
         named = tuple(files[size] for size in sizes)
     else:
         sizes = sizes or MICROBATCH_SIZES
-        architecture, named = _architecture(source, model, root)
-        sequence = model.sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE)
-        assert device is not None
-        texts = {size: _predicted(architecture, device, file, size, sequence, root) for size in sizes}
+        made, named = _predicted(source, file, sizes, root)
+        sequence = next(iter(made.values())).setting.sequence_length
+        texts = {size: profile_json(each.layers, model=f"{each.title}, predicted", exact=True) for size, each in made.items()}
     capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
     if capacity is None:
         raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
@@ -172,55 +169,41 @@ def _device(model: ModelSection, root: Location) -> Device | None:
         raise (root / "model" / "device").error(str(error)) from error
 
 
-def _architecture(source: JobSource, model: ModelSection, root: Location) -> tuple[Architecture, tuple[Path, ...]]:
-    """The model, and the file that it is in, if it is in one."""
-    from schedc.architectures.hugging_face import architecture_of_config
-    from schedc.architectures.names import architecture_named
+def _predicted(
+    source: JobSource, file: TuneFile, sizes: tuple[int, ...], root: Location
+) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
+    """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
+    from schedc.architectures.efficiency import ROOFLINE, sustained
+    from schedc.architectures.predicted import predicted
 
-    at = root / "model"
+    model, at = file.model, root / "model"
     if (model.name is None) == (model.config is None):
         found = "neither name nor config" if model.name is None else "both name and config"
         raise at.refuse(found, "one of them, or tune.profiles instead")
     if model.device is None:
         raise (at / "device").refuse("nothing", 'a known device such as "h100"')
-    if model.name is not None:
+    path = None if model.config is None else source.directory / model.config
+    made = {}
+    for size in sizes:
         try:
-            return architecture_named(model.name), ()
+            made[size] = predicted(
+                model.name or str(path),
+                model.device,
+                tp=model.tp,
+                cp=model.cp,
+                ep=model.ep,
+                microbatch=size,
+                sequence=model.sequence,
+                selective_recompute=model.recompute == "selective",
+                split_backward=file.tune.split_backward,
+                rates=ROOFLINE if model.efficiency is None else sustained(model.efficiency),
+            )
         except InvalidInput as error:
-            raise (at / "name").error(str(error)) from error
-    assert model.config is not None
-    path = source.directory / model.config
-    try:
-        content = read_bytes(path)
-    except InvalidInput as error:
-        raise (at / "config").error(f"found {show(model.config)}; {error}") from error
-    name = path.stem if path.stem != "config" else path.resolve().parent.name
-    return architecture_of_config(parse_json(content, str(path)), name, Location(str(path))), (path,)
-
-
-def _predicted(architecture: Architecture, device: Device, file: TuneFile, size: int, sequence: int, root: Location) -> str:
-    """The text of a profile.json of one microbatch of this size, exact."""
-    from schedc.architectures.efficiency import ROOFLINE, sustained
-    from schedc.architectures.layers import layers_of, merged
-    from schedc.architectures.setting import Setting
-
-    model = file.model
-    setting = Setting(
-        microbatch_size=size,
-        sequence_length=sequence,
-        tensor_parallel=model.tp,
-        context_parallel=model.cp,
-        expert_parallel=model.ep,
-        selective_recompute=model.recompute == "selective",
-    )
-    rates = ROOFLINE if model.efficiency is None else sustained(model.efficiency)
-    try:
-        layers = merged(layers_of(architecture, device, setting, rates, split_backward=file.tune.split_backward))
-    except Unsupported as error:
-        raise (root / "model").error(str(error)) from error
-    divided = "".join(f", {name} {value}" for name, value in (("tp", model.tp), ("cp", model.cp), ("ep", model.ep)) if value > 1)
-    title = f"{architecture.name} on {device.title}{divided}, {size} × {sequence} tokens, predicted"
-    return profile_json(layers, model=title, exact=True)
+            said = str(error) if path is None else f"found {show(model.config)}; {error}"
+            raise (at / ("name" if path is None else "config")).error(said) from error
+        except Unsupported as error:
+            raise at.error(str(error)) from error
+    return made, () if path is None else (path,)
 
 
 def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[int, Path]:
