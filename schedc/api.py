@@ -180,7 +180,7 @@ def compile_job(
         seed: of random numbers.
         workers: search threads of CP-SAT.
         deterministic_limit: ends the search after this much work instead of time: the same plan on every machine.
-        on_improvement: is called with each better schedule or bound at once.
+        on_improvement: is called with each better schedule or bound at once. What it raises ends the search, and is raised.
 
     Raises:
         InvalidInput: the method's name or an option is wrong, or the time limit is too short even for the checks.
@@ -189,6 +189,8 @@ def compile_job(
         Defect: schedc's own result breaks a rule.
     """
     from schedc import compile_layouts
+    from schedc.solvers.common.interruption import Interruption
+    from schedc.solvers.driver.portfolio import Ended
 
     chosen, limits = search_settings(
         job,
@@ -199,7 +201,26 @@ def compile_job(
         workers=workers,
         deterministic_limit=deterministic_limit,
     )
-    return compile_layouts.compile_job(job, method=chosen, limits=limits, report=on_improvement)
+    interruption, failures = Interruption(), list[Exception]()
+
+    def report(improvement: Improvement) -> None:
+        try:
+            if not failures:
+                on_improvement(improvement)
+        except (
+            Exception
+        ) as error:  # the caller's, not the method's that found the improvement: ends the search, and is raised again
+            failures.append(error)
+            interruption.requested = True
+
+    try:
+        compiled = compile_layouts.compile_job(job, method=chosen, limits=limits, report=report, interruption=interruption)
+    finally:
+        if failures:
+            raise failures[0]
+    if compiled.ended == Ended.INTERRUPTED:
+        raise KeyboardInterrupt  # the search keeps the best so far for commands; a program's Ctrl-C ends the program
+    return compiled
 
 
 def search_settings(

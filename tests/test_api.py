@@ -151,6 +151,29 @@ def test_sizes_that_no_model_can_be_run_with_write_no_profile(sizes: dict[str, A
     assert not any(tmp_path.iterdir())
 
 
+def test_what_a_callback_raises_is_the_caller_s(tmp_path: Path) -> None:
+    """It is no failure of the method that found the improvement, and no search goes on after it."""
+    seen: list[schedc.Improvement] = []
+
+    def refuse(improvement: schedc.Improvement) -> None:
+        seen.append(improvement)
+        raise ValueError("mine")
+
+    job = schedc.read_job(write_job(tmp_path, M70))
+    for method in ("greedy", "auto"):
+        with pytest.raises(ValueError, match=r"^mine$"):
+            schedc.compile_job(job, method=method, time_limit_s=300, on_improvement=refuse)
+    assert len(seen) == 2
+
+
+def test_an_interruption_is_raised_also_where_there_is_a_schedule(tmp_path: Path) -> None:
+    def interrupt(_: schedc.Improvement) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        schedc.compile_job(schedc.read_job(write_job(tmp_path, M70)), time_limit_s=300, on_improvement=interrupt)
+
+
 def test_public_names_are_completed() -> None:
     assert set(schedc.__all__) <= set(dir(schedc))
 
