@@ -21,6 +21,8 @@ from schedc import __version__
 from schedc.cli.compare import compare_command
 from schedc.cli.diff import diff_command
 from schedc.cli.emulate import emulate_command
+from schedc.cli.exports.layouts import export_megatron, export_torchtitan
+from schedc.cli.exports.torch_csv import export_app, lint
 from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
 from schedc.cli.many.sweep import sweep_command
@@ -28,7 +30,6 @@ from schedc.cli.many.tune import tune_command
 from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
-from schedc.cli.torch_csv import export_app, lint
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
 
@@ -310,6 +311,8 @@ app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
 app.command("diff")(diff_command)
 app.command("sweep")(sweep_command)
+export_app.command("megatron")(export_megatron)
+export_app.command("torchtitan")(export_torchtitan)
 app.add_typer(export_app, name="export")
 app.command("lint")(lint)
 

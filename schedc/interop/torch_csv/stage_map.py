@@ -14,7 +14,7 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-__all__ = ["notes", "stage_map"]
+__all__ = ["notes", "stage_map", "torchtitan_options"]
 
 
 def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
         ],
         "stages_of_rank": [list(problem.stages_on(rank)) for rank in range(problem.ranks)],
         "load": _load_lines(plan, csv_name, layout),
-        "torchtitan": _torchtitan(plan, csv_name, layout),
+        "torchtitan": torchtitan_options(plan, csv_name, layout),
         "notes": list(notes(plan)),
     }
 
@@ -97,7 +97,8 @@ def _load_lines(plan: Plan, csv_name: str, layout: str) -> list[str]:
     ]
 
 
-def _torchtitan(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
+def torchtitan_options(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
+    """The options with which torchtitan places the stages and loads the CSV; `options` is None where it cannot, with `why_not`."""
     problem = plan.problem
     ranks, chunks = problem.ranks, len(problem.stages) // problem.ranks
     on = [stage.rank for stage in problem.stages]

@@ -1,0 +1,1 @@
+"""The commands that write a plan in another tool's format, and check such files."""

@@ -1,0 +1,87 @@
+"""`schedc export megatron` and `schedc export torchtitan`: the options with which these tools build a plan's stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+
+__all__ = ["export_megatron", "export_torchtitan"]
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
+ProfileOption = Annotated[
+    Path, typer.Option("--profile", metavar="PROFILE", help="The profile of the plan's job: it says what each layer is.")
+]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write the options, one for each line.")]
+
+
+def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OutputOption) -> None:
+    """Write Megatron-LM's pipeline layout of a plan; - is standard output. Megatron decides the order of ops itself."""
+    from schedc.files.outputs import check_outputs, is_standard, write_output
+    from schedc.interop.layouts.megatron import megatron_options
+    from schedc.interop.layouts.model_layers import read_model_layers
+
+    check_outputs({"-o": output}, (plan, profile), standard=True)
+    read = _sound(plan)
+    write_output(output, megatron_options(read, read_model_layers(profile)).encode())
+    if not is_standard(output):
+        _say_written(output)
+    typer.echo("note: Megatron runs its own order, 1F1B or interleaved, and not the plan's", err=True)
+    if any(stage.recompute for stage in read.problem.stages):
+        typer.echo("note: the plan has stages that recompute; Megatron has options of its own for that", err=True)
+
+
+def export_torchtitan(
+    plan: PlanArgument,
+    profile: ProfileOption,
+    output: OutputOption,
+    head: Annotated[str, typer.Option(metavar="NAME", help="The name of the head's module; output in older models.")] = "lm_head",
+) -> None:
+    """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
+    from schedc.errors import InvalidInput
+    from schedc.files.atomic_write import write_atomically
+    from schedc.files.outputs import check_outputs
+    from schedc.interop.layouts.model_layers import read_model_layers
+    from schedc.interop.layouts.torchtitan import torchtitan_lines
+    from schedc.interop.torch_csv.exporter import torch_csv
+    from schedc.interop.torch_csv.stage_map import notes
+
+    if output.suffix == ".csv":
+        raise InvalidInput(f"-o: found {output}, expected another ending, as the CSV beside it has this name")
+    beside = output.with_suffix(".csv")
+    check_outputs({"-o": output, "the CSV of -o": beside}, (plan, profile))
+    read = _sound(plan)
+    csv = torch_csv(read, "compute_only")  # before anything is written, as it may be refused
+    lines = torchtitan_lines(read, read_model_layers(profile), beside.name, head)
+    write_atomically(beside, csv.encode())
+    write_atomically(output, lines.encode())
+    _say_written(output, beside)
+    for note in notes(read):
+        typer.echo(f"note: {note}", err=True)
+
+
+def _sound(path: Path) -> Plan:
+    """The plan in the file.
+
+    Raises:
+        CheckFailed: its verifier refuses it.
+    """
+    from schedc.compile import check_plan
+    from schedc.errors import CheckFailed
+    from schedc.text.plan.plan_file import read_plan
+
+    read = read_plan(path)
+    violations = check_plan(read)
+    if violations:
+        raise CheckFailed(f"{path}: {violations[0]} (`schedc verify` lists all {len(violations)})")
+    return read
+
+
+def _say_written(*paths: Path) -> None:
+    from schedc.files.location import one_line
+
+    typer.echo(one_line(f"written to {' and '.join(map(str, paths))}"))

@@ -1,0 +1,1 @@
+"""Layouts of plans as options of Megatron-LM and torchtitan."""
