@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Infeasible
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.ir.problem import Link
@@ -44,6 +45,9 @@ from kept_rows import append_row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
 
 MODELS = 320
 MOST_LAYOUTS = 500
@@ -157,8 +161,11 @@ def layouts_of(workload: Workload, chunks: int) -> list[Layout] | None:
 
 
 def brute_force_ns(workload: Workload, layouts: list[Layout]) -> int | None:
-    """The best objective of all layouts, by CP-SAT; None: no layout has room."""
-    best_ns: int | None = None
+    """The best objective of all layouts, by CP-SAT; None: no layout has room.
+
+    Those with the best greedy schedules go first, so that little is left to seek in the others.
+    """
+    starts: list[tuple[int, int, Problem, Schedule]] = []
     for layout in layouts:
         if verify_layout(workload, layout):
             continue
@@ -166,9 +173,12 @@ def brute_force_ns(workload: Workload, layouts: list[Layout]) -> int | None:
         held = [0] * problem.ranks
         for stage in problem.stages:
             held[stage.rank] += stage.activation_bytes
-        if any(limit is not None and size > limit for size, limit in zip(held, problem.memory_limit_bytes, strict=True)):
-            continue
-        found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(workers=2), below_ns=best_ns)
+        if all(limit is None or size <= limit for size, limit in zip(held, problem.memory_limit_bytes, strict=True)):
+            start = greedy(problem, GreedyOptions(n_sub=1))
+            starts.append((simulate(problem, start).makespan_ns, len(starts), problem, start))
+    best_ns: int | None = None
+    for _, _, problem, start in sorted(starts, key=lambda each: each[:2]):
+        found = solve_cpsat(problem, start, limits=Limits(workers=1), below_ns=best_ns)
         if best_ns is None or found.objective_ns < best_ns:
             best_ns = found.objective_ns
     return best_ns
