@@ -1,13 +1,11 @@
-"""The errors of the compiler that are meant for a person.
+"""Errors for a person, each a single line: what is wrong, where, what was expected, what to do. The command exits with its status.
 
-Every one of them is a single line: what is wrong, where, what was expected, what to do. The command line prints that line and
-exits with the error's status. A programming mistake is never a `SchedcError`: it keeps its traceback, unless a method makes it and
-another one has found a schedule (`schedc.solvers.common.failure`).
+A programming mistake keeps its traceback, unless another method has found a schedule (`schedc.solvers.common.failure`).
 """
 
 from __future__ import annotations
 
-__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "UnknownKey", "Unsupported"]
+__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
 
 
 class SchedcError(Exception):
@@ -18,10 +16,6 @@ class SchedcError(Exception):
 
 class InvalidInput(SchedcError):
     """A file or an option says something that cannot be used: names the place, what was found and what was expected."""
-
-
-class UnknownKey(InvalidInput):
-    """A file has a key that does not exist."""
 
 
 class Unsupported(SchedcError):
@@ -35,10 +29,7 @@ class CheckFailed(SchedcError):
 
 
 class Defect(CheckFailed):
-    """What schedc itself made is wrong: a verifier refused it, or two of its answers contradict each other.
-
-    `plan_json` is the plan's file as far as it was made, empty if there is none.
-    """
+    """What schedc itself made is wrong: a verifier refused it, or its answers differ. `plan_json`: its plan's file, if any."""
 
     def __init__(self, message: str, plan_json: bytes = b"") -> None:
         """Keep the message and the plan."""

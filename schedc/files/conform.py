@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import inspect
 
-from schedc.errors import UnknownKey
+from schedc.errors import InvalidInput
 from schedc.files.location import PRINTABLE, show
 from schedc.spelling import nearest
 
@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
     from schedc.files.location import Location
 
-__all__ = ["conform"]
+__all__ = ["UnknownKey", "conform"]
 
 S = TypeVar("S")
+
+
+class UnknownKey(InvalidInput):
+    """A file has a key that does not exist."""
 
 
 def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedc import __version__
 from schedc.api import DEFAULT_TIME_S
-from schedc.errors import InvalidInput, UnknownKey
-from schedc.files.conform import conform
+from schedc.errors import InvalidInput
+from schedc.files.conform import UnknownKey, conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_toml
