@@ -24,7 +24,7 @@ def test_there_are_outputs_to_compare() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name != "docs/formats.md" else name for name in SHOWING]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name != "docs/torch.md" else name for name in SHOWING]
 )
 def test_what_a_page_shows_is_what_the_tool_prints(name: str, tmp_path: Path) -> None:
     """If this fails, look at the difference and run `python tests/support/doc_outputs.py`."""

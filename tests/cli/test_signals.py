@@ -48,14 +48,14 @@ def schedc(folder: Path, program: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+@pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGTERM, marks=pytest.mark.slow)])
 def test_before_the_commands_are_loaded_it_ends_with_a_line(tmp_path: Path, number: int) -> None:
     done = schedc(tmp_path, AT_IMPORT.format(module="schedc.cli.app", number=int(number)), "compile", "job.toml", "-o", "plan.json")
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "schedc: interrupted\n")
     assert not (tmp_path / "plan.json").exists()
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+@pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGTERM, marks=pytest.mark.slow)])
 def test_while_the_compiler_is_loaded_the_first_plan_is_waited_for(tmp_path: Path, number: int) -> None:
     done = schedc(tmp_path, AT_IMPORT.format(module="schedc.compile", number=int(number)), "compile", "job.toml", "-o", "plan.json")
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_other_commands_say_that_they_were_interrupted(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "schedc: interrupted\n")
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+@pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGTERM, marks=pytest.mark.slow)])
 def test_when_all_is_done_the_status_holds(tmp_path: Path, number: int) -> None:
     done = schedc(tmp_path, AT_EXIT.format(number=int(number)), "compile", "job.toml", "-o", "plan.json", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

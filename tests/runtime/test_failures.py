@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("method", "culprit", "way"),
     [
-        ("1f1b", 2, "kill"),
+        pytest.param("1f1b", 2, "kill", marks=pytest.mark.slow),
         ("1f1b", 0, "raise"),
         ("1f1b", 3, "exit"),
         ("zb-v", 1, "raise"),
