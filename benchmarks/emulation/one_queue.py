@@ -2,7 +2,7 @@
 
 Plans of 1F1B, zero bubble, interleaved and wave schedules, mixed ones from the greedy heuristic, over slow links with and without
 occupancy and over a shared trunk. Ops take 20 to 80 ms, so that what the runtime adds to each is little. The decoupled prediction
-stands beside it: what is between the two is what the queue costs.
+is printed beside it: what is between the two is what the queue costs.
 
 Run it as `python benchmarks/emulation/one_queue.py [--runs 5] [--scale 1]`; it takes four minutes. Exit status 1: a median is not
 within 3 % of its prediction.

@@ -29,6 +29,7 @@ from schedc.cli.many.sweep import sweep_command
 from schedc.cli.many.tune import tune_command
 from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
+from schedc.cli.quantities import option_value
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
@@ -71,16 +72,6 @@ def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"schedc {__version__}")
         raise typer.Exit
-
-
-def _time(option: str, text: str) -> int:
-    """The nanoseconds that an option's text names."""
-    from schedc.units import parse_duration_ns
-
-    try:
-        return parse_duration_ns(text)
-    except ValueError as error:
-        raise InvalidInput(f"{option}: found {text!r}, {error}") from None
 
 
 @app.callback()
@@ -128,7 +119,7 @@ def compile_command(
         chosen, limits = search_settings(
             loaded,
             method=method,
-            time_limit_s=None if time_limit is None else _time("--time-limit", time_limit) / 1e9,
+            time_limit_s=None if time_limit is None else option_value("--time-limit", time_limit) / 1e9,
             gap=gap,
             seed=seed,
             workers=workers,
@@ -222,7 +213,7 @@ def show(
     from schedc.compile import time_plan
     from schedc.text.plan.plan_file import read_plan
 
-    from_ns, to_ns = _time("--from", begin), None if end is None else _time("--to", end)
+    from_ns, to_ns = option_value("--from", begin), None if end is None else option_value("--to", end)
     read = read_plan(plan)
     timeline = time_plan(read)
     plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedc.cli.quantities import option_value
 from schedc.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.architectures.devices import Device
     from schedc.text.job_toml import FirstJob, FirstLink
     from schedc.text.profile_file import LayerEntry
@@ -74,9 +73,14 @@ def init_command(
     from schedc.text.job_toml import job_toml
     from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
-    _check("--latency", latency, parse_duration_ns)
-    _check("--bandwidth", bandwidth, parse_bandwidth)
-    _check("--memory-limit", memory_limit, parse_bytes)
+    checked = (
+        ("--latency", latency, parse_duration_ns),
+        ("--bandwidth", bandwidth, parse_bandwidth),
+        ("--memory-limit", memory_limit, parse_bytes),
+    )
+    for option, text, parse in checked:
+        if text is not None:
+            option_value(option, text, parse)
     if (model is None) == (profile is None):
         raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
     if sites > ranks:
@@ -119,14 +123,6 @@ def init_command(
     if not is_standard(output):
         files = " and ".join(one_line(str(path)) for path in written.values() if path is not None)
         typer.echo(f"wrote {files}; schedc compile {one_line(str(output))} -o plan.json makes a plan")
-
-
-def _check(option: str, text: str | None, parse: Callable[[str], int]) -> None:
-    if text is not None:
-        try:
-            parse(text)
-        except ValueError as error:
-            raise InvalidInput(f"{option}: found {text!r}, {error}") from None
 
 
 def _predicted(

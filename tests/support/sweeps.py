@@ -1,4 +1,4 @@
-"""Sweeps of tiny jobs, and a child that stands in for the compiler."""
+"""Sweeps of tiny jobs, and a child that answers instead of the compiler."""
 
 from __future__ import annotations
 

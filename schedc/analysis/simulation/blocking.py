@@ -39,7 +39,6 @@ def simulate_blocking(problem: Problem, schedule: Schedule) -> Timeline:
     rank_of, consumer = flow.rank_of.tolist(), flow.consumer.tolist()
     collective_after, duration_ns, resource = flow.collective_after.tolist(), flow.duration_ns.tolist(), flow.resource.tolist()
     occupancy_ns, latency_ns = flow.occupancy_ns.tolist(), flow.latency_ns.tolist()
-    scatter_resource, scatter_ns = flow.scatter_resource.tolist(), flow.scatter_ns.tolist()
     gate, resources = gates_of(flow), Resources(flow)
 
     producer = {needs: op for op, needs in enumerate(consumer) if needs >= 0}
@@ -82,8 +81,7 @@ def simulate_blocking(problem: Problem, schedule: Schedule) -> Timeline:
         now, _, what, op = heapq.heappop(events)
         if what == ENDS:
             collective = collective_after[op]
-            start, _ = resources.serve(scatter_resource[collective], now, scatter_ns[collective])
-            times.scatter_start_ns[collective] = start[0]
+            times.scatter_start_ns[collective] = resources.reduce_scatter(collective, now)
             continue
         start, left = resources.serve(resource[op], now, occupancy_ns[op])
         end = arrived(left, latency_ns[op])

@@ -39,9 +39,15 @@ class Resources:
     def __init__(self, flow: Flow) -> None:
         """All-gathers have been served."""
         self._free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+        self._scatters: list[tuple[int, int]] = list(zip(flow.scatter_resource.tolist(), flow.scatter_ns.tolist(), strict=True))
 
     def serve(self, resource: int, ready: Moment, duration_ns: int) -> tuple[Moment, Moment]:
         """When something that is ready then begins and ends."""
         start = max(ready, self._free[resource])
         self._free[resource] = after(start, duration_ns)
         return start, self._free[resource]
+
+    def reduce_scatter(self, collective: int, ready: Moment) -> int:
+        """The nanosecond in which a reduce-scatter begins that is ready then."""
+        resource, duration_ns = self._scatters[collective]
+        return self.serve(resource, ready, duration_ns)[0][0]

@@ -36,7 +36,6 @@ def simulate_one_queue(problem: Problem, schedule: Schedule) -> Timeline:
     receives, collective_after = flow.receives.tolist(), flow.collective_after.tolist()
     duration_ns, resource = flow.duration_ns.tolist(), flow.resource.tolist()
     occupancy_ns, latency_ns = flow.occupancy_ns.tolist(), flow.latency_ns.tolist()
-    scatter_resource, scatter_ns = flow.scatter_resource.tolist(), flow.scatter_ns.tolist()
     gate, resources = gates_of(flow), Resources(flow)
 
     following = begin[:-1]
@@ -79,8 +78,7 @@ def simulate_one_queue(problem: Problem, schedule: Schedule) -> Timeline:
         now, rank, what, op = heapq.heappop(events)
         if what == ENDS:
             collective = collective_after[op]
-            start, _ = resources.serve(scatter_resource[collective], now, scatter_ns[collective])
-            times.scatter_start_ns[collective] = start[0]
+            times.scatter_start_ns[collective] = resources.reduce_scatter(collective, now)
             continue
         start, left = resources.serve(resource[op], now, occupancy_ns[op])
         through[rank] = arrived(left, latency_ns[op])

@@ -11,13 +11,13 @@ from rich.text import Text
 from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
+from schedc.cli.quantities import option_value
 from schedc.cli.rendering.results import console, plain_table
-from schedc.errors import InvalidInput
 from schedc.files.outputs import check_outputs
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import check_method
-from schedc.units import format_bytes, parse_duration_ns
+from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,10 +48,7 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None, fu
         InvalidInput: the set, a method, the time limit or the multiple is wrong, or the file cannot be written.
     """
     chosen, names = instances(set_name, fused_backward), split_methods(methods)
-    try:
-        limits = Limits(time_s=parse_duration_ns(time_limit) / 1e9)
-    except ValueError as error:
-        raise InvalidInput(f"--time-limit: found {time_limit!r}, {error}") from error
+    limits = Limits(time_s=option_value("--time-limit", time_limit) / 1e9)
     rows: list[Row] = []
     check_outputs({"--csv": csv}, ())
     for name in names:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from schedc.cli.jobs import JobArgument, SetOption, read_source
+from schedc.cli.quantities import option_value
 from schedc.errors import InvalidInput
 from schedc.files.location import Location, one_line
 
@@ -60,10 +61,10 @@ def tune_command(
         except InvalidInput as error:
             place = Location("--method") if method is not None else source.place / "solver" / "method"
             raise place.error(str(error)) from error
-        limit_ns = settings.time_limit_ns if time_limit is None else _time("--time-limit", time_limit)
+        limit_ns = settings.time_limit_ns if time_limit is None else option_value("--time-limit", time_limit)
         limits = TuneLimits(
             time_s=rendering.DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
-            candidate_s=_time("--candidate-time", candidate_time) / 1e9,
+            candidate_s=option_value("--candidate-time", candidate_time) / 1e9,
             gap=settings.gap if gap is None else gap,
             seed=settings.seed if seed is None else seed,
             workers=workers,
@@ -80,12 +81,3 @@ def tune_command(
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()
         typer.echo(f"schedc: the best plan so far is written to {one_line(str(output))}: interrupted", err=True)
-
-
-def _time(option: str, text: str) -> int:
-    from schedc.units import parse_duration_ns
-
-    try:
-        return parse_duration_ns(text)
-    except ValueError as error:
-        raise InvalidInput(f"{option}: found {text!r}, {error}") from error
