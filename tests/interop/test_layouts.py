@@ -152,6 +152,7 @@ def test_torchtitan_in_a_wave_with_another_head(tmp_path: Path) -> None:
         ("megatron", LAYERS, WAVE, "Megatron cannot express this layout: the placement is wave"),
         ("megatron", (*LAYERS[:-1], "mamba"), PARTITION, "layers[4].kind: found 'mamba' of a layer with the name ''"),
         ("megatron", ("block", *LAYERS[1:]), PARTITION, "its layers are ttttL, expected one embedding"),
+        ("megatron", ("embedding", "block", "further token", "further token", "head"), PARTITION, "are in several stages"),
         ("torchtitan", LAYERS, ("--set", "pipeline.placement=[0, 0, 1]", "--set", "pipeline.partition=[2, 2, 1]"), "in a loop"),
         ("torchtitan", ("embedding", "block", "block", "further token, attention", "head"), PARTITION, "further tokens"),
     ],
@@ -165,6 +166,26 @@ def test_what_a_tool_cannot_express_is_refused_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out.txt").exists() and not (tmp_path / "out.csv").exists()
+
+
+def test_layers_without_kinds_count_by_their_names(tmp_path: Path) -> None:
+    """The names are those that `schedc profile` and people write."""
+    plan = made(tmp_path, values=PARTITION)
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    for entry, name in zip(profile["layers"], ("embedding", "block.0", "block3", "blocks 2 to 2", "head"), strict=True):
+        del entry["kind"]
+        entry["name"] = name
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    done = schedc("export", "megatron", plan, "--profile", tmp_path / "profile.json", "-o", tmp_path / "out.txt")
+    assert done.returncode == 0, done.stderr
+    assert "'Ett|tL'" in (tmp_path / "out.txt").read_text()
+
+
+@pytest.mark.parametrize("wrong", [("-o", "."), ("-o", "t.txt", "--head", "")])
+def test_torchtitan_refuses_a_folder_and_a_head_without_a_name(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    plan = made(tmp_path, values=PARTITION)
+    done = schedc("export", "torchtitan", plan, "--profile", tmp_path / "profile.json", *wrong)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 def test_another_profile_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ def export_torchtitan(
 
     if output.suffix == ".csv":
         raise InvalidInput(f"-o: found {output}, expected another ending, as the CSV beside it has this name")
+    if not head.strip():
+        raise InvalidInput(f"--head: found {head!r}, expected the name of the head's module")
+    check_outputs({"-o": output}, (plan, profile))
     beside = output.with_suffix(".csv")
     check_outputs({"-o": output, "the CSV of -o": beside}, (plan, profile))
     read = _sound(plan)

@@ -51,6 +51,9 @@ def megatron_options(plan: Plan, layers: Sequence[ModelLayer]) -> str:
         raise Unsupported(f"{plan.name}: Megatron cannot express this layout: {why}; compile with placement unidirectional or loop")
     if len(stages) % problem.ranks:
         raise Unsupported(f"{plan.name}: {len(stages)} stages are not a multiple of {problem.ranks} ranks, as Megatron needs them")
+    if sum(ModelLayer.FURTHER_TOKEN in stage for stage in stages) > 1:
+        why = "its modules for further tokens are in several stages, and Megatron has all of them in one"
+        raise Unsupported(f"{plan.name}: Megatron cannot express this layout: {why}")
     named = [[_NAMES[layer] for layer in stage] for stage in stages]
     return (
         f"--pipeline-model-parallel-size {problem.ranks}\n"

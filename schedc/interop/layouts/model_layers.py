@@ -5,6 +5,7 @@ A plan has the numbers of layers alone. The profile that its job names has their
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def read_model_layers(path: Path) -> tuple[ModelLayer, ...]:
 
 
 def _layer(entry: LayerEntry, place: Location) -> ModelLayer:
-    kind = entry.kind or entry.name.split(" ")[0].rstrip("s")  # without kinds: "embedding", "block 3", "blocks 0 to 31", "head"
+    named = re.match("embedding|block|further token|head", entry.name)  # without kinds: "block.3", "blocks 0 to 31"
+    kind = entry.kind or (named[0] if named else "")
     if kind in ("embedding", "head"):
         return ModelLayer.EMBEDDING if kind == "embedding" else ModelLayer.HEAD
     if kind.startswith("further token"):
