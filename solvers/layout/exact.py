@@ -73,7 +73,8 @@ class LayoutOutcome:
     complete: bool
     """Whether every layout was solved, or its bound says that it is no better."""
     log: tuple[str, ...]
-    """What the bound rests on, beside the analytic ones: CP-SAT's logs, one layout after another."""
+    """What the bound rests on: that these layouts are all, and CP-SAT's logs, one layout after another. Never empty, as the least
+    of the layouts' analytic bounds may be better than the one over all of them before CP-SAT was given any."""
 
     @property
     def is_proven(self) -> bool:
@@ -148,6 +149,7 @@ def search_layouts(
     if start is not None:
         known.best, known.objective_ns = (start.layout, start.problem, start.schedule), start.objective_ns
     queue = Queue(workload, open_layout, _listed(workload, open_layout))
+    known.log.append(f"{queue.layouts} layouts listed, each with its analytic bound; one over all of them is {bound.value_ns} ns")
     interrupted = False
     reported: tuple[int | None, int] = (None, -1)
     while not interrupted:

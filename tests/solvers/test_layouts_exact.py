@@ -94,6 +94,7 @@ def test_a_search_that_begins_with_the_best_of_a_layout_ends_with_the_same(seed:
         assert found.objective_ns == found.lower_bound_ns == alone.objective_ns
         assert simulate(found.problem, found.schedule).makespan_ns == found.objective_ns
         assert found.problem == problem_of(workload, found.layout)
+        assert found.log, "a certificate with this bound names the log, also where CP-SAT was given no layout"
         if start.objective_ns == alone.objective_ns:
             assert (found.layout, found.schedule) == (start.layout, start.schedule)
 
