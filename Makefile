@@ -1,8 +1,9 @@
-# `make demo` and `make test` are the two commands of the README; each installs all that it needs into .venv.
+# `make demo`, `make test` and `make test-frameworks` are the commands of the README; the first two install all that they need into
+# .venv, the last one into .venv-frameworks: other training frameworks are heavy, and want older versions of what `make test` has.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint style types suite outputs clean
+.PHONY: demo test test-frameworks lint style types suite outputs clean
 
 demo: .venv/installed
 	mkdir -p build
@@ -12,6 +13,9 @@ demo: .venv/installed
 test: .venv/installed-test style
 	# The type check beside the tests: where nothing is cached it takes half a minute of one core, and tests wait much.
 	@$(MAKE) --no-print-directory --jobs=2 suite types
+
+test-frameworks: .venv-frameworks/installed
+	.venv-frameworks/bin/python -m pytest -q tests/frameworks
 
 suite: .venv/installed-test
 	# With compiled modules kept, whatever the environment says: every process that a test starts would compile them again.
@@ -40,5 +44,11 @@ types: .venv/installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $@ .venv/installed
 
+.venv-frameworks/installed: pyproject.toml constraints-frameworks.txt
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-frameworks.txt \
+		--editable '.[test-frameworks]'
+	touch $@
+
 clean:
-	rm -rf .venv build
+	rm -rf .venv .venv-frameworks build

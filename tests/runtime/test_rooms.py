@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
-ORDER = ("common", "transports", "measure", "replicas", "stage", "execution", "profiling", "session", "emulation")
+ORDER = ("common", "transports", "measure", "replicas", "stage", "execution", "profiling", "session", "emulation", "frameworks")
 """From what needs nothing to what needs the rest; a module of the runtime itself may import all of them."""
 
 
