@@ -9,6 +9,12 @@ import pytest
 from command_line import schedc
 from jobs import M70, write_job
 
+from schedc.analysis.difference.facts import Facts, changes_of
+from schedc.analysis.difference.orders import RankOrder
+from schedc.analysis.difference.plans import PlanDifference
+from schedc.cli.rendering.difference import MOST_LINES, difference_lines
+from schedc.ir.ops import Kind, Op
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -73,3 +79,23 @@ def test_what_is_no_plan_is_status_2(plans: Path) -> None:
     done = schedc("diff", plans / "a.json", plans / "no.json")
     assert done.returncode == 2
     assert done.stderr.endswith("no.json: found no readable file (no such file or directory), expected a file\n")
+
+
+def test_a_section_has_at_most_eight_lines() -> None:
+    """However many ranks moved, whatever else their queues have otherwise, and with blocks cut otherwise beside them."""
+    before: Facts = {("costs.parts[]", f"W{stage}"): (1, stage) for stage in range(1, 12)}
+    cuts = changes_of(before, dict.fromkeys(before, (2, 2)))
+    assert [change.at for change in cuts] == [f"W{stage}" for stage in range(1, 12)]
+    orders = tuple(RankOrder(rank=rank, ops=50, moved=rank, first=Op(Kind.W, 0, 0), first_places=1) for rank in range(1, 20))
+    transfers = tuple(RankOrder(rank=rank, ops=50, channels=True) for rank in range(20, 23))
+    for difference in (
+        PlanDifference(orders=orders),
+        PlanDifference(orders=orders + transfers),
+        PlanDifference(orders=orders[:7] + transfers, cuts=cuts),
+        PlanDifference(orders=orders + transfers, cuts=cuts),
+        PlanDifference(cuts=cuts),
+    ):
+        lines = difference_lines(difference, "job")
+        section = lines[lines.index("orders:") + 1 :]
+        assert len(section) <= MOST_LINES
+        assert sum("--json has all" in line for line in section) <= 1

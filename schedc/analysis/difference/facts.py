@@ -71,10 +71,11 @@ def changes_of(before: Facts, after: Facts) -> tuple[Change, ...]:
     )
 
 
-def _in_order(at: At) -> tuple[int, ...] | tuple[int, str]:
-    """So that stage 10 comes after stage 9, and link 10>9 after link 9>10."""
+def _in_order(at: At) -> tuple[int | str, ...]:
+    """So that stage 10 comes after stage 9, link 10>9 after link 9>10, and block W10 after W2."""
     if isinstance(at, str):
-        return tuple(map(int, at.split(">"))) if ">" in at else (0, at)
+        kind = at.rstrip("0123456789")
+        return tuple(map(int, at.split(">"))) if ">" in at else (kind, int(at.removeprefix(kind)))
     return (-1 if at is None else at,)
 
 

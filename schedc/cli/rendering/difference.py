@@ -27,6 +27,7 @@ _WORDS = {
     "job_sha256": "job digest",
     "schedc": "schedc's version",
     "solver_log_sha256": "digest of the solver's log",
+    "path_of": "paths of the microbatches",
     "in_order": "microbatches enter in order",
     "cut_blocks": "blocks may be cut",
     "split_backward": "backwards may be split",
@@ -66,8 +67,8 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
     lines = [f"{name}: the plans differ"]
     for section, said in sections.items():
         if said:
-            left_out = len(said) - MOST_LINES
-            shown = said if left_out <= 1 else [*said[:MOST_LINES], f"and {left_out} more lines; --json has all"]
+            left_out = len(said) - (MOST_LINES - 1)
+            shown = said if left_out <= 1 else [*said[: MOST_LINES - 1], f"and {left_out} more lines; --json has all"]
             lines += [f"{section}:", *(f"  {line}" for line in shown)]
     return lines
 
@@ -102,12 +103,13 @@ def _order_lines(difference: PlanDifference) -> list[str]:
     for order in sorted(computing, key=lambda order: (-order.moved, order.rank)):
         said.setdefault(_order_text(order), []).append(order)
     shown = list(said.items())
-    left_out = [order for _, orders in shown[MOST_LINES - 1 :] for order in orders] if len(shown) > MOST_LINES else []
-    shown = sorted(shown[: MOST_LINES - 1] if left_out else shown, key=lambda pair: pair[1][0].rank)
+    most = MOST_LINES - bool(others)
+    left_out = [order for _, orders in shown[most - 1 :] for order in orders] if len(shown) > most else []
+    shown = sorted(shown[: most - 1] if left_out else shown, key=lambda pair: pair[1][0].rank)
     lines = [f"{_numbered('rank', [order.rank for order in orders])}: {text}" for text, orders in shown]
     if left_out:
         moved = sum(order.moved for order in left_out)
-        lines.append(f"{len(left_out)} more ranks: {moved} of {sum(order.ops for order in left_out)} ops moved; --json has all")
+        lines.append(f"{len(left_out)} more ranks: {moved} of {sum(order.ops for order in left_out)} ops moved")
     if others:
         lines.append(f"{_numbered('rank', others)}: computes as before; transfers or collectives come otherwise")
     return lines
