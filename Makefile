@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-frameworks lint style types suite outputs clean
+.PHONY: demo test test-frameworks lint style types suite outputs site clean
 
 demo: .venv/installed
 	mkdir -p build
@@ -23,6 +23,9 @@ suite: .venv/installed-test
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
 	$(BIN)/python tests/support/doc_outputs.py
+
+site: .venv/installed-docs        # the documentation, in build/site: open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
 
 lint: style types
 
@@ -49,6 +52,10 @@ types: .venv/installed-test
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-frameworks.txt \
 		--editable '.[test-frameworks]'
 	touch $@
+
+.venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@ .venv/installed
 
 clean:
 	rm -rf .venv .venv-frameworks build

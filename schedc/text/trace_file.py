@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
 
-__all__ = ["FORMAT", "VERSION", "parse_trace", "read_trace", "trace_json", "write_trace_file"]
+__all__ = ["FORMAT", "VERSION", "TraceFile", "parse_trace", "read_trace", "trace_json", "write_trace_file"]
 
 FORMAT: Final = "schedc.trace"
 VERSION: Final = 1
@@ -89,7 +89,7 @@ class _HeaderFile(Struct):
     schedc: _Header | None = None
 
 
-class _TraceFile(Struct, frozen=True):
+class TraceFile(Struct, frozen=True):
     """The part of the file that is read; viewers' keys are passed over."""
 
     schedc: _TraceEntry
@@ -134,7 +134,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
     """
     location, content = Location(name), without_mark(content)
     _check_header(decode(content, _HeaderFile, location).schedc, location / "schedc")
-    return _trace_of_entry(decode(content, _TraceFile, location).schedc, location / "schedc")
+    return _trace_of_entry(decode(content, TraceFile, location).schedc, location / "schedc")
 
 
 def _check_header(header: _Header | None, location: Location) -> None:

@@ -1,0 +1,100 @@
+"""The page of the files: their keys, from the types that read and write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from markdown_text import code, row, table
+
+from schedc.frontend.job_file import JobFile, TopologyFile
+from schedc.frontend.schema import schema_of
+from schedc.sweep.sweep_file import SweepFile
+from schedc.text.plan.plan_schema import plan_schema
+from schedc.text.profile_file import ProfileFile
+from schedc.text.trace_file import TraceFile
+from schedc.tune.tune_file import TuneFile
+
+__all__ = ["file_page", "schemas"]
+
+_HEAD = """\
+# Files
+
+Every key of every file, from the types that read them. [Files and command line](../formats.md) explains them.
+`schedc schema job|plan|tune` prints three of these schemas as JSON Schema, for editors.
+"""
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The schema of each file, by its heading."""
+    return {
+        "The job": schema_of(JobFile, "job"),
+        "The topology": schema_of(TopologyFile, "topology"),
+        "The profile": schema_of(ProfileFile, "profile"),
+        "The plan": plan_schema(),
+        "The trace": _written_schema(TraceFile),
+        "The sweep": schema_of(SweepFile, "sweep"),
+        "The job of tune": schema_of(TuneFile, "tune"),
+    }
+
+
+def file_page() -> str:
+    """The Markdown of the page."""
+    parts = [_HEAD]
+    for title, schema in schemas().items():
+        parts.append(f"## {title}\n")
+        root = schema["$ref"].rpartition("/")[2]
+        names = [root, *(name for name in schema["$defs"] if name != root)]
+        parts.extend(_section(schema["$defs"][name], name, is_root=name == root) for name in names)
+    return "\n".join(parts)
+
+
+def _written_schema(struct: type) -> dict[str, Any]:
+    """The schema of a JSON file, where all is as in memory."""
+    (reference,), definitions = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
+    return {**reference, "$defs": definitions}
+
+
+def _section(schema: dict[str, Any], name: str, *, is_root: bool) -> str:
+    described = schema.get("description", "")
+    head = f"{described}\n" if is_root else f"### {name.lstrip('_')}\n\n{described}\n"
+    if "properties" not in schema:
+        return f"{head}\n{_kind(schema)}\n"
+    needed = schema.get("required", ())
+    rows = [
+        row(code(key), _kind(value), "required" if key in needed else _default(value), value.get("description", ""))
+        for key, value in schema["properties"].items()
+    ]
+    return f"{head}\n{table(('key', 'type', 'default', 'meaning'), rows)}\n"
+
+
+def _default(schema: dict[str, Any]) -> str:
+    return code(msgspec.json.encode(schema["default"]).decode()) if schema.get("default") not in (None, [], {}) else ""
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """What a value is, in words."""
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2].lstrip("_")
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
+    if "enum" in schema:
+        return " or ".join(code(msgspec.json.encode(value).decode()) for value in schema["enum"])
+    if "const" in schema:
+        return code(msgspec.json.encode(schema["const"]).decode())
+    kind = schema.get("type", "any")
+    if kind == "array":
+        items = schema.get("items")
+        return f"list of ({_kind(items)})" if isinstance(items, dict) and items else "list"
+    if kind == "string" and "examples" in schema:
+        return f"text as {' or '.join(code(example) for example in schema['examples'])}"
+    return {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "table"}.get(kind, kind) + _range(
+        schema
+    )
+
+
+def _range(schema: dict[str, Any]) -> str:
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is None or high is None:
+        return ""
+    return f", {low} to {high if high < 2**40 else '2^53' if high == 2**53 - 1 or high == 2**53 else high}"
