@@ -24,6 +24,8 @@ Every key of every file, from the types that read them. [Files and command line]
 `schedc schema job|plan|tune` prints three of these schemas as JSON Schema, for editors.
 """
 
+_KINDS = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "table"}
+
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of each file, by its heading."""
@@ -75,7 +77,7 @@ def _default(schema: dict[str, Any]) -> str:
 def _kind(schema: dict[str, Any]) -> str:
     """What a value is, in words."""
     if "$ref" in schema:
-        return schema["$ref"].rpartition("/")[2].lstrip("_")
+        return str(schema["$ref"]).rpartition("/")[2].lstrip("_")
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
     if "enum" in schema:
@@ -88,13 +90,11 @@ def _kind(schema: dict[str, Any]) -> str:
         return f"list of ({_kind(items)})" if isinstance(items, dict) and items else "list"
     if kind == "string" and "examples" in schema:
         return f"text as {' or '.join(code(example) for example in schema['examples'])}"
-    return {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "table"}.get(kind, kind) + _range(
-        schema
-    )
+    return f"{_KINDS.get(kind, kind)}{_range(schema)}"
 
 
 def _range(schema: dict[str, Any]) -> str:
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum", schema.get("exclusiveMaximum"))
+    low, high = schema.get("minimum"), schema.get("maximum")
     if low is None or high is None:
         return ""
-    return f", {low} to {high if high < 2**40 else '2^53' if high == 2**53 - 1 or high == 2**53 else high}"
+    return f", {low} to {'2^53' if high == 2**53 - 1 else high}"

@@ -3,7 +3,7 @@
 The pages are Markdown that GitHub shows, too. So this is done here, and not in them:
 
 - `README.md` is the first page. Reference pages are generated from the code; none of them is a file of the repository.
-- A link to a file or folder outside docs/ leads to a page that shows it: the site works offline, and knows no address of a repository.
+- A link to a file or folder outside docs/ leads to a page that shows it: the site works offline and names no repository.
 - Formulas between dollar signs become MathML, which browsers draw without a script and without a font from elsewhere.
 """
 

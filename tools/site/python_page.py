@@ -19,7 +19,8 @@ __all__ = ["public_names", "python_page"]
 _HEAD = """\
 # Python
 
-What `import schedc` and `import schedc.runtime` offer. [The Python API](../api.md) and [the runtime](../runtime.md) explain it with examples.
+What `import schedc` and `import schedc.runtime` offer.
+[The Python API](../api.md) and [the runtime](../runtime.md) explain it with examples.
 """
 _WIDTH = 100
 _SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Attributes|Example|Examples):$")
@@ -82,7 +83,7 @@ def _members(thing: type) -> Iterator[str]:
 def _signature(name: str, function: Any) -> str:
     """The call, in lines of its own for each parameter where it is long."""
     signature = inspect.signature(function)
-    pieces = []
+    pieces: list[str] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in pieces and not any(piece.startswith("*") for piece in pieces):
             pieces.append("*")

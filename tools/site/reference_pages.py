@@ -1,5 +1,6 @@
-"""The reference, generated from the code: commands from the command line, functions and types from their docstrings, files from the
-types that read them. So it cannot be out of date, and none of it is a file of the repository.
+"""The reference, generated from the code, so that it cannot be out of date; none of it is a file of the repository.
+
+Commands come from the command line, functions and types from their docstrings, files from the types that read them.
 """
 
 from __future__ import annotations
