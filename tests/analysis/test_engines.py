@@ -9,50 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import one_f_one_b
-from problems import make_problem, problems
-from random_schedules import random_schedules
+from problems import make_problem
+from random_cases import cases
 from waiting_engines import blocking_rank, megatron_rank, one_queue_rank, run
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.problem import Problem
 
 F, B, W, BW = Kind.F, Kind.B, Kind.W, Kind.BW
 PROGRAMS = {Transfers.ONE_QUEUE: one_queue_rank, Transfers.BLOCKING: blocking_rank}
-
-
-def at_least(problem: Problem, occupancy_ns: int) -> Problem:
-    """The problem with no link's occupancy below that."""
-    links = (dataclasses.replace(link, transfer_ns=max(occupancy_ns, link.transfer_ns or 0)) for link in problem.links)
-    return dataclasses.replace(problem, links=tuple(links))
-
-
-@st.composite
-def cases(draw: st.DrawFn, *, collectives: bool = True) -> tuple[Problem, Schedule]:
-    """A small problem and a random valid schedule of it; with shared trunks all occupancies are above 0."""
-    shared = draw(st.booleans())
-    problem = draw(problems(shared_trunks=shared, max_time_ns=9, max_microbatches=4))
-    if shared:
-        problem = at_least(problem, 1)
-    if collectives and draw(st.booleans()):
-        count = len(problem.stages)
-        times = st.lists(st.integers(1, 9), min_size=count, max_size=count).map(tuple)
-        trunks = sorted({link.trunk for link in problem.links if link.trunk})
-        parallel = DataParallel(
-            size=2,
-            zero_stage=1,
-            reduce_scatter_ns=draw(times),
-            all_gather_ns=draw(times),
-            trunk=draw(st.sampled_from([None, *trunks])),
-        )
-        problem = dataclasses.replace(problem, data_parallel=parallel)
-    return problem, draw(random_schedules(problem))
 
 
 def starts_of(schedule: Schedule, timeline: Timeline) -> dict[Op, int]:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["memory_curve", "peak_bytes"]
+__all__ = ["memory_changes", "memory_curve", "peak_bytes"]
 
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most that is held at any moment."""
-    held_at_start, released_at_end = _changes(problem, schedule, ops_array(schedule.orders))
+    held_at_start, released_at_end = memory_changes(problem, schedule, ops_array(schedule.orders))
     peaks, begin = [0] * len(schedule.orders), 0
     before = np.cumsum(held_at_start) - np.cumsum(released_at_end) + released_at_end  # while the op runs, all ranks before included
     for rank, order in enumerate(schedule.orders):
@@ -39,7 +39,7 @@ def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 
 def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[int, int]]:
     """What the rank holds over time: (time_ns, bytes from then on), one entry for each change, times ascending."""
-    held_at_start, released_at_end = _changes(problem, schedule, ops_array((schedule.orders[rank],)))
+    held_at_start, released_at_end = memory_changes(problem, schedule, ops_array((schedule.orders[rank],)))
     curve: list[tuple[int, int]] = [(0, 0)]
     held = 0
     for start_ns, end_ns, more, less in zip(
@@ -54,7 +54,7 @@ def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank:
     return curve
 
 
-def _changes(problem: Problem, schedule: Schedule, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def memory_changes(problem: Problem, schedule: Schedule, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per op, the bytes that it takes when it starts and gives back when it ends."""
     kind, stage, _, part = ops.T
     used, stage_at = np.unique(stage, return_inverse=True)  # a rank has few of all stages

@@ -14,12 +14,13 @@ from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting
 from schedc.errors import CheckFailed
 
 if TYPE_CHECKING:
+    from schedc.analysis.simulation.flow import Flow
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.index import Tables
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "times_of"]
 
 
 def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Timeline:
@@ -34,6 +35,14 @@ def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = No
         CheckFailed: the ranks wait for each other in a cycle, or for an op that the schedule does not have.
     """
     flow = flow_of(problem, schedule, tables)
+    times, ended = times_of(flow)
+    if ended < len(flow.ops):
+        raise CheckFailed(waiting_text(schedule, flow, times))
+    return timeline_of(problem, flow, times)
+
+
+def times_of(flow: Flow) -> tuple[Times, int]:
+    """When everything of the flow begins, and how many ops run: fewer than all where the ranks wait for each other in a cycle."""
     times = Times.none_of(flow)
     arrays = [
         flow.begin,
@@ -59,6 +68,4 @@ def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = No
         ended = loop(*(array.tolist() for array in arrays), *lists)
         for array, values in zip(results, lists, strict=True):
             array[:] = values
-    if ended < len(flow.ops):
-        raise CheckFailed(waiting_text(schedule, flow, times))
-    return timeline_of(problem, flow, times)
+    return times, ended

@@ -1,0 +1,82 @@
+"""How much longer the latency of one link may be, with the orders of all ranks kept, until the step takes too long.
+
+The makespan is that of the simulator at each latency asked for. Where no two links share a trunk, it is a maximum of sums that each
+contain the link's latency a whole number of times: convex in it. So from above, each critical path names a latency above which
+the step surely takes too long, and the first of these latencies at which it does not is the largest (Newton's method, exact in
+integers). On a shared trunk, another latency may change who goes first, and a longer one may even make the step shorter: there the
+latency found by bisection is one at which the step is in time and 1 ns above which it is not, and there may be larger ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.analysis.simulation.flow import flow_of, timeline_of
+from schedc.analysis.simulation.simulate import times_of
+from schedc.analysis.waiting.critical_path import SegmentKind, critical_path
+from schedc.analysis.waiting.waits import waits_of
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+__all__ = ["Tolerance"]
+
+
+class Tolerance:
+    """The links of one schedule, and how much each tolerates."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        """Take the problem and a schedule of it that runs.
+
+        Attributes:
+            exact: whether the answers are the largest delays, as no two links share a trunk.
+        """
+        self._problem = problem
+        self._flow = flow_of(problem, schedule)
+        trunks = Counter(link.trunk for link in problem.links if link.trunk is not None)
+        parallel = problem.data_parallel
+        self.exact = max(trunks.values(), default=0) < 2 and (parallel is None or parallel.trunk is None)
+        self.makespan_ns = self._timeline((0, 0), 0).makespan_ns
+
+    def extra_latency_ns(self, link: tuple[int, int], makespan_ns: int | None = None) -> int:
+        """The largest latency that can be added to the link's so that the step takes at most `makespan_ns`.
+
+        Args:
+            link: (source, destination); a transfer of the schedule crosses it.
+            makespan_ns: at least the schedule's own makespan, which is what None means.
+        """
+        target_ns = self.makespan_ns if makespan_ns is None else makespan_ns
+        if target_ns < self.makespan_ns:
+            raise ValueError(f"the step takes {self.makespan_ns} ns, more than {target_ns} ns")
+        high_ns = target_ns + 1  # a message that takes longer than the step
+        while self.exact:
+            timeline = self._timeline(link, high_ns)
+            late_ns = timeline.makespan_ns - target_ns
+            if late_ns <= 0:
+                return high_ns
+            path = critical_path(timeline, waits_of(self._problem, timeline))
+            crossings = sum(segment.kind is SegmentKind.LATENCY and (segment.rank, segment.destination) == link for segment in path)
+            high_ns -= -(-late_ns // crossings)
+        low_ns = 0
+        while high_ns - low_ns > 1:
+            middle_ns = (low_ns + high_ns) // 2
+            if self._timeline(link, middle_ns).makespan_ns <= target_ns:
+                low_ns = middle_ns
+            else:
+                high_ns = middle_ns
+        return low_ns
+
+    def _timeline(self, link: tuple[int, int], extra_ns: int) -> Timeline:
+        """What happens when with this latency added."""
+        flow = self._flow
+        source, destination = link
+        crosses = (flow.consumer >= 0) & (flow.rank_of == source) & (flow.rank_of[flow.consumer] == destination)
+        flow = replace(flow, latency_ns=flow.latency_ns + np.where(crosses, extra_ns, 0))
+        times, _ = times_of(flow)
+        return timeline_of(self._problem, flow, times)
