@@ -22,6 +22,7 @@ from schedc.cli.compare import compare_command
 from schedc.cli.diff import diff_command
 from schedc.cli.emulate import emulate_command
 from schedc.cli.exports.layouts import export_megatron, export_torchtitan
+from schedc.cli.exports.perfetto import export_perfetto
 from schedc.cli.exports.torch_csv import export_app, lint
 from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
@@ -304,6 +305,7 @@ app.command("diff")(diff_command)
 app.command("sweep")(sweep_command)
 export_app.command("megatron")(export_megatron)
 export_app.command("torchtitan")(export_torchtitan)
+export_app.command("perfetto")(export_perfetto)
 app.add_typer(export_app, name="export")
 app.command("lint")(lint)
 
