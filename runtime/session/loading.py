@@ -54,6 +54,7 @@ def load(
     channels: Channels = "auto",
     queues: int = QUEUES,
     wrap: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
+    kind: type[Pipe] = Pipe,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -86,6 +87,7 @@ def load(
         wrap: puts something around what carries tensors, on all ranks: called with the plan's problem, the groups of its ranks and
             the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
             plan's links say.
+        kind: the class of what this gives.
 
     Raises:
         InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job; or both
@@ -122,7 +124,7 @@ def load(
             from schedc.runtime.replicas.gradients import set_gradient_type
 
             set_gradient_type(stages.values(), grad_dtype)
-        pipe = Pipe(
+        pipe = kind(
             checked,
             stages,
             groups,

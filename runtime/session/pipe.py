@@ -46,6 +46,9 @@ __all__ = ["Pipe"]
 class Pipe:
     """One rank's part of a plan. `schedc.runtime.load` makes it; use it as a context manager, or `close` it."""
 
+    training: type[Training] = Training
+    """What its ops compute."""
+
     def __init__(
         self,
         plan: Plan,
@@ -299,13 +302,8 @@ class Pipe:
         self._losses_of = _losses_of(plan.problem)
         self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`
         self._offered = False
-        self._training = Training(
-            plan,
-            program,
-            self._stages,
-            self._loss_fn,
-            recompute=self._recompute,
-            replicas=self._hooks.pipelines,
+        self._training = self.training(
+            plan, program, self._stages, self._loss_fn, recompute=self._recompute, replicas=self._hooks.pipelines
         )
         self._executor = Executor(program, self._wiring, self._training, self._observer, self._hooks, self._now)
 

@@ -47,19 +47,25 @@ class Ranks:
         return results
 
 
-def forking() -> ForkServerContext:
-    """Where processes begin with torch imported: their server does so once, and has no threads that a fork could lose."""
+def forking(*others: str) -> ForkServerContext:
+    """Where processes begin with torch imported: their server does so once, and has no threads that a fork could lose.
+
+    `others` are further modules for it to import, if it does not run yet.
+    """
     context = get_context("forkserver")
     context.set_forkserver_preload(
-        ["schedc.runtime", "torch.fx.experimental.symbolic_shapes"]
+        ["schedc.runtime", "torch.fx.experimental.symbolic_shapes", *others]
     )  # the first backward loads the latter
     return context
 
 
 @contextmanager
-def rank_processes(count: int, directory: Path) -> Iterator[Ranks]:
-    """So many processes in one gloo group over the loopback interface; `directory` is for their meeting."""
-    context = forking()
+def rank_processes(count: int, directory: Path, *imported: str) -> Iterator[Ranks]:
+    """So many processes in one gloo group over the loopback interface; `directory` is for their meeting.
+
+    `imported` are modules that they begin with.
+    """
+    context = forking(*imported)
     pairs = [context.Pipe() for _ in range(count)]
     processes = [
         context.Process(target=_serve, args=(rank, count, str(directory / "store"), child), daemon=True)

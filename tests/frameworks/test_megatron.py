@@ -1,0 +1,98 @@
+"""Plans in a Megatron training loop: losses and gradients are those of the whole model, run by Megatron itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from optional_packages import skip_without
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.solvers.driver.registry import constructive
+
+skip_without("megatron")
+
+import megatron_runs  # noqa: E402
+from megatron_runs import Case  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.plan import Plan
+
+MEGATRON = ("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.distributed")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two"), *MEGATRON) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(4, tmp_path_factory.mktemp("four"), *MEGATRON) as ranks:
+        yield ranks
+
+
+def plan(method: str, ranks: int, microbatches: int, **options: Any) -> Plan:
+    problem = make_problem(ranks, microbatches, costs_ns=(10, 12, 9), **options)
+    return plan_of(problem, constructive(method)(problem))
+
+
+def run(ranks: Ranks, case: Case) -> list[megatron_runs.Found]:
+    """What the ranks have seen; losses and gradients are Megatron's own, bit by bit."""
+    results = ranks.run(megatron_runs.train, case)
+    last = case.plan.problem.stages[-1].rank
+    for rank, result in enumerate(results):
+        assert isinstance(result, megatron_runs.Found), result
+        assert result.error == 0
+        assert result.stores == (result.expected if rank == last else [[]] * case.steps)
+        assert len(result.tokens) == case.steps  # finalized once in each
+    return results
+
+
+LOOP = {"placement": "loop", "chunks": 2}
+WAVE = {"placement": "wave", "chunks": 2}
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1f1b": ("1f1b", {}),
+    "gpipe": ("gpipe", {}),
+    "interleaved": ("interleaved", LOOP),
+    "wave": ("hanayo", WAVE),
+    "zb-h1": ("zb-h1", {}),
+    "zb-v": ("zb-v", WAVE),
+    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_losses_and_gradients_in_two_processes(two: Ranks, name: str) -> None:
+    method, options = PLANS[name]
+    made = plan(method, 2, 6 if name == "interleaved" else 5, **options)
+    layers = (1, 3) if len(made.problem.stages) == 2 else (1, 2, 1, 1)
+    for result in run(two, Case(made, layers)):
+        assert result.tokens == [None, None]
+        assert result.warned == []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
+def test_losses_and_gradients_in_four_processes(four: Ranks, name: str) -> None:
+    method, options = PLANS[name]
+    made = plan(method, 4, 8, **options)
+    run(four, Case(made, (2, 1, 1, 2) if len(made.problem.stages) == 4 else (1,) * 8, steps=1))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
+def test_tokens_are_counted(two: Ranks, method: str, per_token: bool) -> None:
+    case = Case(plan(method, 2, 3), (1, 2), loss="tokens", options={"calculate_per_token_loss": per_token})
+    first, last = run(two, case)
+    assert last.tokens == last.expected_tokens
+    assert first.tokens == ([0, 0] if per_token else [None, None])  # Megatron's finalize_model_grads asks the last rank
+    assert (None in last.tokens) != per_token
+
+
+def test_losses_are_scaled(two: Ranks) -> None:
+    run(two, Case(plan("zb-h1", 2, 3), (1, 2), scale=1000.0))

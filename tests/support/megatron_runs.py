@@ -1,0 +1,228 @@
+"""Megatron-Core's GPT model on CPUs: what the ranks of a test run, by a plan and, whole, by Megatron's own function.
+
+Megatron expects GPUs. Here the core of its attention is PyTorch's, as its own keeps a buffer on a GPU, and tokens are counted
+on the CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+with warnings.catch_warnings():  # Megatron's imports warn of much
+    warnings.simplefilter("ignore")
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+from schedc.runtime.frameworks.megatron import forward_backward_func_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from schedc.ir.plan import Plan
+
+VOCABULARY, WIDTH, LENGTH, SAMPLES = 32, 16, 8, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to run."""
+
+    plan: Plan
+    layers: tuple[int, ...]
+    """Decoder layers of each stage."""
+    loss: str = "mean"
+    """`mean`: the loss function gives a microbatch's mean; `tokens`: the sum and the number of tokens."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model's configuration."""
+    scale: float | None = None
+    """What `grad_scale_func` multiplies by."""
+    forward_only: bool = False
+    steps: int = 2
+
+
+@dataclass
+class Found:
+    """What a rank has seen."""
+
+    error: float = 0.0
+    """The largest relative error of a weight's gradient."""
+    stores: list[Any] = field(default_factory=list)
+    expected: list[Any] = field(default_factory=list)
+    """What the loss functions gave, of both."""
+    tokens: list[Any] = field(default_factory=list)
+    """What `finalize_model_grads_func` was called with."""
+    expected_tokens: list[Any] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+
+
+class CoreAttention(nn.Module):
+    """PyTorch's attention in the place of Megatron's."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        length, samples, heads, width = query.shape
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        given = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return given.permute(2, 0, 1, 3).reshape(length, samples, heads * width)
+
+
+def config_of(layers: int, **options: Any) -> TransformerConfig:
+    """The configuration of a model or of a chunk of it."""
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=WIDTH,
+        num_attention_heads=2,
+        use_cpu_initialization=True,
+        params_dtype=torch.float64,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_dropout_fusion=False,
+        **options,
+    )
+
+
+def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, **options: Any) -> GPTModel:
+    """Some layers of a model, with the embedding and the head at its ends."""
+    spec = get_gpt_layer_local_spec()
+    spec.submodules.self_attention.submodules.core_attention = CoreAttention
+    model = GPTModel(
+        config_of(layers, **options),
+        spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=tied,
+    )
+    return model.double()
+
+
+def chunks_of(case: Case, rank: int, whole: GPTModel) -> list[GPTModel]:
+    """A rank's chunks, with the weights of the whole model."""
+    own = case.plan.problem.stages_on(rank)
+    last = len(case.layers) - 1
+    chunks = [chunk_of(case.layers[stage], first=stage == 0, last=stage == last, **case.options) for stage in own]
+    weights = dict(whole.named_parameters())
+    for stage, chunk in zip(own, chunks, strict=True):
+        for name, weight in chunk.named_parameters():
+            weight.data.copy_(weights[whole_name(name, sum(case.layers[:stage]))].data)
+    return chunks
+
+
+def whole_name(name: str, before: int) -> str:
+    """What a weight of a chunk is called in the whole model; `before`: the layers before the chunk."""
+    if not name.startswith("decoder.layers."):
+        return name
+    number, rest = name.removeprefix("decoder.layers.").split(".", 1)
+    return f"decoder.layers.{int(number) + before}.{rest}"
+
+
+def batches(case: Case, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Tokens, labels and the mask of the loss, microbatch by microbatch."""
+    generator = torch.Generator().manual_seed(step)
+    for _ in range(case.plan.problem.microbatches):
+        tokens = torch.randint(VOCABULARY, (SAMPLES, LENGTH + 1), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:], torch.rand(SAMPLES, LENGTH, generator=generator) < 0.7
+
+
+def forward_step(kind: str, data_iterator: Iterator[Any], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """As a training job has it."""
+    tokens, labels, mask = next(data_iterator)
+    output = model(tokens, torch.arange(LENGTH).expand(SAMPLES, LENGTH), None, labels=labels)
+    return output, partial(loss_func, kind, mask)
+
+
+def loss_func(kind: str, mask: torch.Tensor, losses: torch.Tensor, non_loss_data: bool = False) -> Any:
+    """A microbatch's loss, as a mean or as a sum with its tokens."""
+    if non_loss_data:
+        return losses.detach().sum().item()
+    total, count = (losses * mask).sum(), mask.sum()
+    if kind == "mean":
+        return total / count, {"lm loss": (total / count).item()}
+    return total, count.to(torch.int), {"lm loss": (total.item(), count.item())}
+
+
+@contextmanager
+def without_gpu() -> Iterator[None]:
+    """Where Megatron asks for tensors on a GPU, it gets them on the CPU."""
+    zeros = torch.zeros
+    torch.zeros = lambda *size, device=None, **more: zeros(*size, **more)
+    try:
+        yield
+    finally:
+        torch.zeros = zeros
+
+
+def prepare(ranks: int) -> None:
+    """Let Megatron make its groups, one pipeline of all processes."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=ranks)
+
+
+def configure(case: Case, model: Any, tokens: list[Any]) -> None:
+    """Set what a training job sets in a model's configuration."""
+    config = model.config
+    config.calculate_per_token_loss = case.options.get("calculate_per_token_loss", False)
+    config.grad_scale_func = None if case.scale is None else lambda loss: loss * case.scale
+    config.finalize_model_grads_func = lambda chunks, count, **_: tokens.append(None if count is None else int(count))
+
+
+def train(rank: int, case: Case) -> Found | str:
+    """Run the case by its plan and, whole, by Megatron."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare(case.plan.problem.ranks)
+        torch.manual_seed(0)
+        whole = chunk_of(sum(case.layers), first=True, last=True, **case.options)
+        chunks = chunks_of(case, rank, whole)
+    found = Found()
+    configure(case, whole, found.expected_tokens)
+    for chunk in chunks:
+        configure(case, chunk, found.tokens)
+    run = forward_backward_func_from(case.plan, timeout_s=60)
+    common: dict[str, Any] = {
+        "forward_step_func": partial(forward_step, case.loss),
+        "num_microbatches": case.plan.problem.microbatches,
+        "seq_length": LENGTH,
+        "micro_batch_size": SAMPLES,
+        "forward_only": case.forward_only,
+    }
+    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(not case.forward_only):
+        warnings.simplefilter("always")
+        for step in range(case.steps):
+            found.stores.append(run(data_iterator=[batches(case, step) for _ in chunks], model=[*chunks], **common))
+            with without_gpu():
+                store = forward_backward_no_pipelining(data_iterator=batches(case, step), model=whole, **common)
+            found.expected.append(store)
+    run.close()
+    found.warned = [text for text in (str(warning.message) for warning in caught) if text.startswith("plan ")]
+    found.error = max_error(case, rank, whole, chunks)
+    return found
+
+
+def max_error(case: Case, rank: int, whole: GPTModel, chunks: Sequence[GPTModel]) -> float:
+    """The largest relative difference of a weight's gradient from the whole model's; both may be None."""
+    weights = dict(whole.named_parameters())
+    worst = 0.0
+    for stage, chunk in zip(case.plan.problem.stages_on(rank), chunks, strict=True):
+        for name, weight in chunk.named_parameters():
+            expected = weights[whole_name(name, sum(case.layers[:stage]))].grad
+            assert (weight.grad is None) == (expected is None), name
+            if expected is not None:
+                assert weight.grad is not None
+                worst = max(worst, float((weight.grad - expected).norm() / expected.norm()))
+    return worst
