@@ -111,3 +111,26 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         for script in re.findall(r'<(?:script|link)[^>]* (?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
     }
     assert scripts == set()
+
+
+def tables_of(text: str) -> Iterator[list[list[str]]]:
+    """The tables of a page as rows of cells, without the line below the heads."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
+        yield [rows[0], *rows[2:]]
+
+
+def test_every_cell_of_the_comparison_has_a_verdict_and_its_source() -> None:
+    versions, *features = tables_of((ROOT / "docs/comparison.md").read_text(encoding="utf-8"))
+    letters = {row[0]: set(re.findall(r"(?:^|, )([A-Z])/? `", row[2])) for row in versions[1:]}
+    assert len(features) > 3
+    for heads, *rows in features:
+        assert heads[1:] == list(letters)
+        for feature, *cells in rows:
+            for project, cell in zip(heads[1:], cells, strict=True):
+                found = re.match(r"\*\*(yes|no|partly|not found)\*\*", cell)
+                assert found, f"{feature}: {project}: {cell}"
+                sources = re.findall(r"`([^`]*[/:.][^`]*)`|\]\(([^)]+)\)", cell)
+                assert sources or found[1] == "not found", f"{feature}: {project}: no source"
+                used = {source[0].partition(":")[0] for source in sources if re.match(r"[A-Z]:", source[0])}
+                assert used <= letters[project] or "'s `" in cell, f"{feature}: {project}: which file is {used}?"
