@@ -1,0 +1,190 @@
+"""torchtitan's trainer with what a test needs in place of files: tokens, a tokenizer, weights that do not depend on the layout."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+from torchtitan.trainer import Trainer
+
+from torchtitan_runs import SEQUENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchtitan_runs import Found, Run
+
+VOCABULARY = 2048
+
+
+class Tokens(BaseDataLoader):
+    """Random tokens, the same in every run."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        infinite: bool = True
+
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, seq_len: int, **_: Any) -> None:
+        self._world, self._rank, self._samples, self._length = dp_world_size, dp_rank, local_batch_size, seq_len
+        self._next = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        while True:
+            generator = torch.Generator().manual_seed(self._next * self._world + self._rank)
+            self._next += 1
+            tokens = torch.randint(VOCABULARY, (self._samples, self._length + 1), generator=generator)
+            tokens[:, 1::2] = tokens[:, :-1:2]  # something to learn
+            labels = tokens[:, 1:].clone()
+            labels[:, : int(tokens[0, 0]) % 4] = -100  # microbatches have different numbers of tokens that count
+            positions = torch.arange(self._length).expand(self._samples, -1).clone()
+            yield {"input": tokens[:, :-1].contiguous(), "positions": positions}, labels
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+class Tokenizer(BaseTokenizer):
+    """None is needed."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, *_: Any, **__: Any) -> str:
+        raise NotImplementedError
+
+    def get_vocab_size(self) -> int:
+        return VOCABULARY
+
+
+def configuration(run: Run) -> Trainer.Config:
+    """What a user would write in a function of a configuration registry."""
+    config = llama3_debugmodel()
+    spec = model_registry("debugmodel")
+    for layer in spec.model.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    if run.plan is not None:
+        from schedc.runtime.frameworks.torchtitan import pipelining_fn_from
+
+        spec.pipelining_fn = pipelining_fn_from(run.plan)
+    config.model_spec = spec
+    config.tokenizer = Tokenizer.Config()
+    config.dataloader = Tokens.Config()
+    config.loss = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)
+    config.training = TrainingConfig(
+        local_batch_size=run.microbatches,
+        seq_len=SEQUENCE,
+        steps=run.steps,
+        mixed_precision_param="float32",
+        disable_cuda_graphs=True,
+    )
+    config.parallelism = ParallelismConfig(
+        pipeline_parallel_degree=torch.distributed.get_world_size(), pipeline_parallel_schedule=run.schedule
+    )
+    config.metrics = MetricsProcessor.Config(log_freq=1)
+    config.checkpoint = CheckpointManager.Config(enable=False)
+    config.activation_checkpoint = None
+    config.validator.enable = False
+    config.dump_folder = run.folder
+    for path, value in run.options.items():
+        *parents, name = path.split(".")
+        part = config
+        for parent in parents:
+            part = getattr(part, parent)
+        setattr(part, name, value)
+    if run.options.get("chunked"):
+        pass
+    config.__post_init__()
+    return config
+
+
+def build(run: Run, found: Found) -> Trainer:
+    """The trainer, which notes what it sees."""
+    trainer = configuration(run).build()
+    with torch.no_grad():
+        for part in trainer.model_parts:
+            for name, weight in part.named_parameters():
+                _fill(name, weight)
+
+    def log(step: int, average: float, most: float, norm: float, extra_metrics: Any = None) -> None:
+        if trainer.pp_has_last_stage:
+            found.losses.append(average)
+        found.norms.append(norm)
+
+    trainer.metrics_processor.log = log
+    trainer.metrics_processor.log_validation = lambda loss, step: found.validated.append(loss)
+    return trainer
+
+
+def digests(parts: list[torch.nn.Module]) -> dict[str, str]:
+    """What the weights are."""
+    return {
+        name: hashlib.sha256(weight.detach().full_tensor().numpy().tobytes()).hexdigest()[:16]
+        for part in parts
+        for name, weight in part.named_parameters()
+    }
+
+
+def _fill(name: str, weight: torch.Tensor) -> None:
+    """Weights by their names, the same wherever they are: torchtitan's own depend on the rank."""
+    if "norm" in name:
+        return
+    generator = torch.Generator().manual_seed(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
+    full = torch.randn(weight.shape, generator=generator) * (1.0 if "tok_embeddings" in name else 0.04)
+    assert isinstance(weight, DTensor)
+    weight.copy_(distribute_tensor(full, weight.device_mesh, weight.placements))
+
+
+def run_on_torch_2_13() -> None:
+    """Give torch 2.13 the two things of newer ones that torchtitan 0.3 uses in a pipeline: `arg_mbs` of schedules, `set_timeout`.
+
+    The lists of microbatches go where torch's own `step` sends what it has split.
+    """
+    if not hasattr(torch.distributed, "set_timeout"):
+        torch.distributed.set_timeout = lambda *_args, **_kwargs: None
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+    def step(
+        self: Any,
+        *,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        losses: Any = None,
+        return_outputs: bool = True,
+        loss_kwargs: Any = None,
+        target: None = None,
+    ) -> None:
+        for stage in getattr(self, "_stages", None) or [self._stage]:
+            stage.has_backward = self._has_backward
+            stage.clear_runtime_states()
+        self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+
+    for kind in (PipelineScheduleSingle, PipelineScheduleMulti):
+        if "arg_mbs" not in inspect.signature(kind.step).parameters:
+            kind.step = step
+
+
+run_on_torch_2_13()
