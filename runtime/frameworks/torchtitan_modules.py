@@ -62,8 +62,8 @@ def _from_layers(plan: Plan, blocks: Sequence[str]) -> list[list[str]]:
     known = [each for each in bounds if each is not None]
     if len(known) < len(bounds):
         raise InvalidInput(
-            f"plan {plan.name!r} does not say which layers its stages have; compile it with a profile.json or pipeline.partition, or"
-            " name each stage's modules in parallelism.module_fqns_per_model_part"
+            f"plan {plan.name!r} does not say which layers its stages have; compile it with a profile.json or pipeline.partition,"
+            " or name each stage's modules in parallelism.module_fqns_per_model_part"
         )
     count = max(last for _, last in known)
     layers: list[Sequence[str]] = [(name,) for name in blocks]

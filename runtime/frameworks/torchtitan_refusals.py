@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchtitan.distributed.activation_checkpoint import FullAC
+
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.ir.ops import Kind
 
@@ -15,9 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["check_job"]
 
 
-def check_job(
-    plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, compile_config: Any, ac_config: Any
-) -> None:
+def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, compile_config: Any, ac_config: Any) -> None:
     """Refuse a plan that is not for a job of torchtitan.
 
     Args:
@@ -40,9 +40,13 @@ def _errors(
 ) -> Iterator[SchedcError]:
     problem, name = plan.problem, plan.name
     if problem.paths != (tuple(range(len(problem.stages))),):
-        yield Unsupported(f"plan {name!r}: torchtitan's stages are one path in their order; compile without bidirectional placement")
+        yield Unsupported(
+            f"plan {name!r}: torchtitan's stages are one path in their order; compile without bidirectional placement"
+        )
     if problem.data_parallel is not None:
-        yield Unsupported(f"plan {name!r} has collectives of its own, and torchtitan's FSDP has them already; compile without [data_parallel]")
+        yield Unsupported(
+            f"plan {name!r} has collectives of its own, and torchtitan's FSDP has them already; compile without [data_parallel]"
+        )
     if parallel_dims.pp != problem.ranks:
         yield InvalidInput(
             f"plan {name!r} is for {problem.ranks} ranks; found parallelism.pipeline_parallel_degree = {parallel_dims.pp}, expected"
@@ -74,10 +78,10 @@ def _errors(
             " without recompute from a profile that was measured with it"
         )
     if any(op.kind is Kind.B for rank in plan.ranks for op in rank.compute):
-        yield from _errors_of_split(name, parallelism, compile_config)
+        yield from _errors_of_split(name, parallelism, compile_config, ac_config)
 
 
-def _errors_of_split(name: str, parallelism: Any, compile_config: Any) -> Iterator[SchedcError]:
+def _errors_of_split(name: str, parallelism: Any, compile_config: Any, ac_config: Any) -> Iterator[SchedcError]:
     """What does not work where B and W are apart."""
     otherwise = "or compile with split_backward = false"
     if compile_config is not None and compile_config.enable and "model" in compile_config.components:
@@ -89,4 +93,9 @@ def _errors_of_split(name: str, parallelism: Any, compile_config: Any) -> Iterat
         yield Unsupported(
             f"plan {name!r} has B and W apart, and W needs weights that FSDP would have released; set"
             f" parallelism.fsdp_reshard_after_forward to default, {otherwise}"
+        )
+    if ac_config is not None and not isinstance(ac_config, FullAC.Config):
+        yield Unsupported(
+            f"plan {name!r} has B and W apart, and with activation_checkpoint = {type(ac_config).__qualname__} a block runs backward"
+            f" once; take FullAC or none, {otherwise}"
         )

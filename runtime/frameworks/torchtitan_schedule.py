@@ -64,6 +64,7 @@ class PlanSchedule:
             stage: _Stage(part, _order_of_forwards(plan, stage), loss_fn if stage == self._last else None, device)
             for stage, part in parts.items()
         }
+        self._targets = [torch.empty(0)] * plan.problem.microbatches  # the stage itself has the labels, and computes the loss
         self._pipe: Pipe | None = None
 
     @property
@@ -113,7 +114,7 @@ class PlanSchedule:
         count = self._plan.problem.microbatches
         for stage in self._stages.values():
             stage.begin(kwarg_mbs or [{}] * count, target_mbs, loss_kwargs or {})
-        self.pipe.step(None if arg_mbs is None else list(arg_mbs), range(count))
+        self.pipe.step(arg_mbs, self._targets)
         last = self._stages.get(self._last)
         if last is not None and losses is not None:
             losses += [last.losses[microbatch] for microbatch in range(count)]
@@ -133,9 +134,7 @@ class _Stage(nn.Module):
     The part is not its submodule: what wraps the part is not the runtime's to look at, as `ShardedStage` serves it.
     """
 
-    def __init__(
-        self, part: nn.Module, order: Sequence[int], loss_fn: Callable[..., Any] | None, device: torch.device
-    ) -> None:
+    def __init__(self, part: nn.Module, order: Sequence[int], loss_fn: Callable[..., Any] | None, device: torch.device) -> None:
         """Take the part, the microbatches in the order of its forwards, and on a last stage the loss."""
         super().__init__()
         self.register_buffer("where", torch.empty(0, device=device), persistent=False)  # shows the runtime the device
@@ -211,7 +210,7 @@ class _Moments(ReplicaHooks):
             self._sharded[stage].reduce()
 
 
-def _loss_itself(loss: torch.Tensor, _microbatch: int) -> torch.Tensor:
+def _loss_itself(loss: torch.Tensor, _nothing: torch.Tensor) -> torch.Tensor:
     return loss
 
 

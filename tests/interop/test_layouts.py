@@ -126,12 +126,14 @@ def test_torchtitan(tmp_path: Path) -> None:
     plan = made(tmp_path, values=PARTITION)
     done = schedc("export", "torchtitan", plan, "--profile", tmp_path / "profile.json", "-o", tmp_path / "titan.txt")
     assert (done.returncode, done.stderr) == (0, "")
-    *options, comment = (tmp_path / "titan.txt").read_text().splitlines()
+    *options, comment, _ = (tmp_path / "titan.txt").read_text().splitlines()
     assert options == [
         "--parallelism.pipeline_parallel_degree=2",
         "--parallelism.pipeline_parallel_schedule=PipelineScheduleSingle",
         "--parallelism.pipeline_parallel_schedule_csv=titan.csv",
-        "--parallelism.num_pp_microbatches=4",
+        "--parallelism.pipeline_parallel_microbatch_size=1",
+        "--training.local_batch_size=4",
+        "--training.disable_cuda_graphs",
     ]
     modules = [["tok_embeddings", "layers.0", "layers.1"], ["layers.2", "norm", "lm_head"]]
     assert ast.literal_eval(comment.partition(" = ")[2]) == modules

@@ -10,15 +10,11 @@ import logging
 import os
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-SEQUENCE = 32
-"""Tokens of a sample."""
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,10 @@ class Run:
     microbatches: int = 8
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the configuration, by path: `training.max_norm`."""
+    chunked_loss: bool = False
+    """Whether the loss computes the head in chunks."""
+    recompute: str | None = None
+    """`full` or `selective`: torchtitan's activation checkpointing."""
     folder: str = ""
     """Where it writes checkpoints."""
 
@@ -82,7 +82,7 @@ def _torchtitan() -> Any:
     os.environ.setdefault("LOCAL_RANK", "0")
     import torch._utils
 
-    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[assignment]
+    torch._utils._get_available_device_type = lambda: "cpu"
     cpu = torch._utils._get_device_module("cpu")
     memory = SimpleNamespace(total_memory=1, name="CPU")
     for name, value in {

@@ -15,26 +15,27 @@ from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
-from torchtitan.trainer import Trainer
-
-from torchtitan_runs import SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torchtitan.trainer import Trainer
     from torchtitan_runs import Found, Run
 
 VOCABULARY = 2048
+SEQUENCE = 32
+"""Tokens of a sample."""
 
 
-class Tokens(BaseDataLoader):
+class Tokens(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not where mypy runs
     """Random tokens, the same in every run."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         infinite: bool = True
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, seq_len: int, **_: Any) -> None:
@@ -59,11 +60,11 @@ class Tokens(BaseDataLoader):
         self._next = state["next"]
 
 
-class Tokenizer(BaseTokenizer):
+class Tokenizer(BaseTokenizer):  # type: ignore[misc]
     """None is needed."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
+    class Config(BaseTokenizer.Config):  # type: ignore[misc]
         pass
 
     def __init__(self, config: Config, **_: Any) -> None:
@@ -108,14 +109,16 @@ def configuration(run: Run) -> Trainer.Config:
     config.activation_checkpoint = None
     config.validator.enable = False
     config.dump_folder = run.folder
+    if run.chunked_loss:
+        config.loss = ChunkedLossWrapper.Config(loss_fn=config.loss)
+    if run.recompute is not None:
+        config.activation_checkpoint = {"full": FullAC, "selective": SelectiveAC}[run.recompute].Config()
     for path, value in run.options.items():
         *parents, name = path.split(".")
         part = config
         for parent in parents:
             part = getattr(part, parent)
         setattr(part, name, value)
-    if run.options.get("chunked"):
-        pass
     config.__post_init__()
     return config
 
@@ -138,7 +141,7 @@ def build(run: Run, found: Found) -> Trainer:
     return trainer
 
 
-def digests(parts: list[torch.nn.Module]) -> dict[str, str]:
+def digests(parts: Any) -> dict[str, str]:
     """What the weights are."""
     return {
         name: hashlib.sha256(weight.detach().full_tensor().numpy().tobytes()).hexdigest()[:16]
@@ -163,7 +166,7 @@ def run_on_torch_2_13() -> None:
     The lists of microbatches go where torch's own `step` sends what it has split.
     """
     if not hasattr(torch.distributed, "set_timeout"):
-        torch.distributed.set_timeout = lambda *_args, **_kwargs: None
+        setattr(torch.distributed, "set_timeout", lambda *_args, **_kwargs: None)  # noqa: B010
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
     def step(
@@ -184,7 +187,7 @@ def run_on_torch_2_13() -> None:
 
     for kind in (PipelineScheduleSingle, PipelineScheduleMulti):
         if "arg_mbs" not in inspect.signature(kind.step).parameters:
-            kind.step = step
+            setattr(kind, "step", step)  # noqa: B010
 
 
 run_on_torch_2_13()

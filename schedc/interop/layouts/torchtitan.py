@@ -41,7 +41,7 @@ def modules_of_stages(plan: Plan, layers: Sequence[ModelLayer], head: str = "lm_
 
 
 def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, head: str = "lm_head") -> str:
-    """The options, one for each line, then the modules as a line of Python for its configuration, in a comment.
+    """The options of torchtitan 0.3, one for each line, then the modules as a line of Python for its configuration, in a comment.
 
     Args:
         plan: one that torch can run.
@@ -55,6 +55,13 @@ def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, he
     found = torchtitan_options(plan, csv_name, "compute_only")
     if found["options"] is None:
         raise Unsupported(f"{plan.name}: {found['why_not']}")
-    options = [*found["options"], f"--parallelism.num_pp_microbatches={plan.problem.microbatches}"]
     modules = modules_of_stages(plan, layers, head)
-    return "".join(f"{line}\n" for line in (*options, f"# parallelism.module_fqns_per_model_part = {modules}"))
+    lines = (
+        *found["options"],
+        "--parallelism.pipeline_parallel_microbatch_size=1",
+        f"--training.local_batch_size={plan.problem.microbatches}",
+        "--training.disable_cuda_graphs",  # they and pipelines exclude each other
+        f"# parallelism.module_fqns_per_model_part = {modules}",
+        "# for larger microbatches multiply pipeline_parallel_microbatch_size and local_batch_size by the same number",
+    )
+    return "".join(f"{line}\n" for line in lines)
