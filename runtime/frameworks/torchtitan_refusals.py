@@ -96,6 +96,6 @@ def _errors_of_split(name: str, parallelism: Any, compile_config: Any, ac_config
         )
     if ac_config is not None and not isinstance(ac_config, FullAC.Config):
         yield Unsupported(
-            f"plan {name!r} has B and W apart, and with activation_checkpoint = {type(ac_config).__qualname__} a block runs backward"
+            f"plan {name!r} has B and W apart, and with activation_checkpoint {type(ac_config).__qualname__} a block runs backward"
             f" once; take FullAC or none, {otherwise}"
         )
