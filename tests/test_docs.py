@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+OF_OTHERS = "comparison.md"
+"""This page names files of other repositories."""
 SHOWING = [name for name in FILES if commands_of((ROOT / name).read_text(encoding="utf-8"))]
 
 
@@ -81,6 +83,8 @@ def dead_links(page: Path) -> Iterator[str]:
         target = page.parent / path if path else page
         if "://" not in link and (not target.exists() or (heading and heading not in headings(target))):
             yield link
+    if page.name == OF_OTHERS:
+        return
     for path in re.findall(r"`((?:benchmarks|docs|examples|schedc|tests)/[\w/.-]+\.\w+)`", text):
         if not (ROOT / path).exists():
             yield path
