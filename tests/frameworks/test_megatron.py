@@ -15,25 +15,23 @@ from schedc.solvers.driver.registry import constructive
 skip_without("megatron")
 
 import megatron_runs  # noqa: E402
-from megatron_runs import Case  # noqa: E402
+from megatron_runs import MODULES, Case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.ir.plan import Plan
 
-MEGATRON = ("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.distributed")
-
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two"), *MEGATRON) as ranks:
+    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four"), *MEGATRON) as ranks:
+    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
         yield ranks
 
 
@@ -96,3 +94,28 @@ def test_tokens_are_counted(two: Ranks, method: str, per_token: bool) -> None:
 
 def test_losses_are_scaled(two: Ranks) -> None:
     run(two, Case(plan("zb-h1", 2, 3), (1, 2), scale=1000.0))
+
+
+def test_weights_have_backwards_of_their_own(two: Ranks) -> None:
+    fused, split = (run(two, Case(plan(method, 2, 3), (1, 2), steps=1)) for method in ("1f1b", "zb-h1"))
+    assert [result.split_layers for result in fused] == [0, 0]
+    assert [result.split_layers for result in split] == [4, 9]  # of the head, too
+
+
+def test_backwards_that_cannot_be_split_are_named(two: Ranks) -> None:
+    first, second = run(two, Case(plan("zb-h1", 2, 3), (1, 2), together=True))
+    assert first.warned == [
+        "plan 'test' has B and W apart, and the layer 'decoder.layers.0.mlp.linear_fc1' computes all its gradients at once: in B,"
+        " and W only adds them up; compile with split_backward = false"
+    ]
+    assert second.warned == []  # once is enough
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
+def test_recomputation_fuses_the_backwards(two: Ranks, method: str) -> None:
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    first, _ = run(two, Case(plan(method, 2, 3), (1, 2), options=full))
+    assert [text.partition(", and ")[2] for text in first.warned] == [
+        "recompute_granularity = 'full' computes all gradients at once: B does W's work here; compile with split_backward = false"
+    ] * (method == "zb-h1")
+    assert first.split_layers == 0

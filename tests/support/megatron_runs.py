@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ with warnings.catch_warnings():  # Megatron's imports warn of much
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+    from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 from schedc.runtime.frameworks.megatron import forward_backward_func_from
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
+MODULES = ("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.distributed")
+"""What the processes of a test begin with."""
 VOCABULARY, WIDTH, LENGTH, SAMPLES = 32, 16, 8, 2
 
 
@@ -48,6 +53,8 @@ class Case:
     scale: float | None = None
     """What `grad_scale_func` multiplies by."""
     forward_only: bool = False
+    together: bool = False
+    """Whether a layer has a backward that cannot be split."""
     steps: int = 2
 
 
@@ -64,6 +71,15 @@ class Found:
     """What `finalize_model_grads_func` was called with."""
     expected_tokens: list[Any] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
+    split_layers: int = 0
+    """How many linear layers had backwards that can be split."""
+
+
+class Together(ColumnParallelLinear):  # type: ignore[misc]  # mypy runs where Megatron is not installed
+    """A layer that computes its gradients in one backward in a way of its own, as Transformer Engine's do."""
+
+    def _forward_impl(self, *arguments: Any, **others: Any) -> Any:
+        return super()._forward_impl(*arguments, **others)
 
 
 class CoreAttention(nn.Module):
@@ -94,8 +110,8 @@ def config_of(layers: int, **options: Any) -> TransformerConfig:
     )
 
 
-def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, **options: Any) -> GPTModel:
-    """Some layers of a model, with the embedding and the head at its ends."""
+def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, vp_stage: int | None = None, **options: Any) -> GPTModel:
+    """Some layers of a model, with the embedding and the head at its ends; with a `vp_stage`, a share of the layers."""
     spec = get_gpt_layer_local_spec()
     spec.submodules.self_attention.submodules.core_attention = CoreAttention
     model = GPTModel(
@@ -106,6 +122,7 @@ def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, **opti
         pre_process=first,
         post_process=last,
         share_embeddings_and_output_weights=tied,
+        vp_stage=vp_stage,
     )
     return model.double()
 
@@ -117,6 +134,8 @@ def chunks_of(case: Case, rank: int, whole: GPTModel) -> list[GPTModel]:
     chunks = [chunk_of(case.layers[stage], first=stage == 0, last=stage == last, **case.options) for stage in own]
     weights = dict(whole.named_parameters())
     for stage, chunk in zip(own, chunks, strict=True):
+        if case.together:
+            chunk.decoder.layers[0].mlp.linear_fc1.__class__ = Together
         for name, weight in chunk.named_parameters():
             weight.data.copy_(weights[whole_name(name, sum(case.layers[:stage]))].data)
     return chunks
@@ -157,17 +176,16 @@ def loss_func(kind: str, mask: torch.Tensor, losses: torch.Tensor, non_loss_data
 
 @contextmanager
 def without_gpu() -> Iterator[None]:
-    """Where Megatron asks for tensors on a GPU, it gets them on the CPU."""
+    """Where Megatron asks for tensors on a GPU, it gets them on the CPU, and there is no state of a GPU's random numbers."""
     zeros = torch.zeros
-    torch.zeros = lambda *size, device=None, **more: zeros(*size, **more)
-    try:
+    states: dict[str, Any] = {name: lambda *_, **__: None for name in ("_get_cuda_rng_state", "_set_cuda_rng_state")}
+    on_cpu = patch.object(torch, "zeros", lambda *size, device=None, **more: zeros(*size, **more))
+    with on_cpu, patch.multiple(megatron_random, **states):
         yield
-    finally:
-        torch.zeros = zeros
 
 
 def prepare(ranks: int) -> None:
-    """Let Megatron make its groups, one pipeline of all processes."""
+    """Let Megatron make its groups, for pipelines of so many ranks."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=ranks)
@@ -201,14 +219,14 @@ def train(rank: int, case: Case) -> Found | str:
         "micro_batch_size": SAMPLES,
         "forward_only": case.forward_only,
     }
-    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(not case.forward_only):
+    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(not case.forward_only), without_gpu():
         warnings.simplefilter("always")
         for step in range(case.steps):
             found.stores.append(run(data_iterator=[batches(case, step) for _ in chunks], model=[*chunks], **common))
-            with without_gpu():
-                store = forward_backward_no_pipelining(data_iterator=batches(case, step), model=whole, **common)
-            found.expected.append(store)
+            found.expected.append(forward_backward_no_pipelining(data_iterator=batches(case, step), model=whole, **common))
+    found.split_layers = len(run._split)
     run.close()
+    assert not any("_forward_impl" in vars(layer) for chunk in chunks for layer in chunk.modules())
     found.warned = [text for text in (str(warning.message) for warning in caught) if text.startswith("plan ")]
     found.error = max_error(case, rank, whole, chunks)
     return found
@@ -226,3 +244,15 @@ def max_error(case: Case, rank: int, whole: GPTModel, chunks: Sequence[GPTModel]
                 assert weight.grad is not None
                 worst = max(worst, float((weight.grad - expected).norm() / expected.norm()))
     return worst
+
+
+def refused(rank: int, plan: Plan) -> None:
+    """Call with a model that rank 1 refuses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare(2)
+        chunk = chunk_of(1, first=rank == 0, last=rank == 1)
+    chunk.config.variable_seq_lengths = rank == 1
+    forward_backward_func_from(plan)(
+        forward_step_func=partial(forward_step, "mean"), data_iterator=None, model=chunk, num_microbatches=4
+    )

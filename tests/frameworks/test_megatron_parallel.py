@@ -1,0 +1,63 @@
+"""Plans in several pipelines of Megatron: its own reduction of gradients, shared embeddings, tokens counted over all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from optional_packages import skip_without
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.solvers.driver.registry import constructive
+
+skip_without("megatron")
+
+import megatron_parallel_runs  # noqa: E402
+from megatron_parallel_runs import Parallel  # noqa: E402
+from megatron_runs import MODULES, Case  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
+        yield ranks
+
+
+def case(method: str, **options: Any) -> Case:
+    placement: dict[str, Any] = {"placement": "loop", "chunks": 2} if method == "interleaved" else {}
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **placement)
+    return Case(plan_of(problem, constructive(method)(problem)), (1,) * len(problem.stages), **options)
+
+
+def assert_small(errors: list[Any], limit: float = 1e-14) -> None:
+    for error in errors:
+        assert isinstance(error, float), error
+        assert error < limit
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "interleaved"])
+def test_shared_embeddings(two: Ranks, method: str) -> None:
+    assert_small(two.run(megatron_parallel_runs.train, Parallel(case(method), tied=True)))
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("method", ["zb-h1", "interleaved"])
+def test_gradients_are_reduced_beside_the_backwards(four: Ranks, method: str, aligned: bool) -> None:
+    assert_small(four.run(megatron_parallel_runs.train, Parallel(case(method), overlap=True, aligned=aligned)))
+
+
+def test_gradients_are_averaged_over_the_tokens_of_all_pipelines(four: Ranks) -> None:
+    per_token = case("interleaved", loss="tokens", options={"calculate_per_token_loss": True})
+    # Megatron divides by the number of tokens in float32.
+    assert_small(four.run(megatron_parallel_runs.train, Parallel(per_token, tied=True)), 1e-7)
