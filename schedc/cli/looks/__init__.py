@@ -1,0 +1,1 @@
+"""Commands that show what a plan does: a page, plots, an explanation."""

@@ -1,0 +1,76 @@
+"""The figures of a plan that the page is about: where each rank's time goes, what it holds, what its links tolerate, a measured step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.waiting.critical_path import critical_path
+from schedc.analysis.waiting.idle import idle_of
+from schedc.analysis.waiting.waits import waits_of
+
+if TYPE_CHECKING:
+    from schedc.analysis.comparison.compare import Comparison
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.analysis.waiting.critical_path import Segment
+    from schedc.analysis.waiting.idle import Idle, IdleCause
+    from schedc.analysis.waiting.waits import Waits
+    from schedc.ir.plan import Plan
+    from schedc.ir.trace import Trace
+
+__all__ = ["Figures", "Measured", "figures_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A recording of the plan, and what it says."""
+
+    trace: Trace
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """All that the page says about a plan."""
+
+    plan: Plan
+    timeline: Timeline
+    waits: Waits
+    idle: tuple[tuple[Idle, ...], ...]
+    """Per rank, the largest cause first."""
+    peaks_bytes: tuple[int, ...]
+    path: tuple[Segment, ...]
+    """The critical path."""
+    measured: Measured | None
+
+    @property
+    def idle_by_cause(self) -> dict[IdleCause, int]:
+        """Over all ranks, the largest first."""
+        total_ns: Counter[IdleCause] = Counter()
+        for of_rank in self.idle:
+            for idle in of_rank:
+                total_ns[idle.cause] += idle.idle_ns
+        return dict(total_ns.most_common())
+
+
+def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None = None) -> Figures:
+    """The figures of a plan that verifies.
+
+    Args:
+        plan: the plan.
+        timeline: when the simulator says that it happens.
+        measured: a recording of the plan, if there is one.
+    """
+    problem, schedule = plan.problem, plan.schedule()
+    waits = waits_of(problem, timeline)
+    return Figures(
+        plan=plan,
+        timeline=timeline,
+        waits=waits,
+        idle=idle_of(problem, schedule, timeline, waits),
+        peaks_bytes=peak_bytes(problem, schedule),
+        path=critical_path(timeline, waits),
+        measured=measured,
+    )

@@ -1,0 +1,64 @@
+"""The report as the bytes of one HTML file. The same plan gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from schedc.report.chart import chart_data, step_data
+from schedc.report.figures import figures_of
+from schedc.report.markup import Markup, element, text
+from schedc.report.page_files import filled
+from schedc.report.sections import sections
+from schedc.report.summary import cards, headline
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.plan import Plan
+    from schedc.report.figures import Figures, Measured
+
+__all__ = ["report_html"]
+
+
+def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None) -> bytes:
+    """The page.
+
+    Args:
+        plan: a plan that verifies.
+        timeline: when the simulator says that it happens.
+        measured: a recording of the plan, if there is one.
+    """
+    figures = figures_of(plan, timeline, measured)
+    problem, made = plan.problem, plan.made_by
+    counts = f"{problem.ranks} ranks, {len(problem.stages)} stages ({problem.placement}), {problem.microbatches} microbatches"
+    panels = sections(figures)
+    grouped = [panels[0], element("div", *panels[1:], class_="columns")]
+    steps = [step_data(plan, timeline, figures.waits, "planned")]
+    return filled(
+        {
+            "title": text(f"{plan.name}: schedc report"),
+            "name": text(plan.name),
+            "generator": text(f"schedc {made.schedc}"),
+            "subtitle": text(f"{counts}, by {made.method}"),
+            "headline": headline(figures),
+            "cards": cards(figures),
+            "chart-label": text(_label(figures)),
+            "sections": Markup("\n".join(grouped)),
+            "footer": text(f"Made by schedc report from a plan of schedc {made.schedc}. This page needs no network."),
+            "data": _json({"chart": chart_data(plan), "steps": steps}),
+        }
+    ).encode()
+
+
+def _label(figures: Figures) -> str:
+    """What the canvas is, for those who cannot see it."""
+    timeline = figures.timeline
+    return (
+        f"Timeline of {len(timeline.ops)} ops on {timeline.ranks} ranks. Arrow keys move, plus and minus zoom, Enter selects an op,"
+        " comma and full stop go to its neighbours, question mark is help. The tables below have the figures."
+    )
+
+
+def _json(value: object) -> Markup:
+    """The data inside a script element, which only `</script` or `<!--` could end: no `<` is left."""
+    return Markup(json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c"))

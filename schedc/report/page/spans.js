@@ -1,0 +1,125 @@
+// Drawing what takes time in a row. A span that is wide enough is a rectangle with its name; narrower ones are merged into a line of
+// pixels, each with the colour that takes most of it and as opaque as it is busy, so that 100,000 ops cost a frame next to nothing.
+
+const WIDE = 4; // device pixels from which on a span is a rectangle
+const NARROWEST = 0.4; // so that what takes no time can be seen
+const WEIGHT_INSET = 0.22; // of the height: W is lower than the others, which tells kinds apart without colours
+
+// Fill the pixels of a row from its narrow spans, and collect the wide ones.
+//   pixels: the row's part of an image; first: its place there; width: in device pixels
+//   wide: a list of [span, left, right] that is added to
+function mergeSpans(spans, view, width, pixels, first, colours, wide) {
+  const scale = width / view.length;
+  const share = new Float32Array(CLASSES);
+  let at = 0; // the pixel whose shares are known so far
+  let any = false;
+  const flush = () => {
+    let most = 0;
+    let busy = 0;
+    for (let each = 0; each < CLASSES; each += 1) {
+      busy += share[each];
+      if (share[each] > share[most]) most = each;
+    }
+    if (busy > 0) {
+      const alpha = Math.min(255, Math.round(busy * 255));
+      pixels[first + at] = ((alpha << 24) | (colours.pixels[most] & 0xffffff)) >>> 0;
+    }
+    share.fill(0);
+    any = false;
+  };
+  const { start, end, colour } = spans;
+  const count = start.length;
+  for (let span = firstAbove(spans.latest, view.from); span < count && start[span] < view.to; span += 1) {
+    const left = (start[span] - view.from) * scale;
+    const right = Math.max((end[span] - view.from) * scale, left + NARROWEST);
+    if (right - left >= WIDE) {
+      wide.push(span, left, right);
+      continue;
+    }
+    const last = Math.min(width - 1, Math.floor(right));
+    for (let pixel = Math.max(0, Math.floor(left)); pixel <= last; pixel += 1) {
+      if (pixel !== at) {
+        if (any) flush();
+        at = pixel;
+      }
+      const part = Math.min(right, pixel + 1) - Math.max(left, pixel);
+      if (part > 0) {
+        share[colour[span]] += part;
+        any = true;
+      }
+    }
+  }
+  if (any) flush();
+}
+
+// Names of ops as little pictures, each drawn once: copying one is many times faster than writing text.
+class Labels {
+  constructor() { this.reset(1, "sans-serif"); }
+
+  reset(ratio, font) {
+    this.ratio = ratio;
+    this.font = font;
+    this.sheet = document.createElement("canvas");
+    this.sheet.width = this.sheet.height = 2048;
+    this.context = this.sheet.getContext("2d");
+    this.context.font = `${Math.round(11 * ratio)}px ${font}`;
+    this.context.textBaseline = "middle";
+    this.height = Math.round(14 * ratio);
+    this.known = new Map();
+    this.x = this.y = 0;
+  }
+
+  // Where on the sheet the text is in this colour.
+  place(text, colour) {
+    const key = `${colour}${text}`;
+    let place = this.known.get(key);
+    if (place) return place;
+    const width = Math.ceil(this.context.measureText(text).width) + 2;
+    if (this.x + width > this.sheet.width) {
+      this.x = 0;
+      this.y += this.height;
+    }
+    if (this.y + this.height > this.sheet.height) this.reset(this.ratio, this.font);
+    this.context.fillStyle = colour;
+    this.context.fillText(text, this.x + 1, this.y + this.height / 2);
+    place = { x: this.x, y: this.y, width };
+    this.x += width;
+    this.known.set(key, place);
+    return place;
+  }
+}
+
+// Draw the wide spans of a row as rectangles, colour by colour, and their names where there is room.
+//   names: gives for a span its long and its short name
+function drawWide(context, wide, spans, box, colours, labels, names) {
+  const gap = box.height > 12 ? labels.ratio : 0;
+  for (let colour = 0; colour < CLASSES; colour += 1) {
+    let any = false;
+    for (let at = 0; at < wide.length; at += 3) {
+      if (spans.colour[wide[at]] !== colour) continue;
+      if (!any) context.fillStyle = colours.spans[colour];
+      any = true;
+      const left = Math.max(wide[at + 1], -2);
+      const right = Math.min(wide[at + 2], box.width + 2);
+      const inset = colour === 4 || colour === 5 ? Math.round(box.height * WEIGHT_INSET) : 0;
+      const thin = right - left > 8 ? gap : gap / 2;
+      context.fillRect(box.left + left, box.top + inset, right - left - thin, box.height - inset);
+    }
+  }
+  if (box.height < labels.height * 0.75) return;
+  const room = 8 * labels.ratio;
+  for (let at = 0; at < wide.length; at += 3) {
+    const left = Math.max(wide[at + 1], 0);
+    const width = Math.min(wide[at + 2], box.width) - left;
+    if (width < room + labels.ratio * 4) continue;
+    const colour = spans.colour[wide[at]];
+    const ink = colours.onSpans[colour];
+    const [long, short] = names(spans.item[wide[at]]);
+    let place = labels.place(width > 46 * labels.ratio ? long : short, ink);
+    if (place.width + 2 > width) continue;
+    const inset = colour === 4 || colour === 5 ? Math.round(box.height * WEIGHT_INSET) : 0;
+    const x = Math.round(box.left + left + (width - place.width) / 2);
+    const y = Math.round(box.top + inset + (box.height - inset - labels.height) / 2);
+    context.drawImage(labels.sheet, place.x, place.y, place.width, labels.height, x, y, place.width, labels.height);
+  }
+}

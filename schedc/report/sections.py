@@ -1,0 +1,203 @@
+"""The panels below the timeline: ranks, links, certificate, how the plan was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.analysis.waiting.critical_path import SegmentKind
+from schedc.analysis.waiting.idle import IdleCause
+from schedc.ir.ops import KIND_NAMES
+from schedc.ir.plan import Scope
+from schedc.report.markup import Cell, Markup, element, table
+from schedc.report.summary import CAUSE_WORDS, percent, worth
+from schedc.units import format_bytes, format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schedc.analysis.waiting.idle import Idle
+    from schedc.report.figures import Figures
+
+__all__ = ["bar", "facts", "keys_of_bars", "panel", "sections"]
+
+COMPUTE_COLOUR = "--f0"
+CAUSE_COLOURS = {
+    IdleCause.LATENCY: "--idle-latency",
+    IdleCause.TRANSMISSION: "--idle-transmission",
+    IdleCause.QUEUE: "--idle-queue",
+    IdleCause.COMPUTE: "--idle-compute",
+    IdleCause.MEMORY: "--idle-memory",
+    IdleCause.ALL_GATHER: "--gather",
+    IdleCause.WARM_UP: "--idle-warm",
+    IdleCause.COOL_DOWN: "--idle-cool",
+}
+"""In the order of the bars."""
+
+
+def sections(figures: Figures) -> list[Markup]:
+    """All panels that follow from the plan alone."""
+    return [_ranks(figures), _path(figures), _certificate(figures), _made_by(figures)]
+
+
+def panel(title: str, *content: str, identity: str = "", long: bool = False) -> Markup:
+    """A panel with a heading."""
+    attributes = {"class_": "panel long" if long else "panel"} | ({"id": identity} if identity else {})
+    return element("section", element("h2", title), *content, **attributes)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Markup:
+    """Names and values."""
+    return element("dl", *(Markup(element("dt", name) + element("dd", value)) for name, value in rows), class_="facts")
+
+
+def bar(parts: Iterable[tuple[str, int, str]], whole: int, *, mark: float | None = None) -> Markup:
+    """A bar of parts, (colour, length, what it is), of this whole; the mark is a share of it."""
+    pieces = [
+        element("i", style=f"width:{length / whole * 100:.3f}%;background:var({colour})", title=what)
+        for colour, length, what in parts
+        if whole and length
+    ]
+    if mark is not None:
+        pieces.append(element("span", class_="mark", style=f"left:calc({mark * 100:.3f}% - 2px)"))
+    return element("div", *pieces, class_="bar", aria_hidden="true")
+
+
+def keys_of_bars(keys: Iterable[tuple[str, str]]) -> Markup:
+    """What the colours of bars mean."""
+    return element(
+        "ul", *(element("li", element("i", style=f"background:var({colour})"), words) for colour, words in keys), class_="keys-of-bars"
+    )
+
+
+def _ranks(figures: Figures) -> Markup:
+    """Per rank, its time by cause and its memory against the limit."""
+    timeline, problem = figures.timeline, figures.plan.problem
+    whole_ns = timeline.makespan_ns
+    most_bytes = max([*figures.peaks_bytes, *(limit for limit in problem.memory_limit_bytes if limit is not None), 1])
+    rows = []
+    for rank, busy_ns in enumerate(timeline.busy_ns):
+        peak_bytes, limit = figures.peaks_bytes[rank], problem.memory_limit_bytes[rank]
+        held = bar([("--memory", peak_bytes, format_bytes(peak_bytes))], most_bytes, mark=None if limit is None else limit / most_bytes)
+        rows.append(
+            [
+                Cell(f"rank {rank}"),
+                Cell(_time_bar(busy_ns, figures.idle[rank], whole_ns)),
+                Cell(percent(busy_ns, whole_ns), "number"),
+                Cell(format_duration_ns(whole_ns - busy_ns), "number"),
+                Cell(_largest(figures.idle[rank])),
+                Cell(held),
+                Cell(format_bytes(peak_bytes) + ("" if limit is None else f" of {format_bytes(limit)}"), "number"),
+            ]
+        )
+    headers = [
+        Cell("rank"),
+        Cell("time", "wide"),
+        Cell("computes", "number"),
+        Cell("idle", "number"),
+        Cell("idle most for"),
+        Cell("memory", "half"),
+        Cell("peak activations", "number"),
+    ]
+    used = figures.idle_by_cause
+    keys = [(COMPUTE_COLOUR, "computes"), *((colour, CAUSE_WORDS[cause]) for cause, colour in CAUSE_COLOURS.items() if cause in used)]
+    keys += [("--memory", "activations held at most")]
+    keys += [("--limit", "limit")] if any(limit is not None for limit in problem.memory_limit_bytes) else []
+    return panel(
+        "Ranks: idle time by cause, memory against its limit",
+        keys_of_bars(keys),
+        table("Per rank", headers, rows),
+        element("details", element("summary", "Idle time by cause, in numbers"), _causes(figures)),
+        identity="figures-of-ranks",
+        long=True,
+    )
+
+
+def _time_bar(busy_ns: int, idle: Sequence[Idle], whole_ns: int) -> Markup:
+    parts = [(COMPUTE_COLOUR, busy_ns, f"computes: {format_duration_ns(busy_ns)}")]
+    for cause, colour in CAUSE_COLOURS.items():
+        idle_ns = sum(each.idle_ns for each in idle if each.cause is cause)
+        parts.append((colour, idle_ns, f"{CAUSE_WORDS[cause]}: {format_duration_ns(idle_ns)}"))
+    return bar(parts, whole_ns)
+
+
+def _largest(idle: Sequence[Idle]) -> str:
+    """The largest cause in words, with where it is."""
+    if not idle:
+        return "never idle"
+    largest = idle[0]
+    at = "" if largest.cause in (IdleCause.WARM_UP, IdleCause.COOL_DOWN) else f" of rank {largest.rank}"
+    if largest.destination is not None:
+        at = f" of link {largest.rank}>{largest.destination}"
+    words = {IdleCause.COMPUTE: "compute", IdleCause.QUEUE: "queue", IdleCause.ALL_GATHER: "all-gather"}
+    return f"{words.get(largest.cause, CAUSE_WORDS[largest.cause])}{at}, {format_duration_ns(largest.idle_ns)}"
+
+
+def _causes(figures: Figures) -> Markup:
+    """The idle times of all ranks in numbers."""
+    causes = [cause for cause in CAUSE_COLOURS if cause in figures.idle_by_cause]
+    rows = []
+    for rank, idle in enumerate(figures.idle):
+        of_cause = [sum(each.idle_ns for each in idle if each.cause is cause) for cause in causes]
+        rows.append([Cell(f"rank {rank}"), *(Cell(format_duration_ns(ns) if ns else "–", "number") for ns in of_cause)])
+    return table("Idle time per rank", [Cell("rank"), *(Cell(CAUSE_WORDS[cause], "number") for cause in causes)], rows)
+
+
+def _path(figures: Figures) -> Markup:
+    """The critical path by what it is made of."""
+    colours = {
+        **{SegmentKind(name): f"--{name.lower()}0" for name in KIND_NAMES},
+        SegmentKind.TRANSMISSION: "--idle-transmission",
+        SegmentKind.LATENCY: "--idle-latency",
+        SegmentKind.ALL_GATHER: "--gather",
+        SegmentKind.REDUCE_SCATTER: "--scatter",
+    }
+    whole_ns = figures.timeline.makespan_ns
+    total_ns = {kind: sum(segment.length_ns for segment in figures.path if segment.kind is kind) for kind in colours}
+    used = [kind for kind in colours if total_ns[kind]]
+    rows = [
+        [
+            Cell(kind),
+            Cell(format_duration_ns(total_ns[kind]), "number"),
+            Cell(percent(total_ns[kind], whole_ns), "number"),
+            Cell(str(sum(segment.kind is kind for segment in figures.path)), "number"),
+        ]
+        for kind in used
+    ]
+    headers = [Cell("what"), Cell("takes", "number"), Cell("of the step", "number"), Cell("pieces", "number")]
+    return panel(
+        "Critical path",
+        element("p", "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is.", class_="quiet"),
+        bar([(colours[kind], total_ns[kind], kind) for kind in used], whole_ns),
+        table("What it is made of", headers, rows),
+    )
+
+
+def _certificate(figures: Figures) -> Markup:
+    certificate = figures.plan.certificate
+    scope = "every layout that the job leaves open" if certificate.scope is Scope.LAYOUT else "every schedule of this layout"
+    scope += ", of whole blocks" if certificate.solver_log_sha256 else ""
+    rows = [
+        ("status", "proven optimal" if certificate.gap <= 0 else "a schedule and a lower bound, with a gap between them"),
+        ("minimized", f"{certificate.objective}: {format_duration_ns(certificate.objective_ns)}"),
+        ("lower bound", f"{format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"),
+        ("gap", worth(certificate) if certificate.gap > 0 else "0 %"),
+        ("the bound holds for", scope),
+        ("bubble ratio", percent(certificate.bubble_ratio, 1, 2)),
+    ]
+    if certificate.solver_log_sha256:
+        rows.append(("solver's log", f"sha256 {certificate.solver_log_sha256}"))
+    return panel("Certificate", facts(rows))
+
+
+def _made_by(figures: Figures) -> Markup:
+    made, problem = figures.plan.made_by, figures.plan.problem
+    rows = [
+        ("method", made.method),
+        ("schedc", made.schedc),
+        ("seed", str(made.seed)),
+        ("job", f"sha256 {made.job_sha256}" if made.job_sha256 else "not known"),
+        ("reproducible", "yes" if made.reproducible else "no: a clock or an interruption ended the search"),
+        ("placement", f"{problem.placement}, {len(problem.stages)} stages on {problem.ranks} ranks"),
+    ]
+    note = "A plan's file keeps the method that made it, not what else was tried: schedc compile prints that when it makes the plan."
+    return panel("How it was made", facts(rows), element("h3", "Candidates tried"), element("p", note, class_="quiet"))

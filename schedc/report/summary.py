@@ -1,0 +1,95 @@
+"""What one glance must say: the sentence and the cards at the top of the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedc.analysis.waiting.idle import IdleCause
+from schedc.ir.plan import Scope
+from schedc.ir.problem import Objective
+from schedc.report.markup import Markup, element, text
+from schedc.units import format_bytes, format_duration_ns
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Certificate
+    from schedc.report.figures import Figures
+
+__all__ = ["CAUSE_WORDS", "cards", "headline", "percent", "worth"]
+
+CAUSE_WORDS = {
+    IdleCause.WARM_UP: "warm-up",
+    IdleCause.COOL_DOWN: "cool-down",
+    IdleCause.COMPUTE: "compute of other ranks",
+    IdleCause.QUEUE: "queues of links",
+    IdleCause.TRANSMISSION: "transmission",
+    IdleCause.LATENCY: "latency",
+    IdleCause.MEMORY: "memory",
+    IdleCause.ALL_GATHER: "all-gathers",
+}
+
+
+def percent(part: float, whole: float, decimals: int = 1) -> str:
+    """The share for people; 0 % of nothing."""
+    return f"{part / whole * 100 if whole else 0:.{decimals}f} %"
+
+
+def worth(certificate: Certificate) -> str:
+    """What the certificate says in a word or two."""
+    return f"{certificate.gap * 100:.2f} %" if certificate.gap > 0 else "proven optimal"
+
+
+def headline(figures: Figures) -> Markup:
+    """The plan in two sentences."""
+    certificate, timeline = figures.plan.certificate, figures.timeline
+    objective_ns = certificate.objective_ns
+    what = "stage span" if certificate.objective is Objective.STAGE_SPAN else "step"
+    proven = (
+        f"is proven to be at most {certificate.gap * 100:.2f} % from the shortest possible one"
+        if certificate.gap > 0
+        else "is proven to be the shortest possible one"
+    )
+    among = " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
+    scope = ", over all layouts that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
+    whole_ns = timeline.ranks * timeline.makespan_ns
+    idle = f" Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"
+    causes = [f"{CAUSE_WORDS[cause]} ({percent(ns, whole_ns)})" for cause, ns in list(figures.idle_by_cause.items())[:2]]
+    most = f", most of it for {' and '.join(causes)}." if causes else "."
+    return Markup(f"The {what} takes {element('b', format_duration_ns(objective_ns))} and {text(proven + among + scope)}.{text(idle + most)}")
+
+
+def cards(figures: Figures) -> Markup:
+    """A card for each of the most important figures."""
+    certificate, timeline = figures.plan.certificate, figures.timeline
+    whole_ns = timeline.ranks * timeline.makespan_ns
+    span = f"stage span {format_duration_ns(timeline.stage_span_ns)}"
+    found = [_card("Makespan", format_duration_ns(timeline.makespan_ns), span)]
+    if figures.measured is not None:
+        comparison = figures.measured.comparison
+        measured_ns, planned_ns = comparison.measured.median_ns, comparison.predicted_ns
+        change = f"{(measured_ns / planned_ns - 1) * 100:+.1f} % against the plan; " if planned_ns else ""
+        steps = f"median of {comparison.measured.count} steps" if comparison.measured.count > 1 else "one step"
+        found.append(_card("Measured", format_duration_ns(measured_ns), change + steps))
+    bound = f"lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"
+    found.append(_card("Gap to the lower bound", worth(certificate), bound, good=certificate.gap <= 0))
+    causes = [f"{CAUSE_WORDS[cause]} {percent(ns, whole_ns)}" for cause, ns in list(figures.idle_by_cause.items())[:3]]
+    found.append(_card("Idle", percent(whole_ns - sum(timeline.busy_ns), whole_ns), ", ".join(causes) or "no rank is ever idle"))
+    found.append(_memory_card(figures))
+    return Markup("\n".join(found))
+
+
+def _memory_card(figures: Figures) -> Markup:
+    """The rank that is nearest to its limit; of ranks without one, the fullest."""
+    limits = figures.plan.problem.memory_limit_bytes
+    peaks = figures.peaks_bytes
+    rank = max(range(len(peaks)), key=lambda rank: (peaks[rank] / limit if (limit := limits[rank]) else 0, peaks[rank], -rank))
+    limit = limits[rank]
+    if limit:
+        note = f"rank {rank}, of {format_bytes(limit)}: the fullest against its limit"
+    else:
+        note = f"rank {rank}, the fullest; no limit"
+    return _card("Peak activations", format_bytes(peaks[rank], 2), note)
+
+
+def _card(title: str, value: str, note: str, *, good: bool = False) -> Markup:
+    shown = element("div", value, class_="value good" if good else "value")
+    return element("div", element("h2", title), shown, element("p", note), class_="card")
