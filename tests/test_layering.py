@@ -34,7 +34,8 @@ MAY_SEE = {
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
-    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune"},
+    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report"},
+    "report": IR | QUESTIONS,
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

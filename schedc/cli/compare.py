@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
 
-__all__ = ["compare_command"]
+__all__ = ["check_same_plan", "compare_command", "step_number"]
 
 FileOption = Path | None
 
@@ -44,10 +44,10 @@ def compare_command(
     from schedc.text.stage_profile import stage_profile_json
     from schedc.text.trace_file import read_trace
 
-    number = _step(step)
+    number = step_number(step)
     check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
     read, recorded = read_plan(plan), read_trace(trace)
-    _check_same(read, recorded, plan, trace)
+    check_same_plan(read, recorded, plan, trace)
     timeline = time_plan(read)
     try:
         comparison = compare(read, timeline, recorded, number)
@@ -68,7 +68,12 @@ def compare_command(
         print_comparison(read, recorded, comparison, [(what, path) for path, (what, _) in made.items()])
 
 
-def _step(text: str) -> int | None:
+def step_number(text: str) -> int | None:
+    """The recorded step that the option names; None: the one whose time is the median.
+
+    Raises:
+        InvalidInput: it is neither a number nor `median`.
+    """
     if text == "median":
         return None
     if text.isascii() and text.isdigit() and len(text) <= 18:
@@ -76,7 +81,12 @@ def _step(text: str) -> int | None:
     raise InvalidInput(f"--step: found {text!r}, expected the number of a recorded step, or median")
 
 
-def _check_same(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
+def check_same_plan(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
+    """Refuse a trace of another plan.
+
+    Raises:
+        InvalidInput: names both.
+    """
     from schedc.text.plan.plan_to_file import plan_sha256
 
     sha256 = plan_sha256(plan)

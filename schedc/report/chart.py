@@ -7,6 +7,7 @@ transfers by the op that produced them. Times are nanoseconds from the begin of 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["chart_data", "step_data"]
+__all__ = ["Step", "chart_data", "planned_step", "step_data"]
 
 
 def chart_data(plan: Plan) -> dict[str, Any]:
@@ -50,31 +51,53 @@ def chart_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def step_data(plan: Plan, timeline: Timeline, waits: Waits, name: str) -> dict[str, Any]:
-    """One step as the page reads it.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """One step, planned or measured: when everything happens, and what it waited for."""
 
-    Args:
-        plan: the plan.
-        timeline: its ops where they were planned, or measured.
-        waits: what its ops waited for.
-        name: `planned` or `measured`.
-    """
+    name: str
+    """`planned` or `measured`."""
+    timeline: Timeline
+    idle_ns: NDArray[np.int64]
+    """Per op, as `Waits` has it; so are the next four."""
+    cause: NDArray[np.int64]
+    awaited: NDArray[np.int64]
+    collective_after: NDArray[np.int64]
+    behind: NDArray[np.int64]
+
+
+def planned_step(timeline: Timeline, waits: Waits) -> Step:
+    """The step as the simulator says that it happens."""
+    return Step(
+        name="planned",
+        timeline=timeline,
+        idle_ns=waits.idle_ns,
+        cause=waits.cause,
+        awaited=waits.awaited,
+        collective_after=waits.collective_after,
+        behind=waits.behind,
+    )
+
+
+def step_data(plan: Plan, step: Step) -> dict[str, Any]:
+    """One step of the plan as the page reads it."""
+    timeline = step.timeline
     problem = plan.problem
     kind, stage, microbatch, part = timeline.ops.T
     sent = np.flatnonzero(timeline.consumer >= 0)
     curves = [memory_curve(problem, plan.schedule(), timeline, rank) for rank in range(problem.ranks)]
     return {
-        "name": name,
+        "name": step.name,
         "endNs": timeline.makespan_ns,
         "begin": packed(timeline.begin),
         "kind": packed(kind),
         "stage": packed(stage),
         "microbatch": packed(microbatch),
         "part": packed(part),
-        "idleBeforeNs": packed(waits.idle_ns),
+        "idleBeforeNs": packed(step.idle_ns),
         "durationNs": packed(timeline.ends_ns - timeline.starts_ns),
-        "cause": packed(waits.cause),
-        "awaited": packed(np.where(waits.cause == Awaited.ALL_GATHER, waits.awaited, -1)),
+        "cause": packed(step.cause),
+        "awaited": packed(np.where(step.cause == Awaited.ALL_GATHER, step.awaited, -1)),
         "producer": packed(sent),
         "consumer": packed(timeline.consumer[sent]),
         "resource": packed(timeline.resource[sent]),
@@ -82,7 +105,7 @@ def step_data(plan: Plan, timeline: Timeline, waits: Waits, name: str) -> dict[s
         "occupancyNs": packed(timeline.transfer_left_ns[sent] - timeline.transfer_start_ns[sent]),
         "latencyNs": packed(timeline.arrival_ns[sent] - timeline.transfer_left_ns[sent]),
         "bytes": packed(_message_bytes(problem, timeline, sent)),
-        "behind": packed(waits.behind[sent]),
+        "behind": packed(step.behind[sent]),
         "memoryBegin": packed(np.cumsum([0, *map(len, curves)])),
         "memoryNs": packed([time_ns for curve in curves for time_ns, _ in curve]),
         "memoryBytes": packed([held for curve in curves for _, held in curve]),
@@ -91,8 +114,8 @@ def step_data(plan: Plan, timeline: Timeline, waits: Waits, name: str) -> dict[s
             for span in timeline.collectives
         ],
         "collectiveResource": packed(tables_of(problem).collective_resource[[span.rank for span in timeline.collectives]]),
-        "collectiveAfter": packed(waits.collective_after),
-        "collectiveBehind": packed(waits.behind[len(timeline.ops) :]),
+        "collectiveAfter": packed(step.collective_after),
+        "collectiveBehind": packed(step.behind[len(timeline.ops) :]),
     }
 
 

@@ -1,4 +1,4 @@
-"""The figures of a plan that the page is about: where each rank's time goes, what it holds, what its links tolerate, a measured step."""
+"""The figures of a plan that the page is about: where each rank's time goes, what it holds, what its links tolerate."""
 
 from __future__ import annotations
 

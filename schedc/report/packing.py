@@ -30,7 +30,8 @@ def packed(values: NDArray[np.int64] | Sequence[int]) -> str:
     colours, places = np.unique(column, return_inverse=True)
     if len(colours) <= MOST_COLOURS:
         size = _varints(np.array([len(colours)]))
-        ways.append((PALETTE, size + _varints(np.diff(colours, prepend=0)) + _varints(places)))
+        many = len(colours) > 1  # one value needs no places
+        ways.append((PALETTE, size + _varints(np.diff(colours, prepend=0)) + _varints(places[: len(places) * many])))
     tag, content = min(ways, key=lambda way: len(way[1]))
     return base64.b64encode(bytes([tag]) + _varints(np.array([len(column)])) + content).decode()
 

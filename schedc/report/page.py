@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from schedc.report.chart import chart_data, step_data
+from schedc.report.chart import chart_data, planned_step, step_data
+from schedc.report.comparison import comparison_panels
 from schedc.report.figures import figures_of
 from schedc.report.markup import Markup, element, text
+from schedc.report.measured import measured_step
 from schedc.report.page_files import filled
 from schedc.report.sections import sections
 from schedc.report.summary import cards, headline
@@ -31,9 +33,13 @@ def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None
     figures = figures_of(plan, timeline, measured)
     problem, made = plan.problem, plan.made_by
     counts = f"{problem.ranks} ranks, {len(problem.stages)} stages ({problem.placement}), {problem.microbatches} microbatches"
-    panels = sections(figures)
-    grouped = [panels[0], element("div", *panels[1:], class_="columns")]
-    steps = [step_data(plan, timeline, figures.waits, "planned")]
+    ranks, *stacks = sections(figures)
+    grouped = [ranks, element("div", *(element("div", *stack) for stack in stacks), class_="columns")]
+    steps = [step_data(plan, planned_step(timeline, figures.waits))]
+    if measured is not None:
+        grouped = [*comparison_panels(measured), *grouped]
+        shown = measured.comparison.shown_step
+        steps.append(step_data(plan, measured_step(plan, timeline, measured.trace, shown)))
     return filled(
         {
             "title": text(f"{plan.name}: schedc report"),

@@ -13,7 +13,21 @@ if TYPE_CHECKING:
 
 __all__ = ["filled"]
 
-SCRIPTS = ("decode", "units", "model", "lanes", "view", "colours", "spans", "draw", "overview", "describe", "pointer", "keys", "main")
+SCRIPTS = (
+    "decode",
+    "units",
+    "model",
+    "lanes",
+    "view",
+    "colours",
+    "spans",
+    "draw",
+    "overview",
+    "describe",
+    "pointer",
+    "keys",
+    "main",
+)
 """In this order: each uses those before it."""
 _PLACE = re.compile(r"\{\{([a-z-]+)\}\}")
 
@@ -28,7 +42,7 @@ def filled(contents: Mapping[str, str]) -> str:
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").strip()
 
-    script = "\n(() => {\n\"use strict\";\n\n" + "\n\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
+    script = '\n(() => {\n"use strict";\n\n' + "\n\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     digest = b64encode(sha256(script.encode()).digest()).decode()
     every = {**contents, "style": read("style.css"), "script": script, "script-hash": f"sha256-{digest}"}
     return _PLACE.sub(lambda place: every[place[1]], read("page.html")) + "\n"

@@ -9,16 +9,17 @@ from schedc.analysis.waiting.idle import IdleCause
 from schedc.ir.ops import KIND_NAMES
 from schedc.ir.plan import Scope
 from schedc.report.markup import Cell, Markup, element, table
+from schedc.report.panels import bar, facts, keys_of_bars, panel
 from schedc.report.summary import CAUSE_WORDS, percent, worth
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from schedc.analysis.waiting.idle import Idle
     from schedc.report.figures import Figures
 
-__all__ = ["bar", "facts", "keys_of_bars", "panel", "sections"]
+__all__ = ["sections"]
 
 COMPUTE_COLOUR = "--f0"
 CAUSE_COLOURS = {
@@ -34,39 +35,9 @@ CAUSE_COLOURS = {
 """In the order of the bars."""
 
 
-def sections(figures: Figures) -> list[Markup]:
-    """All panels that follow from the plan alone."""
-    return [_ranks(figures), _path(figures), _certificate(figures), _made_by(figures)]
-
-
-def panel(title: str, *content: str, identity: str = "", long: bool = False) -> Markup:
-    """A panel with a heading."""
-    attributes = {"class_": "panel long" if long else "panel"} | ({"id": identity} if identity else {})
-    return element("section", element("h2", title), *content, **attributes)
-
-
-def facts(rows: Iterable[tuple[str, str]]) -> Markup:
-    """Names and values."""
-    return element("dl", *(Markup(element("dt", name) + element("dd", value)) for name, value in rows), class_="facts")
-
-
-def bar(parts: Iterable[tuple[str, int, str]], whole: int, *, mark: float | None = None) -> Markup:
-    """A bar of parts, (colour, length, what it is), of this whole; the mark is a share of it."""
-    pieces = [
-        element("i", style=f"width:{length / whole * 100:.3f}%;background:var({colour})", title=what)
-        for colour, length, what in parts
-        if whole and length
-    ]
-    if mark is not None:
-        pieces.append(element("span", class_="mark", style=f"left:calc({mark * 100:.3f}% - 2px)"))
-    return element("div", *pieces, class_="bar", aria_hidden="true")
-
-
-def keys_of_bars(keys: Iterable[tuple[str, str]]) -> Markup:
-    """What the colours of bars mean."""
-    return element(
-        "ul", *(element("li", element("i", style=f"background:var({colour})"), words) for colour, words in keys), class_="keys-of-bars"
-    )
+def sections(figures: Figures) -> tuple[Markup, list[Markup], list[Markup]]:
+    """What follows from the plan alone: the panel of the ranks, and two stacks of panels that are beside each other."""
+    return _ranks(figures), [_path(figures)], [_certificate(figures), _made_by(figures)]
 
 
 def _ranks(figures: Figures) -> Markup:
@@ -77,7 +48,9 @@ def _ranks(figures: Figures) -> Markup:
     rows = []
     for rank, busy_ns in enumerate(timeline.busy_ns):
         peak_bytes, limit = figures.peaks_bytes[rank], problem.memory_limit_bytes[rank]
-        held = bar([("--memory", peak_bytes, format_bytes(peak_bytes))], most_bytes, mark=None if limit is None else limit / most_bytes)
+        held = bar(
+            [("--memory", peak_bytes, format_bytes(peak_bytes))], most_bytes, mark=None if limit is None else limit / most_bytes
+        )
         rows.append(
             [
                 Cell(f"rank {rank}"),
@@ -99,7 +72,10 @@ def _ranks(figures: Figures) -> Markup:
         Cell("peak activations", "number"),
     ]
     used = figures.idle_by_cause
-    keys = [(COMPUTE_COLOUR, "computes"), *((colour, CAUSE_WORDS[cause]) for cause, colour in CAUSE_COLOURS.items() if cause in used)]
+    keys = [
+        (COMPUTE_COLOUR, "computes"),
+        *((colour, CAUSE_WORDS[cause]) for cause, colour in CAUSE_COLOURS.items() if cause in used),
+    ]
     keys += [("--memory", "activations held at most")]
     keys += [("--limit", "limit")] if any(limit is not None for limit in problem.memory_limit_bytes) else []
     return panel(
@@ -166,7 +142,11 @@ def _path(figures: Figures) -> Markup:
     headers = [Cell("what"), Cell("takes", "number"), Cell("of the step", "number"), Cell("pieces", "number")]
     return panel(
         "Critical path",
-        element("p", "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is.", class_="quiet"),
+        element(
+            "p",
+            "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is.",
+            class_="quiet",
+        ),
         bar([(colours[kind], total_ns[kind], kind) for kind in used], whole_ns),
         table("What it is made of", headers, rows),
     )
@@ -199,5 +179,7 @@ def _made_by(figures: Figures) -> Markup:
         ("reproducible", "yes" if made.reproducible else "no: a clock or an interruption ended the search"),
         ("placement", f"{problem.placement}, {len(problem.stages)} stages on {problem.ranks} ranks"),
     ]
-    note = "A plan's file keeps the method that made it, not what else was tried: schedc compile prints that when it makes the plan."
+    note = (
+        "A plan's file keeps the method that made it, not what else was tried: schedc compile prints that when it makes the plan."
+    )
     return panel("How it was made", facts(rows), element("h3", "Candidates tried"), element("p", note, class_="quiet"))

@@ -39,22 +39,25 @@ def worth(certificate: Certificate) -> str:
 
 
 def headline(figures: Figures) -> Markup:
-    """The plan in two sentences."""
+    """The plan in two sentences, a measured one in three."""
     certificate, timeline = figures.plan.certificate, figures.timeline
-    objective_ns = certificate.objective_ns
-    what = "stage span" if certificate.objective is Objective.STAGE_SPAN else "step"
-    proven = (
-        f"is proven to be at most {certificate.gap * 100:.2f} % from the shortest possible one"
-        if certificate.gap > 0
-        else "is proven to be the shortest possible one"
-    )
-    among = " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
-    scope = ", over all layouts that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
+    what = "stage span is" if certificate.objective is Objective.STAGE_SPAN else "step takes"
+    others = " of whole blocks" if certificate.solver_log_sha256 else ""
+    others += " of any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
+    shorter = f"more than {certificate.gap * 100:.2f} % shorter" if certificate.gap > 0 else "shorter"
     whole_ns = timeline.ranks * timeline.makespan_ns
-    idle = f" Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"
     causes = [f"{CAUSE_WORDS[cause]} ({percent(ns, whole_ns)})" for cause, ns in list(figures.idle_by_cause.items())[:2]]
-    most = f", most of it for {' and '.join(causes)}." if causes else "."
-    return Markup(f"The {what} takes {element('b', format_duration_ns(objective_ns))} and {text(proven + among + scope)}.{text(idle + most)}")
+    idle = f"Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"
+    if causes:
+        idle += f"; the largest {'causes are' if len(causes) > 1 else 'cause is'} {' and '.join(causes)}"
+    sentences = [
+        f"The {what} {element('b', format_duration_ns(certificate.objective_ns))}, and no schedule{others} is {shorter}.",
+        text(f"{idle}."),
+    ]
+    if figures.measured is not None:
+        measured = figures.measured.comparison.measured
+        sentences.append(f"Measured, it took {element('b', format_duration_ns(measured.median_ns))}.")
+    return Markup(" ".join(sentences))
 
 
 def cards(figures: Figures) -> Markup:

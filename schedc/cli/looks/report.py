@@ -1,26 +1,65 @@
-"""`schedc report`: a plan as one HTML page that needs no network."""
+"""`schedc report`: a plan as one HTML page that needs no network; with a trace, planned and measured one above the other."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedc.cli.compare import check_same_plan, step_number
+from schedc.errors import CheckFailed, InvalidInput
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.plan import Plan
+    from schedc.report.figures import Measured
+
 __all__ = ["report_command"]
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page (HTML).")]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="TRACE", help="A trace file, recorded from this plan: what was measured.")
+]
 
 
 def report_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page (HTML).")],
+    plan: PlanArgument,
+    output: OutputOption,
+    trace: TraceOption = None,
+    step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step of the trace to show.")] = "median",
 ) -> None:
     """Write a plan as one HTML page: the step over time with zoom, what each op waited for, memory, idle time, certificate."""
-    from schedc.compile import time_plan
-    from schedc.files.outputs import check_outputs
+    from schedc.compile import MOST_BOUNDED_OPS, check_plan, time_plan
     from schedc.files.atomic_write import write_atomically
+    from schedc.files.outputs import check_outputs
     from schedc.report.page import report_html
     from schedc.text.plan.plan_file import read_plan
 
-    check_outputs({"-o": output}, (plan,))
+    number = step_number(step)
+    if trace is None and step != "median":
+        raise InvalidInput("--step: found it without --trace, expected both; the plan alone has one step")
+    check_outputs({"-o": output}, [plan] if trace is None else [plan, trace])
     read = read_plan(plan)
-    write_atomically(output, report_html(read, time_plan(read)))
+    violations = check_plan(read, with_bounds=read.problem.num_ops <= MOST_BOUNDED_OPS)  # of large plans bounds take long
+    if violations:
+        first, others = violations[0], len(violations) - 1
+        more = f", and {others} more" if others else ""
+        raise CheckFailed(f"{plan}: {first.place}: {first.message}{more}; a report shows only what holds: see schedc verify {plan}")
+    timeline = time_plan(read)
+    measured = None if trace is None else _measured(read, timeline, plan, trace, number)
+    write_atomically(output, report_html(read, timeline, measured))
+
+
+def _measured(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, step: int | None) -> Measured:
+    from schedc.analysis.comparison.compare import compare
+    from schedc.report.figures import Measured
+    from schedc.text.trace_file import read_trace
+
+    trace = read_trace(trace_path)
+    check_same_plan(plan, trace, plan_path, trace_path)
+    try:
+        return Measured(trace=trace, comparison=compare(plan, timeline, trace, step))
+    except InvalidInput as error:
+        raise InvalidInput(f"{trace_path}: {error}") from error

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from schedc.analysis.comparison.words import cause_words, first_words, late_words, signed_time
 from schedc.cli.rendering.gantt import Window, legend, rank_row, ruler, spread_ranks
 from schedc.cli.rendering.results import console, plain_table
 from schedc.files.location import one_line
-from schedc.ir.ops import KIND_NAMES, token
+from schedc.ir.ops import token
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -173,19 +174,19 @@ def _rank_table(comparison: Comparison) -> Table:
 def _delays(comparison: Comparison) -> list[Text]:
     """What was late and why, the step's end first."""
     end, worst = comparison.end, comparison.worst
-    lines = [Text(f"the last op, {token(end.op)} on rank {end.rank}, ended {_late(end.late_ns)}", "bold")]
-    lines += [Text(f"  {_signed(cause.added_ns)} {_words(cause)}") for cause in end.causes[:MOST_CAUSES]]
+    lines = [Text(f"the last op, {token(end.op)} on rank {end.rank}, ended {late_words(end.late_ns)}", "bold")]
+    lines += [Text(f"  {signed_time(cause.added_ns)} {cause_words(cause)}") for cause in end.causes[:MOST_CAUSES]]
     rest_ns = sum(cause.added_ns for cause in end.causes[MOST_CAUSES:])
     if rest_ns:
-        lines.append(Text(f"  {_signed(rest_ns)} all else on its critical chain, slack of the plan that was used up included"))
-    lines.append(Text(f"the worst-placed op, {token(worst.op)} on rank {worst.rank}, ended {_late(worst.late_ns)}", "bold"))
-    lines.append(Text(f"  first cause: {_first(worst)}"))
+        lines.append(Text(f"  {signed_time(rest_ns)} all else on its critical chain, slack of the plan that was used up included"))
+    lines.append(Text(f"the worst-placed op, {token(worst.op)} on rank {worst.rank}, ended {late_words(worst.late_ns)}", "bold"))
+    lines.append(Text(f"  first cause: {first_words(worst)}"))
     by_cause: dict[str, list[Delay]] = {}
     for rank in comparison.ranks:
         if rank.worst.rank != worst.rank:
-            by_cause.setdefault(_first(rank.worst), []).append(rank.worst)
-    for first, delays in sorted(by_cause.items(), key=lambda entry: entry[0] != _first(worst)):
-        cause = "the same" if first == _first(worst) else first
+            by_cause.setdefault(first_words(rank.worst), []).append(rank.worst)
+    for first, delays in sorted(by_cause.items(), key=lambda entry: entry[0] != first_words(worst)):
+        cause = "the same" if first == first_words(worst) else first
         lines.append(Text(f"  {_ended(delays)}; first cause: {cause}", "dim"))
     return lines
 
@@ -194,12 +195,12 @@ def _ended(delays: Sequence[Delay]) -> str:
     """What the worst-placed ops of some ranks, one each, have in common."""
     if len(delays) == 1:
         (delay,) = delays
-        return f"rank {delay.rank}: {token(delay.op)} ended {_late(delay.late_ns)}"
+        return f"rank {delay.rank}: {token(delay.op)} ended {late_words(delay.late_ns)}"
     least_ns, most_ns = min(delay.late_ns for delay in delays), max(delay.late_ns for delay in delays)
     ranks = _ranges([delay.rank for delay in delays])
     if least_ns == most_ns or most_ns <= 0:
-        return f"ranks {ranks}: the worst-placed op of each ended {_late(most_ns)}{' or better' * (least_ns != most_ns)}"
-    return f"ranks {ranks}: the worst-placed op of each ended up to {_late(most_ns)}"
+        return f"ranks {ranks}: the worst-placed op of each ended {late_words(most_ns)}{' or better' * (least_ns != most_ns)}"
+    return f"ranks {ranks}: the worst-placed op of each ended up to {late_words(most_ns)}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -211,26 +212,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _first(delay: Delay) -> str:
-    if delay.late_ns <= 0:
-        return "none, it was in time"
-    if delay.first is None:
-        return "none, many that add less than a tenth each"
-    return f"{_words(delay.first)}, {_signed(delay.first.added_ns)}"
-
-
-def _words(cause: Cause) -> str:
-    """A cause for people."""
-    op = "" if cause.op is None else token(cause.op)
-    if cause.what == "compute" and cause.op is not None:
-        return f"{KIND_NAMES[cause.op.kind]} of stage {cause.op.stage} on rank {cause.rank} ({op})"
-    if cause.what == "transfer":
-        return f"the link {cause.rank} → {cause.destination} ({op})"
-    if cause.what == "begin":
-        return f"rank {cause.rank} began the step later than the first rank"
-    return f"rank {cause.rank} between its ops (before {op})"
 
 
 def _block_table(comparison: Comparison) -> Table:
@@ -278,16 +259,6 @@ def _time(duration_ns: int) -> str:
 
 def _exact(duration_ns: int) -> str:
     return format_duration_ns(duration_ns)
-
-
-def _signed(duration_ns: int) -> str:
-    return ("+" if duration_ns >= 0 else "") + _time(duration_ns)
-
-
-def _late(late_ns: int) -> str:
-    if late_ns == 0:
-        return "as planned"
-    return f"{_time(abs(late_ns))} {'later' if late_ns > 0 else 'earlier'} than planned"
 
 
 def _range(spread: Spread) -> str:

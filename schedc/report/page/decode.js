@@ -40,6 +40,7 @@ function readColumn(text) {
   const values = new Float64Array(count);
   if (bytes[0] === PALETTE) {
     const colours = running(next());
+    if (colours.length === 1) return values.fill(colours[0]);
     for (let place = 0; place < count; place += 1) values[place] = colours[next()];
   } else {
     for (let place = 0; place < count; place += 1) values[place] = next();

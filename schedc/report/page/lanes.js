@@ -2,6 +2,7 @@
 
 const CLASSES = 12; // of colours: two shades of each kind, then activations and gradients on links, all-gathers, reduce-scatters
 const ON_LINK = 8;
+const HEIGHTS = { memory: 22, link: 15, collective: 15 }; // of rows in pixels; those of ranks share the room that is left
 const COLLECTIVE_CLASS = { AG: 10, RS: 11 };
 
 // What takes time in a lane, ascending by its start; `item` names it for people.
@@ -97,15 +98,18 @@ function shownLanes(sets, shown, roomHeight) {
     sets[0].collectives.forEach((lane) => lanes.push(lane));
   }
   const ranks = lanes.filter((lane) => lane.type === "rank").length;
-  const others = lanes.length - ranks;
-  const rankHeight = Math.max(many ? 9 : 10, Math.min(30, Math.floor((roomHeight - others * 16) / Math.max(1, ranks))));
+  const gapBefore = (lane, at) => {
+    if (!at) return 0;
+    if (lane.type === "rank") return lane.label !== "measured" && (many || shown.memory) ? 5 : 0;
+    return lane.type !== "memory" && lane.type !== lanes[at - 1].type ? 8 : 0;
+  };
+  const others = lanes.reduce((sum, lane, at) => sum + gapBefore(lane, at) + (HEIGHTS[lane.type] || 0), 0);
+  const rankHeight = Math.max(many ? 11 : 10, Math.min(28, Math.floor((roomHeight - others) / Math.max(1, ranks))));
   let top = 0;
   lanes.forEach((lane, at) => {
-    lane.height = lane.type === "rank" ? rankHeight : lane.type === "memory" ? 24 : 16;
-    const group = lane.type === "rank" && lane.label !== "measured" && at && (many || shown.memory);
-    const section = at && lane.type === "link" && lanes[at - 1].type !== "link";
-    top += group ? 5 : section ? 8 : 0;
+    top += gapBefore(lane, at);
     lane.top = top;
+    lane.height = HEIGHTS[lane.type] || rankHeight;
     top += lane.height;
   });
   return { lanes, height: top };

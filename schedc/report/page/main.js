@@ -15,7 +15,8 @@ class Report {
     this.painter = new Painter(this.canvas);
     this.overview = new Overview(document.getElementById("overview"));
     this.view = new View(Math.max(...this.steps.map((step) => step.endNs)));
-    this.shown = { links: this.chart.ranks <= 8, memory: this.chart.ranks <= 8 && this.sets[0].memory.some((lane) => lane.peak > 0), critical: false };
+    const few = this.chart.ranks <= 8 && this.sets.length === 1;
+    this.shown = { links: few, memory: few && this.sets[0].memory.some((lane) => lane.peak > 0), critical: false };
     this.hovered = this.selected = this.chain = null;
     this.frames = 0;
     this.gentle = matchMedia("(prefers-reduced-motion: reduce)");
@@ -33,7 +34,7 @@ class Report {
 
   // The rows and the size of the canvas.
   layout() {
-    const most = Math.max(280, Math.round(innerHeight * 0.68));
+    const most = Math.max(280, Math.round(innerHeight * 0.74));
     const { lanes, height } = shownLanes(this.sets, this.shown, most - AXIS_HEIGHT);
     const same = (mark) => (mark ? lanes.find((lane) => lane.spans === mark.lane.spans && lane.step === mark.lane.step) : null);
     for (const name of ["hovered", "selected"]) {
