@@ -81,6 +81,8 @@ def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
         str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "architectures").iterdir() if path.suffix in (".toml", ".txt")
     }
     assert len(data) == 2
-    assert {"schedc/py.typed", "schedc/__init__.pyi", *data} <= set(names)
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "report" / "page").iterdir()}
+    assert {path.rpartition(".")[2] for path in page} == {"css", "html", "js"}
+    assert {"schedc/py.typed", "schedc/__init__.pyi", *data, *page} <= set(names)
     for package in SETUPTOOLS["packages"]:
         assert f"{package.replace('.', '/')}/__init__.py" in names
