@@ -141,7 +141,8 @@ def test_data_are_the_timeline(plan: Plan) -> None:
 
 def _times(columns: dict[str, list[int]]) -> tuple[list[int], list[int]]:
     """Starts and ends as the page computes them."""
-    starts_ns, ends_ns = [], []
+    starts_ns: list[int] = []
+    ends_ns: list[int] = []
     for op, (idle_ns, duration_ns) in enumerate(zip(columns["idleBeforeNs"], columns["durationNs"], strict=True)):
         free_ns = 0 if op in columns["begin"] else ends_ns[-1]
         starts_ns.append(free_ns + idle_ns)
