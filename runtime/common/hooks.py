@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,12 @@ class ReplicaHooks:
             What `step` returns; the same on all ranks of the pipeline.
         """
         return loss
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over all pipelines of a tensor of float64 on the CPU; the same rank of all of them calls it together."""
+        if self.pipelines > 1:
+            raise Unsupported("this needs a sum over pipelines; give the hooks passed to load as replicas a method total")
+        return value
 
     def gather(self) -> None:
         """Make the modules' weights whole after the optimizer's step, for a checkpoint; all replicas do this together."""

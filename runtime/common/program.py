@@ -165,7 +165,7 @@ def program_of(plan: Plan, rank: int) -> Program:
                 gives=gives,
                 send=slots.get(gives) if gives else None,
                 opens=opening[op.stage] == index,
-                completes=completing[op.stage] == index,
+                completes=completing.get(op.stage) == index,
             )
         )
     split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)

@@ -75,27 +75,24 @@ class Wiring:
         self.receivers: dict[int, Receiver] = {}
         self._patience_s = timeout_s * self.patience
         try:
-            self._lay(plan, Boundaries())
+            self.move(plan)
         except BaseException:
             self.close()
             raise
 
-    def move(self, plan: Plan, *, keep_shapes: bool) -> None:
-        """Lay the wires of another plan over the same connections, between two steps. All ranks of the plan do this together.
+    def move(self, plan: Plan, boundaries: Boundaries | None = None) -> None:
+        """Lay the wires of a plan over the connections that there are, between two steps. All its ranks do this together.
 
-        Where the other plan has a wire that this one has not, its two ranks connect it now.
+        Where it has a wire that no plan before it had, the two ranks connect it now.
 
         Args:
-            plan: the other plan.
-            keep_shapes: whether what is known of the boundaries holds for it; else its first step begins with headers again.
+            plan: the plan.
+            boundaries: what is known of its boundaries; None: nothing, so that its first step begins with headers again.
 
         Raises:
             TransferFailed: another rank does not come.
         """
-        self._lay(plan, self._boundaries if keep_shapes else Boundaries())
-
-    def _lay(self, plan: Plan, boundaries: Boundaries) -> None:
-        self._boundaries = boundaries
+        self.boundaries = Boundaries() if boundaries is None else boundaries
         wires, rank = wires_of(plan), self._groups.rank
         self._wires = {at: wires[at] for at in connecting_order(wires) if rank in (wires[at].source, wires[at].destination)}
         """Those that begin or end here, by number, in the order in which they are connected."""
@@ -121,11 +118,9 @@ class Wiring:
         ends = self._ends[key] if self._wrap is None else self._wrap(wire, self._ends[key])
         failing = partial(self._failing, wire)
         if self._groups.rank == wire.source:
-            self.senders[number] = Sender(wire, ends, self._boundaries, self._timeout_s, failing)
+            self.senders[number] = Sender(wire, ends, self.boundaries, self._timeout_s, failing)
         else:
-            self.receivers[number] = Receiver(
-                wire, ends, self._boundaries, self._timeout_s, failing, self._device, self._patience_s
-            )
+            self.receivers[number] = Receiver(wire, ends, self.boundaries, self._timeout_s, failing, self._device, self._patience_s)
 
     def _channel(self, wire: Wire) -> Channel:
         return self._channels(wire.source, wire.destination)[0]

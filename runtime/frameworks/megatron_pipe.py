@@ -24,7 +24,7 @@ class Summing(Training):
     def __init__(self, plan: Plan, program: Program, *arguments: Any, **more: Any) -> None:
         """As `Training`."""
         super().__init__(plan, program, *arguments, **more)
-        self._shares_of_loss = Seeds(1)
+        self._even = [Seeds(1.0, "1")] * plan.problem.microbatches
 
 
 class Fused(Summing):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
 
-__all__ = ["CudaEvents", "DeviceClock", "Events"]
+__all__ = ["CudaEvents", "DeviceClock", "Events", "clock_on"]
 
 
 class Events(Protocol):
@@ -116,3 +116,9 @@ class DeviceClock(Observer):
     def _report_op(self, times: OpTimes, time_of: Callable[[int], int]) -> None:
         op, *stamps = times
         self._observer.op(OpTimes(op, *map(time_of, stamps)))
+
+
+def clock_on(device: torch.device, observer: Observer) -> tuple[DeviceClock, Callable[[], int]]:
+    """What is between the executor and an observer for stages on a GPU, and the executor's clock."""
+    clock = DeviceClock(observer, CudaEvents(device))
+    return clock, clock.now

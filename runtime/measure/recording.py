@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.observer import OpTimes
 
-__all__ = ["RankRecord", "Recorder", "StepRecord", "TransferTime", "trace_of", "write_trace"]
+__all__ = ["RankRecord", "Recorder", "StepRecord", "TransferTime", "recorder_of", "trace_of", "write_trace"]
 
 
 NOT_ENDED = -1
@@ -245,6 +245,17 @@ def _by_name(times: Iterable[TransferTime], where: str, what: str) -> dict[tuple
             raise InvalidInput(f"{where} says twice when {token(transfer)} was {what}, with rank {peer}")
         found[transfer, peer] = now_ns
     return found
+
+
+def recorder_of(observer: Observer | None) -> Recorder:
+    """The observer of a pipe, which must be a recorder.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if not isinstance(observer, Recorder):
+        raise InvalidInput("there is nothing recorded to write; give load observe=schedc.runtime.measure.recording.Recorder()")
+    return observer
 
 
 def write_trace(recorder: Recorder, plan: Plan, group: dist.ProcessGroup, path: Path | str) -> None:

@@ -109,3 +109,14 @@ class Pipelines(Groups):
         await_replicas(self._work, f"pipeline {self.rank} waits for the losses of the others", patience_s)
         losses, count = self._shared.unbind(1)
         return losses.mean(), bool(count.all())
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of what all pipelines give, on the CPU; all do this together.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        total, doing = value.clone(), f"pipeline {self.rank} waits for a number from the others"
+        work = start_with_replicas(lambda: self.all.allreduce([total]), doing)
+        await_replicas(work, doing, 2 * self.timeout_s)
+        return total

@@ -63,8 +63,7 @@ def load(
         stages: this rank's stages by index, on the CPU or on one GPU. Each takes tensors as positional arguments and gives a
             tensor or a tuple of tensors, of the same number, shapes and types for all microbatches; the next stage takes them. A
             first stage gets the microbatch's inputs.
-        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed on ranks with a last
-            stage.
+        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed where that is.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
         observe: called with what happens in the steps.
@@ -73,13 +72,10 @@ def load(
             the plan says so; True: all.
         grad_dtype: the type in which the gradients of floating-point weights add up, and which `.grad` has afterwards; None: the
             weight's own.
-        data_parallel_group: this process's replicas: the processes of the same rank in all pipelines of the job, as many as the
-            plan's `size`. None: there is one pipeline.
-        replicas: what to do between this process's replicas in other pipelines, in place of the sums and gathers that come with a
-            `data_parallel_group`.
-        swap_group: this process's peers in other pipelines that must move to another plan with the same step, since their stages
-            have collectives with this one's (tensor or expert parallelism): the same rank of each of these pipelines. None: this
-            pipeline moves by itself.
+        data_parallel_group: the same rank of all pipelines of the job, as many as the plan's `size`; None: there is one pipeline.
+        replicas: what to do between these, in place of the sums and gathers that come with a `data_parallel_group`.
+        swap_group: the same rank of each pipeline that must move to another plan with the same step, since their stages have
+            collectives with this one's (tensor or expert parallelism). None: this pipeline moves by itself.
         channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
             host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs, with the delegate to
             take over where it fails, and the delegate between ranks that share a GPU.
@@ -90,8 +86,7 @@ def load(
         kind: the class of what this gives.
 
     Raises:
-        InvalidInput: the file is no plan of a known version, or its ranks or stages are not those of this job; or both
-            `data_parallel_group` and `replicas` are given.
+        InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
         CheckFailed: the plan breaks a rule, or another rank has refused or has another plan or other weights of a replica.
         Unsupported: the plan asks for what this runtime does not do.
         TransferFailed: another rank has ended, or does not call `load` within `timeout_s`.
@@ -124,6 +119,11 @@ def load(
             from schedc.runtime.replicas.gradients import set_gradient_type
 
             set_gradient_type(stages.values(), grad_dtype)
+        hooks = ReplicaHooks() if replicas is None else replicas
+        if pipelines is not None or replicas_of(checked.problem):
+            from schedc.runtime.session.peers import hooks_of
+
+            hooks = hooks_of(checked, stages, groups, pipelines)
         pipe = kind(
             checked,
             stages,
@@ -134,7 +134,7 @@ def load(
             fits=fits,
             check_loss=check_loss,
             recompute=recompute,
-            hooks=_hooks(checked, stages, groups, pipelines) if replicas is None else replicas,
+            hooks=hooks,
             lockstep=lockstep,
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
@@ -191,12 +191,10 @@ def _agree(
             device = stage_device(stages)
             wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
             report = replace(report, wish=wish, wrapped=wrapped)
-            replicated = {stage for members in replicas_of(checked.problem) for stage in members}
-            compared = stages.keys() if pipelines is not None else stages.keys() & replicated
-            if compared:
-                from schedc.runtime.replicas.shared_weights import weights_digest
+            if pipelines is not None or replicas_of(checked.problem):
+                from schedc.runtime.session.peers import weights_of_replicas
 
-                report = replace(report, weights={stage: weights_digest(stages[stage]) for stage in compared})
+                report = replace(report, weights=weights_of_replicas(checked, stages, across=pipelines is not None))
         except SchedcError as error:
             refusal = error
     if refusal is not None:
@@ -222,15 +220,11 @@ def _agree(
         everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
         check_equal(replicas_of(checked.problem), everywhere)
     wishes = [other.wish for other in reports if other.wish is not None]
-    unlike = next((other.rank for other in reports if other.wrapped != reports[0].wrapped), None)
-    if unlike is not None:
-        raise InvalidInput(f"ranks 0 and {unlike} load with and without wrap; give all ranks the same")
-    other = next((one for one in reports if one.pipelines != reports[0].pipelines), None)
-    if other is not None:
-        raise InvalidInput(
-            f"rank 0 sums its gradients over {reports[0].pipelines} pipelines, rank {other.rank} over {other.pipelines};"
-            " give all ranks the same data_parallel_group or replicas"
-        )
+    ways = [(other.wrapped, other.pipelines) for other in reports]
+    if len({*ways}) > 1:
+        from schedc.runtime.session.disagreeing import unlike_ranks
+
+        raise InvalidInput(unlike_ranks(ways))
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
     connected = connection(wishes, groups.rank, device)
@@ -240,16 +234,3 @@ def _agree(
 
         warn_of_settings(over_nccl, stacklevel=4)
     return checked, connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]
-
-
-def _hooks(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
-    """What sums the gradients of this rank's stages over their replicas, where they have any."""
-    if pipelines is not None:
-        from schedc.runtime.replicas.collectives import Collectives
-
-        return Collectives(plan, groups.rank, stages, pipelines)
-    if replicas_of(plan.problem):
-        from schedc.runtime.replicas.shared_weights import ReplicaSums
-
-        return ReplicaSums(plan.problem, stages, groups)
-    return ReplicaHooks()

@@ -53,18 +53,8 @@ def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
         offers: of all ranks; of several pipelines one after the other, where they are to agree.
         ranks: how many a pipeline has.
     """
+    if all(offer.refusal is None and offer.digest == offers[0].digest for offer in offers):
+        return None
+    from schedc.runtime.session.disagreeing import differing_plans
 
-    def named(at: int) -> str:
-        return f"rank {at}" if len(offers) == ranks else f"rank {at % ranks} of pipeline {at // ranks}"
-
-    for rank, offer in enumerate(offers):
-        if offer.refusal is not None:
-            return f"{named(rank)} has refused the plan: {offer.refusal}"
-    for rank, offer in enumerate(offers):
-        if offer.digest != offers[0].digest:
-            both = f"ranks 0 and {rank}" if len(offers) == ranks else f"{named(0)} and {named(rank)}"
-            return (
-                f"{both} have different plans (digests {offers[0].digest[:12]}… and {offer.digest[:12]}…);"
-                " give all ranks the same file"
-            )
-    return None
+    return differing_plans([(offer.refusal, offer.digest) for offer in offers], ranks)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.collectives import check_weights
+from schedc.runtime.replicas.collectives import Collectives, check_weights
+from schedc.runtime.replicas.shared_weights import ReplicaSums, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import ReplicaHooks
+    from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.offers import Report
 
-__all__ = ["apart", "check_replicas"]
+__all__ = ["apart", "check_replicas", "hooks_of", "weights_of_replicas"]
 
 
 def apart(reports: Sequence[Report], *, replicas: bool) -> str | None:
@@ -77,3 +81,16 @@ def check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | 
             " start as many pipelines, or compile for as many"
         )
     check_weights(stages)
+
+
+def weights_of_replicas(plan: Plan, stages: Mapping[int, nn.Module], *, across: bool) -> dict[int, str]:
+    """A digest of the weights of each stage that has replicas in the pipeline, or `across` pipelines, where all have."""
+    replicated = {stage for members in replicas_of(plan.problem) for stage in members}
+    return {stage: weights_digest(module) for stage, module in stages.items() if across or stage in replicated}
+
+
+def hooks_of(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
+    """What sums the gradients of this rank's stages over their replicas, in other pipelines or in this one."""
+    if pipelines is not None:
+        return Collectives(plan, groups.rank, stages, pipelines)
+    return ReplicaSums(plan.problem, stages, groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from itertools import permutations
 from time import perf_counter_ns
@@ -15,13 +16,12 @@ from schedc.errors import InvalidInput
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.session.acceptance import read
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.wishes import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
     from pathlib import Path
     from types import TracebackType
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import Mover, Swap
     from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
 
 __all__ = ["Pipe"]
@@ -70,21 +71,20 @@ class Pipe:
 
         `fits` checks another plan for this rank as `load` has checked the first. `hooks` are closed with the pipe.
         """
-        self._groups = groups
-        self._stages = stages
+        self.groups = groups
+        self.stages = stages
+        self.hooks = hooks
         self._loss_fn = loss_fn
         self._timeout_s = timeout_s
         self._given_observer = self._observer = observe
         self._now = perf_counter_ns
         device = stage_device(stages)
         if observe is not None and device.type == "cuda":
-            from schedc.runtime.measure.device_clock import CudaEvents, DeviceClock
+            from schedc.runtime.measure.device_clock import clock_on
 
-            clock = DeviceClock(observe, CudaEvents(device))
-            self._observer, self._now = clock, clock.now
+            self._observer, self._now = clock_on(device, observe)
         self._fits = fits
         self._recompute = recompute
-        self._hooks = hooks
         self._check_loss = check_loss
         wiring: type[Wiring] = Wiring
         if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
@@ -106,33 +106,42 @@ class Pipe:
         self._steps = 0
         self._open = True
 
-    def step(self, inputs: Batch | None = None, targets: Batch | None = None) -> torch.Tensor:
+    def step(
+        self,
+        inputs: Batch | None = None,
+        targets: Batch | None = None,
+        *,
+        weights: Weights | None = None,
+        divide_by: float | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
         """Run the plan once: all microbatches forward and backward. Gradients are added to the parameters' `.grad`.
 
         Args:
             inputs: the batch (samples along dimension 0) or its microbatches; looked at on ranks with a first stage only.
-            targets: the same for the loss function; looked at on ranks with a last stage only.
+            targets: the same for the loss function; looked at on ranks with a last stage only, as are the others.
+            weights: of the microbatches, as many tokens as each has, say; in all pipelines or in none. None: 1 each.
+            divide_by: what the sum of all losses, each times its weight, is divided by; None: the sum of all weights.
+            scale: multiplies the gradients, not what is returned.
 
         Returns:
-            The mean of the microbatches' losses, a float64 scalar without graph, the same on all ranks; with data parallelism the
-            mean over all pipelines, the same on all processes. The gradients are those of this mean.
+            The mean of the microbatches' losses, by their weights, a float64 scalar without graph, the same on all ranks; with data
+            parallelism over all pipelines, the same on all processes. The gradients are those of this mean.
 
         Raises:
-            InvalidInput: the batch does not fit the plan, a stage's output does not have the shape of the one before, or the
-                pipe is closed.
+            InvalidInput: the batch or the weights do not fit the plan, a stage's output does not have the shape of the one before,
+                or the pipe is closed.
             TransferFailed: another rank has ended, failed, or does not answer.
             NonFiniteLoss: the loss of a microbatch is infinite or NaN; all ranks of all pipelines raise it, after the step. The
                 pipe is closed after any exception but this one, so that the other ranks fail as well and do not wait.
         """
-        self._check_open()
-        ending = self._losses_of
-        try:
-            total = self._step(inputs, targets)
-            refused = self._settle(self._mover) if self._mover is not None and self._mover.pending and self._offered else None
-        except BaseException as error:
-            self._wiring.add_notes(error)
-            self.close()
-            raise
+        ending, refused = self._losses_of, None
+        with self._closing_on_errors():
+            total = self._step(inputs, targets, self._shares(weights, divide_by, scale))
+            if self._mover is not None and self._mover.pending and self._offered:
+                refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
+                if refused is None and self._observer is not None:
+                    self._observer.swapped(self._plan)
         if refused is not None:
             warnings.warn(f"step {self._steps} goes on with plan {self._plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
         if self._check_loss and not math.isfinite(total.item()):
@@ -141,12 +150,41 @@ class Pipe:
             raise non_finite(self._losses, total, ending, self._steps - 1)
         return total
 
+    def evaluate(
+        self,
+        inputs: Batch | None = None,
+        targets: Batch | None = None,
+        *,
+        weights: Weights | None = None,
+        divide_by: float | None = None,
+        outputs: MutableMapping[int, Any] | None = None,
+    ) -> torch.Tensor:
+        """Run the plan's forwards alone, without gradients; all ranks of all pipelines call it, between the same two steps.
+
+        Errors are as for `step`. Whether stages train or evaluate (`module.eval()`) is the caller's to say.
+
+        Args:
+            inputs: as for `step`; the batch may have another size.
+            targets: as for `step`; None where only `outputs` are wanted: the loss is then NaN.
+            weights: as for `step`.
+            divide_by: as for `step`.
+            outputs: gets what the last stage gives, by microbatch, on the rank that has it.
+
+        Returns:
+            The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
+        """
+        with self._closing_on_errors():
+            from schedc.runtime.session.evaluation import Evaluation
+
+            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self._lockstep
+            again = self._until_it_counts if self.retries else None
+            shares = self._shares(weights, divide_by)
+            total, self._losses = Evaluation(self._plan, self._losses_of, *parts).run(inputs, targets, outputs, shares, again)
+        return total
+
     @property
     def losses(self) -> torch.Tensor:
-        """The losses of the last step's microbatches in this pipeline, float64 [microbatches], the same on all its ranks.
-
-        Empty before the first step.
-        """
+        """Of the last step's or evaluation's microbatches in this pipeline, float64 [microbatches], the same on all its ranks."""
         return self._losses
 
     def shards(self) -> list[Shard]:
@@ -155,7 +193,7 @@ class Pipe:
         Raises:
             InvalidInput: the plan is not for ZeRO 1.
         """
-        return self._hooks.shards()
+        return self.hooks.shards()
 
     def gather(self) -> None:
         """Make the modules' parameters whole after the optimizer's step, for a checkpoint; the next step does it by itself.
@@ -166,12 +204,8 @@ class Pipe:
             InvalidInput: the pipe is closed.
             TransferFailed: a replica has ended, failed, or does not answer.
         """
-        self._check_open()
-        try:
-            self._hooks.gather()
-        except BaseException:
-            self.close()
-            raise
+        with self._closing_on_errors():
+            self.hooks.gather()
 
     @property
     def plan(self) -> Plan:
@@ -181,10 +215,9 @@ class Pipe:
     def swap(self, plan: Path | str | Plan) -> Swap:
         """Move to another plan of the same stages, between two steps; all ranks call it, each between any two of its steps.
 
-        It waits for no other rank, and training goes on with the old plan. When the last rank has called it, say before its step n,
-        all ranks move with the same step, n + 1 or n + 2. A rank that calls it late delays the move and nothing else. If a rank
-        refuses the plan, or their plans differ, no rank moves, training goes on with the old plan, and `step` warns once.
-        With a `swap_group` given to `load`, all this holds for the ranks of all its pipelines together.
+        It waits for no other rank. When the last rank has called it, say before its step n, all ranks, of all pipelines of a
+        `swap_group`, move with the same step, n + 1 or n + 2. Until then training goes on with the old plan; also if a rank refuses
+        the plan, or their plans differ: no rank moves then, and `step` warns once.
 
         Stages, paths and ranks must be those of the plan that runs; orders, parts and costs may differ, and so may the number of
         microbatches: `pipe.plan` says what the next step takes.
@@ -200,8 +233,7 @@ class Pipe:
             TransferFailed: the job's store is lost.
         """
         self._check_open()
-        mover = self._mover or self._make_mover()
-        return mover.offer(self._plan, lambda: self._accepted(plan))
+        return (self._mover or self._make_mover()).offer(self._plan, plan)
 
     def write_trace(self, path: Path | str) -> None:
         """Write what the `Recorder` given to `load` as `observe` has recorded of the plan that runs; all ranks call it together.
@@ -214,21 +246,19 @@ class Pipe:
             TransferFailed: another rank has ended or does not answer.
         """
         self._check_open()
-        from schedc.runtime.measure.recording import Recorder, write_trace
+        from schedc.runtime.measure.recording import recorder_of, write_trace
 
-        if not isinstance(self._given_observer, Recorder):
-            raise InvalidInput("there is nothing recorded to write; give load observe=schedc.runtime.measure.recording.Recorder()")
-        write_trace(self._given_observer, self._plan, self._groups.all, path)
+        write_trace(recorder_of(self._given_observer), self._plan, self.groups.all, path)
 
     def close(self) -> None:
         """Close all connections. Closing again does nothing."""
         self._open = False
         self._wiring.close()
         self._training.close()
-        self._hooks.close()
+        self.hooks.close()
         if self._lockstep is not None:
             self._lockstep.close()
-        self._groups.close()
+        self.groups.close()
 
     def __enter__(self) -> Pipe:
         """The pipe itself."""
@@ -238,10 +268,27 @@ class Pipe:
         """Close it."""
         self.close()
 
-    def _step(self, inputs: Batch | None, targets: Batch | None) -> torch.Tensor:
-        looks = self._groups.rank == self._looking
-        word = int(looks and self._mover is not None and self._mover.all_have_offered())
-        attempt = partial(self._attempt, inputs, targets, word)
+    @contextmanager
+    def _closing_on_errors(self) -> Iterator[None]:
+        self._check_open()
+        try:
+            yield
+        except BaseException as error:
+            self._wiring.add_notes(error)
+            self.close()
+            raise
+
+    def _shares(self, weights: Weights | None, divide_by: float | None, scale: float = 1.0) -> Shares | None:
+        """Of the microbatches, where they are not even and this rank needs them."""
+        if self.groups.rank not in self._losses_of or (weights is None and divide_by is None and scale == 1):
+            return None
+        from schedc.runtime.stage.weighing import weigh
+
+        return weigh(weights, divide_by, scale, self.groups.rank, self._plan.problem.microbatches, self.hooks)
+
+    def _step(self, inputs: Batch | None, targets: Batch | None, shares: Shares | None) -> torch.Tensor:
+        word = int(self.groups.rank == self._looking and self._mover is not None and self._mover.all_have_offered())
+        attempt = partial(self._attempt, inputs, targets, word, shares)
         loss = self._until_it_counts(attempt, (inputs, targets)) if self.retries else attempt()[0]
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
@@ -250,29 +297,31 @@ class Pipe:
 
     def _until_it_counts(self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], batch: object) -> torch.Tensor:
         """Run a step that may have to run again; the loss."""
-        from schedc.runtime.session.retry import StepStart, module_of
+        from schedc.runtime.session.retry import start_of
 
-        if self._start is None:
-            modules = (*self._stages.values(), *module_of(self._loss_fn))
-            self._start = StepStart(modules, self._hooks, stage_device(self._stages))
+        self._start = self._start or start_of(self.stages, self._loss_fn, self.hooks)
         return self._start.run(attempt, self._wiring.change, batch)
 
-    def _attempt(self, inputs: Batch | None, targets: Batch | None, word: int) -> tuple[torch.Tensor, bool, bool]:
+    def _attempt(
+        self, inputs: Batch | None, targets: Batch | None, word: int, shares: Shares | None
+    ) -> tuple[torch.Tensor, bool, bool]:
         """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
-        losses = Losses(self._groups.all, self._groups.rank, self._losses_of, self._timeout_s, word=word)
-        self._training.begin(inputs, targets, losses)
-        self._hooks.begin_step()
+        losses = Losses(
+            self.groups.all, self.groups.rank, self._losses_of, self._timeout_s, word, None if shares is None else shares.losses
+        )
+        self._training.begin(inputs, targets, losses, None if shares is None else shares.gradients)
+        self.hooks.begin_step()
         self._executor.run()
         self._training.finish()
         here = self._wiring.finish()
         self._losses = losses.gather()
         everywhere = here if self._lockstep is None or not self.retries else self._lockstep.all_see(here)
-        self._hooks.step_counts = everywhere
-        loss = self._hooks.end_step(self._losses.mean())
+        self.hooks.step_counts = everywhere
+        loss = self.hooks.end_step(losses.mean())
         self._offered = bool(losses.word(self._looking))
-        return loss, here, self._hooks.step_counts
+        return loss, here, self.hooks.step_counts
 
     def _check_open(self) -> None:
         if not self._open:
@@ -281,44 +330,20 @@ class Pipe:
     def _make_mover(self) -> Mover:
         from schedc.runtime.session.swap import Mover
 
-        self._mover = Mover(self._groups, self._lockstep)
+        self._mover = Mover(self.groups, self._lockstep, self._fits, self.hooks)
         return self._mover
-
-    def _accepted(self, plan: Path | str | Plan) -> Plan:
-        """The plan, if this rank can run it after the one that runs.
-
-        Raises:
-            SchedcError: says why not.
-        """
-        accepted = read(plan, verify=True)
-        self._fits(accepted)
-        self._hooks.check_swap(self._plan, accepted)
-        return accepted
 
     def _use(self, plan: Plan) -> None:
         """Run this plan from now on; its wires are laid."""
         self._plan = plan
-        program = program_of(plan, self._groups.rank)
+        program = program_of(plan, self.groups.rank)
         self._losses_of = _losses_of(plan.problem)
         self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`
         self._offered = False
         self._training = self.training(
-            plan, program, self._stages, self._loss_fn, recompute=self._recompute, replicas=self._hooks.pipelines
+            plan, program, self.stages, self._loss_fn, recompute=self._recompute, replicas=self.hooks.pipelines
         )
-        self._executor = Executor(program, self._wiring, self._training, self._observer, self._hooks, self._now)
-
-    def _settle(self, mover: Mover) -> str | None:
-        """Move to the plan that all ranks have offered, between two steps; the reason if they disagree."""
-        swap, plan = mover.settle(self._steps)
-        if plan is None:
-            return swap.reason
-        old, new = self._plan.problem, plan.problem
-        self._wiring.move(plan, keep_shapes=(new.microbatches, new.path_of) == (old.microbatches, old.path_of))
-        self._use(plan)
-        swap.state = "done"
-        if self._observer is not None:
-            self._observer.swapped(plan)
-        return None
+        self._executor = Executor(program, self._wiring, self._training, self._observer, self.hooks, self._now)
 
 
 def _losses_of(problem: Problem) -> dict[int, list[int]]:

@@ -16,13 +16,14 @@ from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.stage.buffers import Kept
+from schedc.runtime.transports.wishes import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
-__all__ = ["StepStart", "module_of"]
+__all__ = ["StepStart", "module_of", "start_of"]
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""
@@ -155,6 +156,11 @@ class StepStart:
 
     def _may_change(self, owner: nn.Module, name: str) -> bool:
         return self._changing is None or (owner, name) in self._changing
+
+
+def start_of(stages: Mapping[int, nn.Module], loss_fn: Any, hooks: ReplicaHooks) -> StepStart:
+    """Of a rank's stages, its loss function where that has weights or buffers, and its replicas' hooks."""
+    return StepStart((*stages.values(), *module_of(loss_fn)), hooks, stage_device(stages))
 
 
 def module_of(function: Any) -> tuple[nn.Module, ...]:

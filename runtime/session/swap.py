@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
+from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.handshake import Handshake
 from schedc.runtime.session.offers import Offer, disagreement, plan_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import ReplicaHooks
+    from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.session.lockstep import Lockstep
 
 __all__ = ["Mover", "Swap", "check_same_stages"]
@@ -44,13 +48,17 @@ class _Pending(NamedTuple):
 class Mover:
     """What moves one rank's pipe to other plans, one after the other."""
 
-    def __init__(self, groups: Groups, lockstep: Lockstep | None = None) -> None:
+    def __init__(self, groups: Groups, lockstep: Lockstep | None, fits: Callable[[Plan], None], hooks: ReplicaHooks) -> None:
         """Take the ranks.
 
         Args:
             groups: of this pipeline.
             lockstep: its peers in pipelines that move with it; all of them make their movers together.
+            fits: checks a plan for this rank, as `load` has checked the first.
+            hooks: which may not go from every plan to every other.
         """
+        self._fits = fits
+        self._hooks = hooks
         self._size = groups.size
         self._lockstep = lockstep
         self._handshake = Handshake(groups.store, groups.rank, groups.size) if lockstep is None else lockstep.handshake(groups)
@@ -61,12 +69,12 @@ class Mover:
         """Whether this rank has offered a plan, and does not know yet what becomes of it."""
         return self._pending is not None
 
-    def offer(self, running: Plan, accepted: Callable[[], Plan]) -> Swap:
+    def offer(self, running: Plan, other: Path | str | Plan) -> Swap:
         """Offer a plan to the other ranks; returns at once.
 
         Args:
             running: the plan that runs.
-            accepted: gives the other plan, or raises why this rank refuses it.
+            other: the plan file, or the plan.
 
         Raises:
             InvalidInput: the move before it is still pending.
@@ -76,7 +84,9 @@ class Mover:
             raise InvalidInput("another swap is pending until all ranks have called it; wait until its state is not 'pending'")
         plan: Plan | None = None
         try:
-            found = accepted()
+            found = read(other, verify=True)
+            self._fits(found)
+            self._hooks.check_swap(running, found)
             check_same_stages(running, found)
             offer = Offer(refusal=None, digest=plan_digest(found))
             plan = found
@@ -95,19 +105,34 @@ class Mover:
         seen = self._pending is not None and self._handshake.complete()
         return seen if self._lockstep is None else self._lockstep.all_see(seen)
 
-    def settle(self, step: int) -> tuple[Swap, Plan | None]:
-        """What became of the pending move, once all ranks have offered: the swap, and the plan to move to before step `step`.
+    def settle(self, step: int, running: Plan, wiring: Wiring, use: Callable[[Plan], None]) -> str | None:
+        """Once all ranks have offered, between two steps: move to the plan that they have offered.
+
+        Args:
+            step: the number of the next step.
+            running: the plan that runs.
+            wiring: of the pipe.
+            use: lets the pipe run a plan whose wires are laid.
+
+        Returns:
+            Why they do not move; None: they do.
 
         Raises:
-            TransferFailed: the store is lost.
+            TransferFailed: the store or a rank is lost.
         """
         assert self._pending is not None
         (swap, plan), self._pending = self._pending, None
         swap.step = step
         swap.reason = disagreement(self._handshake.settle(), self._size)
-        if swap.reason is not None:
+        if swap.reason is not None or plan is None:
             swap.state = "refused"
-        return swap, plan if swap.reason is None else None
+            return swap.reason
+        old, new = running.problem, plan.problem
+        same = (new.microbatches, new.path_of) == (old.microbatches, old.path_of)
+        wiring.move(plan, wiring.boundaries if same else None)
+        use(plan)
+        swap.state = "done"
+        return None
 
 
 def check_same_stages(running: Plan, other: Plan) -> None:

@@ -15,9 +15,7 @@ recomputes holds its inputs alone between F and its backward, which runs F again
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from contextlib import nullcontext
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,12 +54,7 @@ class Block:
     """The live state of one stage and microbatch."""
 
     def __init__(
-        self,
-        work: Callable[..., object],
-        inputs: Sequence[torch.Tensor],
-        *,
-        split: bool,
-        recompute: Buffers | None = None,
+        self, work: Callable[..., object], inputs: Sequence[torch.Tensor], *, split: bool, recompute: Buffers | None = None
     ) -> None:
         """Run F.
 
@@ -149,8 +142,13 @@ class Block:
             part: which part.
             shares: the relative time of each part; the joints are dealt to the parts by the size of their weights.
         """
+        works = self._weight_work
+        if len(shares) > 1:
+            from schedc.runtime.stage.splitting.dealing import dealt
+
+            works = [works[at] for at in dealt([one.joint.weights for one in works], shares)[part]]
         with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
-            for joint, arrived, versions in _dealt(self._weight_work, shares)[part]:
+            for joint, arrived, versions in works:
                 if [None if one is None else one._version for one in arrived] != versions:
                     raise RuntimeError(
                         "a gradient that B has kept for W has been changed in place before W: a function of the user's own gives"
@@ -237,16 +235,3 @@ def _given(
             roots.append(edge)
             values.append(gradient)
     return roots, values
-
-
-def _dealt(work: list[Work], shares: Sequence[int]) -> list[list[Work]]:
-    """The joints of each part, in order: a joint goes to the part in whose share the middle of its weights lies."""
-    ends = list(accumulate(shares))
-    total = sum(one.joint.weights for one in work)
-    parts: list[list[Work]] = [[] for _ in shares]
-    before = 0
-    for one in work:
-        middle = (2 * before + one.joint.weights) * ends[-1]
-        parts[min(bisect_left([2 * total * end for end in ends], middle), len(ends) - 1)].append(one)
-        before += one.joint.weights
-    return parts

@@ -61,13 +61,13 @@ class Border:
                     stack.append(after)
         return half, beside
 
-    def share(self, loss: torch.Tensor, count: int, rest: float) -> bool:
+    def share(self, loss: torch.Tensor, shown: str, rest: float) -> bool:
         """Multiply gradients on their way through the border, where the loss's own type would round its share of the mean.
 
         Args:
             loss: computed from what `around` gave.
-            count: the mean is over this many losses.
-            rest: what to multiply by: 1/count is this number times a power of two.
+            shown: the share, for messages.
+            rest: what to multiply by: the share is this number times a power of two.
 
         Returns:
             Whether it does: then the backward is to start from the power of two.
@@ -83,7 +83,7 @@ class Border:
         if beside:
             raise Unsupported(
                 f"loss_fn computes a {half} loss and depends on weights other than through the last stage's output;"
-                f" 1/{count}, a microbatch's share of the step, is not exact in that type; compute the loss in float32"
+                f" {shown}, a microbatch's share of the step, is not exact in that type; compute the loss in float32"
             )
         self._factor[0] = rest
         return True

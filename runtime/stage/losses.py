@@ -1,7 +1,7 @@
 """The losses of a step's microbatches, brought from the ranks that have a last stage to all ranks.
 
 They are sent when the last one is known, long before the other ranks have ended their backwards, so that nobody waits for them.
-With them goes a *word*: a number that their rank sends to all others with this step.
+With them go their part of the step's loss, and a *word*: a number that their rank sends to all others with this step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ class Losses:
     """The losses of one step."""
 
     def __init__(
-        self, group: dist.ProcessGroup, rank: int, expected: Mapping[int, Sequence[int]], timeout_s: float, word: int = 0
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        expected: Mapping[int, Sequence[int]],
+        timeout_s: float,
+        word: int = 0,
+        shares: Sequence[float] | None = None,
     ) -> None:
         """Post the receives.
 
@@ -35,6 +41,7 @@ class Losses:
             expected: of each rank that computes losses, the microbatches, ascending.
             timeout_s: how long to wait.
             word: what this rank sends to the others, if it computes losses.
+            shares: each microbatch's in the loss of the step, if it computes losses; None: that is their mean.
 
         Raises:
             TransferFailed: a connection is lost.
@@ -45,7 +52,8 @@ class Losses:
         self._timeout_s = timeout_s
         self._own: dict[int, torch.Tensor] = {}
         self._word = word
-        self._parts = {root: torch.zeros(len(expected[root]) + 1, dtype=torch.float64) for root in sorted(expected)}
+        self._shares = shares
+        self._parts = {root: torch.zeros(len(expected[root]) + 2, dtype=torch.float64) for root in sorted(expected)}
         self._work: list[tuple[dist.Work, str, int]] = []
         self._copy: tuple[torch.Tensor, torch.Event] | None = None
         for root, part in self._parts.items():
@@ -85,8 +93,12 @@ class Losses:
                 raise waiting_failed(doing, error, self._timeout_s, peer) from error
         losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64)
         for root, part in self._parts.items():
-            losses[list(self._expected[root])] = part[:-1]
+            losses[list(self._expected[root])] = part[:-2]
         return losses
+
+    def mean(self) -> torch.Tensor:
+        """The loss of the step, a float64 scalar; known once `gather` has returned."""
+        return torch.stack([part[-2] for part in self._parts.values()]).sum()
 
     def word(self, root: int) -> int:
         """What the rank `root`, which computes losses, has sent to all ranks; known once `gather` has returned."""
@@ -94,7 +106,11 @@ class Losses:
 
     def _send(self, found: torch.Tensor) -> None:
         own = self._parts[self._rank]
-        own[:-1] = found
+        own[:-2] = found
+        if self._shares is None:
+            own[-2] = own[:-2].sum() / sum(map(len, self._expected.values()))
+        else:
+            own[-2] = sum(self._shares[number] * loss for number, loss in zip(self._expected[self._rank], own[:-2], strict=True))
         own[-1] = self._word
         for peer in range(self._group.size()):
             if peer != self._rank:

@@ -12,17 +12,18 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Seeds"]
+__all__ = ["Seeds", "scalar"]
 
 
 class Seeds:
-    """The shares of the microbatches of a step."""
+    """The share of a microbatch, or of all of them."""
 
-    def __init__(self, count: int) -> None:
-        """Take how many losses the mean is over."""
-        self._count = count
-        self._power = 2.0 ** (math.frexp(1 / count)[1] - (0 if count & (count - 1) else 1))
-        self._rest = 1 / count / self._power
+    def __init__(self, share: float, shown: str) -> None:
+        """Take a loss's share of the step's, and what a message calls it."""
+        mantissa, exponent = math.frexp(share)
+        self._share, self._shown = share, shown
+        self._power = 2.0 ** (exponent - (mantissa == 0.5))
+        self._rest = share / self._power
         self._made: dict[tuple[torch.dtype, torch.device, float], torch.Tensor] = {}
 
     def loss(self, loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> tuple[torch.Tensor, float]:
@@ -41,11 +42,9 @@ class Seeds:
             from schedc.runtime.stage.border import Border
 
             border = Border()
-            loss = _scalar(loss_fn(border.around(output), targets))
-            if border.share(loss, self._count, self._rest):
-                return loss, self._power
-            return loss, 1 / self._count
-        return _scalar(loss_fn(output, targets)), 1 / self._count
+            loss = scalar(loss_fn(border.around(output), targets))
+            return loss, self._power if border.share(loss, self._shown, self._rest) else self._share
+        return scalar(loss_fn(output, targets)), self._share
 
     def seed(self, loss: torch.Tensor, value: float) -> torch.Tensor:
         """This number as the gradient of a loss; the same tensor for all microbatches."""
@@ -55,7 +54,7 @@ class Seeds:
         return self._made[key]
 
 
-def _scalar(loss: torch.Tensor) -> torch.Tensor:
+def scalar(loss: torch.Tensor) -> torch.Tensor:
     """The loss, if it is one.
 
     Raises:

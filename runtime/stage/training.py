@@ -70,7 +70,8 @@ class Training:
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches
-        self._shares_of_loss = Seeds(problem.microbatches * replicas)
+        count = problem.microbatches * replicas
+        self._even = [Seeds(1 / count, f"1/{count}")] * problem.microbatches
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
@@ -81,13 +82,14 @@ class Training:
         self._targets: Sequence[Microbatch] = ()
         self._losses: Losses | None = None
 
-    def begin(self, inputs: Batch | None, targets: Batch | None, losses: Losses) -> None:
+    def begin(self, inputs: Batch | None, targets: Batch | None, losses: Losses, shares: Sequence[float] | None = None) -> None:
         """Before a step.
 
         Args:
             inputs: the batch or its microbatches; looked at on ranks with a first stage only.
             targets: the same for the loss function; looked at on ranks with a last stage only.
             losses: what takes the microbatches' losses.
+            shares: of each in what is differentiated; None: they are even.
 
         Raises:
             InvalidInput: the batch does not fit the plan.
@@ -98,6 +100,7 @@ class Training:
         self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
         self._targets = cut(targets, count, "targets", rank) if self._last & own else ()
         self._losses = losses
+        self._shares_of_loss = self._even if shares is None else [Seeds(share, f"{share:.6g}") for share in shares]
         forget_cast_weights()
 
     def finish(self) -> None:
@@ -149,13 +152,13 @@ class Training:
         if last:
             (loss,) = block.take()
             assert loss is not None and self._losses is not None
-            self._seeds[key] = (self._shares_of_loss.seed(loss, self._starts.pop(key)),)
+            self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)),)
             self._losses.add(op.microbatch, loss)
 
     def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
         """A last stage, and the loss of its microbatch."""
         assert self._loss_fn is not None
         output = self._stages[op.stage](*value)
-        loss, start = self._shares_of_loss.loss(self._loss_fn, output, self._targets[op.microbatch])
+        loss, start = self._shares_of_loss[op.microbatch].loss(self._loss_fn, output, self._targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start
         return loss

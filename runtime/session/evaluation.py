@@ -1,0 +1,112 @@
+"""An evaluation: the forward ops of a plan alone, over the connections of a pipe, between two of its steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from schedc.runtime.common.forward_only import forward_only
+from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.executor import Executor
+from schedc.runtime.stage.forward import Forward
+from schedc.runtime.stage.losses import Losses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from schedc.ir.plan import Plan
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import ReplicaHooks
+    from schedc.runtime.execution.wiring import Wiring
+    from schedc.runtime.session.lockstep import Lockstep
+    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.weighing import Shares
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """What a pipe evaluates with; made for one evaluation."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        losses_of: Mapping[int, Sequence[int]],
+        groups: Groups,
+        stages: Mapping[int, nn.Module],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        wiring: Wiring,
+        hooks: ReplicaHooks,
+        lockstep: Lockstep | None,
+    ) -> None:
+        """Take what the pipe has; `losses_of` has the microbatches that end on each rank with a last stage."""
+        self._plan = plan
+        self._groups = groups
+        self._stages = stages
+        self._loss_fn = loss_fn
+        self._wiring = wiring
+        self._hooks = hooks
+        self._losses_of = losses_of
+        self._lockstep = lockstep
+        self._may_run_again = False
+        self._losses: torch.Tensor | None = None
+
+    def run(
+        self,
+        inputs: Batch | None,
+        targets: Batch | None,
+        outputs: MutableMapping[int, Any] | None,
+        shares: Shares | None,
+        again: Callable[[Callable[[], tuple[torch.Tensor, bool, bool]], object], torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it; all ranks of all pipelines do this together.
+
+        The wires of the forward ops are laid over the connections, and afterwards those of the plan again. What is known of the
+        boundaries is kept for the steps: without a graph their tensors are others, and an evaluation's batch may have another size.
+
+        Args:
+            inputs: as for a step.
+            targets: as for a step.
+            outputs: gets what the last stage gives, by microbatch.
+            shares: of the microbatches' losses; None: even.
+            again: runs an attempt until it counts, as `StepStart.run`; None: a channel that fails ends the evaluation.
+
+        Returns:
+            The loss, and the microbatches' losses.
+
+        Raises:
+            SchedcError: as `Pipe.evaluate`.
+        """
+        self._may_run_again = again is not None
+        self._hooks.gather()
+        known = self._wiring.boundaries
+        forward = forward_only(self._plan)
+        self._wiring.move(forward)
+        attempt = partial(self._attempt, forward, inputs, targets, outputs, shares)
+        mean = attempt()[0] if again is None else again(attempt, (inputs, targets))
+        self._wiring.move(self._plan, known)
+        assert self._losses is not None
+        return self._hooks.total(mean) / self._hooks.pipelines, self._losses
+
+    def _attempt(
+        self,
+        forward: Plan,
+        inputs: Batch | None,
+        targets: Batch | None,
+        outputs: MutableMapping[int, Any] | None,
+        shares: Shares | None,
+    ) -> tuple[torch.Tensor, bool, bool]:
+        """As `Pipe._attempt`: the loss of this pipeline, and whether the evaluation counts here, and for all."""
+        groups = self._groups
+        losses = Losses(
+            groups.all, groups.rank, self._losses_of, groups.timeout_s, shares=None if shares is None else shares.losses
+        )
+        compute = Forward(self._plan.problem, groups.rank, self._stages, self._loss_fn, inputs, targets, losses, outputs)
+        Executor(program_of(forward, groups.rank), self._wiring, compute, None).run()
+        here = self._wiring.finish()
+        self._losses = losses.gather()
+        everywhere = here if self._lockstep is None or not self._may_run_again else self._lockstep.all_see(here)
+        return losses.mean(), here, everywhere

@@ -1,0 +1,98 @@
+"""What the ops of an evaluation compute: stages forward without a graph, and the loss after a last stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from schedc.runtime.common.values import tensors_of
+from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.runtime.stage.precision import forget_cast_weights
+from schedc.runtime.stage.seeds import scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+
+    from torch import nn
+
+    from schedc.ir.problem import Problem
+    from schedc.runtime.common.program import Instruction
+    from schedc.runtime.common.values import Value
+    from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.losses import Losses
+
+__all__ = ["Forward"]
+
+NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64)
+"""Of a microbatch without targets."""
+
+
+class Forward:
+    """The work of one rank's ops in one evaluation."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        rank: int,
+        stages: Mapping[int, nn.Module],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        inputs: Batch | None,
+        targets: Batch | None,
+        losses: Losses,
+        outputs: MutableMapping[int, Any] | None,
+    ) -> None:
+        """Cut the batch.
+
+        Args:
+            problem: of the plan.
+            rank: this one.
+            stages: its stages.
+            loss_fn: takes a last stage's output and the microbatch's targets.
+            inputs: the batch or its microbatches; looked at on ranks with a first stage only.
+            targets: the same for the loss function, on ranks with a last stage; None where only the outputs are wanted.
+            losses: what takes the microbatches' losses.
+            outputs: gets what a last stage gives, by microbatch; None: nobody wants it.
+
+        Raises:
+            InvalidInput: the batch does not fit the plan.
+        """
+        self._stages = stages
+        self._loss_fn = loss_fn
+        self._first = {path[0] for path in problem.paths}
+        self._last = {path[-1] for path in problem.paths}
+        count, own = problem.microbatches, stages.keys()
+        self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
+        self._targets: Sequence[Microbatch] | None = ()
+        if self._last & own:
+            self._targets = None if targets is None and outputs is not None else cut(targets, count, "targets", rank)
+        self._losses = losses
+        self._outputs = outputs
+        self._given: dict[tuple[int, int], Value] = {}
+        """Of an F in parts: what its first part, which does the work of all, has given."""
+        forget_cast_weights()
+
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """An F; what it gives to the next stage."""
+        op = instruction.op
+        key = op.stage, op.microbatch
+        if instruction.first:
+            source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
+            with torch.no_grad():
+                output = self._stages[op.stage](*source)
+                if op.stage in self._last:
+                    self._take(op.microbatch, output)
+                    self._given[key] = ()
+                else:
+                    self._given[key] = tuple(tensor.detach() for tensor in tensors_of(output))
+        return self._given.pop(key) if instruction.last else ()
+
+    def _take(self, microbatch: int, output: Any) -> None:
+        """What a last stage gives, and its loss."""
+        if self._outputs is not None:
+            self._outputs[microbatch] = output
+        if self._targets is None:
+            self._losses.add(microbatch, NO_LOSS)
+        else:
+            assert self._loss_fn is not None
+            self._losses.add(microbatch, scalar(self._loss_fn(output, self._targets[microbatch])))

@@ -1,0 +1,57 @@
+"""Evaluations run a plan's forwards alone: right losses and outputs, nothing left behind, no deadlock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import evaluation_runs
+import pytest
+from example_counts import examples
+from few_plans import PLANS, few_plan
+from hypothesis import given
+from plans import plans
+
+from schedc.ir.ops import Kind
+from schedc.runtime.common.forward_only import forward_only
+from schedc.verify.plan.channels import check_channels
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.rendezvous import check_rendezvous
+
+if TYPE_CHECKING:
+    from rank_processes import Ranks
+
+    from schedc.ir.plan import Plan
+
+
+@examples(40)
+@given(made=plans())
+def test_forwards_alone_do_not_deadlock(made: Plan) -> None:
+    """By the verifier's own reading of what the forwards need: all of it crosses, nothing else, and no cycle is left."""
+    forward = forward_only(made)
+    assert [rank.compute for rank in forward.ranks] == [
+        tuple(op for op in rank.compute if op.kind is Kind.F) for rank in made.ranks
+    ]
+    forward = replace(forward, problem=replace(forward.problem, data_parallel=None))  # whose collectives belong to steps
+    needs = needs_of(forward)
+    assert list(check_channels(forward, needs)) == []
+    assert list(check_rendezvous(forward, needs)) == []
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_two_processes(two: Ranks, name: str) -> None:
+    assert two.run(evaluation_runs.evaluated, few_plan(name)) == [{}] * 2
+
+
+def test_stages_that_recompute(two: Ranks) -> None:
+    assert two.run(evaluation_runs.evaluated, few_plan("zb-v"), True) == [{}] * 2
+
+
+@pytest.mark.parametrize("zero", [None, 0, 1])
+def test_several_pipelines(four: Ranks, zero: int | None) -> None:
+    assert four.run(evaluation_runs.evaluated_over_pipelines, few_plan("zb-v", zero), 2) == [[True, True]] * 4
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_channel_that_fails(two: Ranks, name: str) -> None:
+    assert two.run(evaluation_runs.evaluated_on_failing, few_plan(name)) == [{}] * 2

@@ -1,0 +1,71 @@
+"""Averaging by tokens instead of by microbatch: the gradients are those of the model without a pipeline on the whole batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import weighing_runs
+from few_plans import few_plan
+
+from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.stage.seeds import Seeds
+from schedc.runtime.stage.weighing import weigh
+
+if TYPE_CHECKING:
+    from rank_processes import Ranks
+
+WAYS = ("weights", "sums", "later")
+
+
+def assert_right(results: list[Any]) -> None:
+    for result in results:
+        assert isinstance(result, dict), result
+        assert max(result.values()) < 1e-9, result
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "bidirectional"])
+def test_one_pipeline(two: Ranks, name: str) -> None:
+    for way in WAYS:
+        assert_right(two.run(weighing_runs.averaged, few_plan(name), way, 1024.0))
+
+
+@pytest.mark.parametrize("zero", [None, 0, 1])
+def test_two_pipelines(four: Ranks, zero: int | None) -> None:
+    for way in WAYS:
+        assert_right(four.run(weighing_runs.averaged, few_plan("zb-v", zero), way))
+
+
+def test_refusals(two: Ranks) -> None:
+    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0] * 3)
+    assert said[1] == "InvalidInput: rank 1: 3 weights were given, the plan has 4 microbatches"
+    assert said[0].startswith("TransferFailed: ")
+    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0, -1.0, 1.0, 1.0])
+    assert said[1] == "InvalidInput: rank 1: a microbatch has the weight -1; expected a finite number, 0 or more"
+    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [0.0] * 4)
+    assert said[1].startswith("InvalidInput: rank 1: the weights of all microbatches are 0; expected")
+    said = two.run(weighing_runs.refused_divisor, few_plan("1f1b"), 0.0)
+    assert said[1].startswith("InvalidInput: rank 1: divide_by is 0; expected")
+
+
+def test_shares() -> None:
+    hooks = ReplicaHooks()
+    shares = weigh([1, 0, 3], None, 8.0, 0, 3, hooks)
+    assert shares.losses == (0.25, 0.0, 0.75)
+    assert shares.gradients == (2.0, 0.0, 6.0)
+    hooks.pipelines = 2  # hooks of a job's own, which cannot sum
+    assert weigh(None, 12, 1.0, 0, 3, hooks).losses == (2 / 12,) * 3
+    assert weigh(None, None, 1.0, 0, 3, hooks).gradients == (1 / 6,) * 3
+
+
+@pytest.mark.parametrize("share", [0.0, 1 / 12, 0.7, 3.0, 4096.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_any_share_of_a_loss(share: float, dtype: torch.dtype) -> None:
+    """In half precision it is applied to the gradients of the output, each of which is rounded by itself."""
+    output = torch.linspace(-1, 1, 5, dtype=dtype, requires_grad=True)
+    seeds = Seeds(share, "the share")
+    loss, start = seeds.loss(lambda y, _: (y * 3).sum(), output, None)
+    torch.autograd.backward(loss, seeds.seed(loss, start))
+    assert output.grad is not None
+    assert torch.equal(output.grad, torch.full_like(output, 3 * share))
