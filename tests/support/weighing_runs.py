@@ -34,7 +34,7 @@ def batch_with_gaps(plan: Plan, pipelines: int, step: int) -> tuple[torch.Tensor
     """Inputs, and targets of which each microbatch has another number that counts."""
     inputs, targets = whole_batch(plan, pipelines, step)
     targets = targets.clone()
-    for number, part in enumerate(targets.split(SAMPLES)):
+    for number, part in enumerate(targets.chunk(len(targets) // SAMPLES)):
         part.view(-1)[: number % (part.numel() - 1)] = IGNORED
     return inputs, targets
 
