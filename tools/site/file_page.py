@@ -47,7 +47,7 @@ def file_page() -> str:
         parts.append(f"## {title}\n")
         root = schema["$ref"].rpartition("/")[2]
         names = [root, *(name for name in schema["$defs"] if name != root)]
-        parts.extend(_section(schema["$defs"][name], name, is_root=name == root) for name in names)
+        parts.extend(_section(schema["$defs"][name], name, title, is_root=name == root) for name in names)
     return "\n".join(parts)
 
 
@@ -57,14 +57,19 @@ def _written_schema(struct: type) -> dict[str, Any]:
     return {**reference, "$defs": definitions}
 
 
-def _section(schema: dict[str, Any], name: str, *, is_root: bool) -> str:
+def _anchor(title: str, name: str) -> str:
+    """The name of a section's place; two files may have sections of the same name."""
+    return f"{title} {name.lstrip('_')}".lower().replace(" ", "-")
+
+
+def _section(schema: dict[str, Any], name: str, title: str, *, is_root: bool) -> str:
     described = schema.get("description", "")
-    head = f"{described}\n" if is_root else f"### {name.lstrip('_')}\n\n{described}\n"
+    head = f"{described}\n" if is_root else f"### {name.lstrip('_')} {{#{_anchor(title, name)}}}\n\n{described}\n"
     if "properties" not in schema:
-        return f"{head}\n{_kind(schema)}\n"
+        return f"{head}\n{_kind(schema, title)}\n"
     needed = schema.get("required", ())
     rows = [
-        row(code(key), _kind(value), "required" if key in needed else _default(value), value.get("description", ""))
+        row(code(key), _kind(value, title), "required" if key in needed else _default(value), value.get("description", ""))
         for key, value in schema["properties"].items()
     ]
     return f"{head}\n{table(('key', 'type', 'default', 'meaning'), rows)}\n"
@@ -74,12 +79,13 @@ def _default(schema: dict[str, Any]) -> str:
     return code(msgspec.json.encode(schema["default"]).decode()) if schema.get("default") not in (None, [], {}) else ""
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """What a value is, in words."""
+def _kind(schema: dict[str, Any], title: str) -> str:
+    """What a value is, in words, with links to the sections of the file of this title."""
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2].lstrip("_")
+        name = str(schema["$ref"]).rpartition("/")[2].lstrip("_")
+        return f"[{name}](#{_anchor(title, name)})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
+        return " or ".join(dict.fromkeys(_kind(one, title) for one in schema["anyOf"]))
     if "enum" in schema:
         return " or ".join(code(msgspec.json.encode(value).decode()) for value in schema["enum"])
     if "const" in schema:
@@ -87,7 +93,7 @@ def _kind(schema: dict[str, Any]) -> str:
     kind = schema.get("type", "any")
     if kind == "array":
         items = schema.get("items")
-        return f"list of ({_kind(items)})" if isinstance(items, dict) and items else "list"
+        return f"list of ({_kind(items, title)})" if isinstance(items, dict) and items else "list"
     if kind == "string" and "examples" in schema:
         return f"text as {' or '.join(code(example) for example in schema['examples'])}"
     return f"{_KINDS.get(kind, kind)}{_range(schema)}"

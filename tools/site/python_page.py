@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import schedc
@@ -67,9 +69,11 @@ def _own_docstring(thing: Any) -> str:
 def _members(thing: type) -> Iterator[str]:
     """Fields, properties and methods of a type, without those of its bases elsewhere."""
     if is_dataclass(thing):
+        meanings = _meanings_of_fields(thing)
         for field in fields(thing):
             if not field.name.startswith("_"):
-                yield f"- `{field.name}: {field.type}`"
+                meaning = " ".join(meanings.get(field.name, "").split())
+                yield f"- `{field.name}: {field.type}`{': ' * bool(meaning)}{meaning}"
         yield ""
     for name, member in vars(thing).items():
         if name.startswith("_"):
@@ -78,6 +82,18 @@ def _members(thing: type) -> Iterator[str]:
         if inspect.isfunction(function):
             shown = name if isinstance(member, property) else _signature(name, function)
             yield f"#### `{thing.__name__}.{name}`\n\n```python\n{shown}\n```\n\n{_as_markdown(inspect.getdoc(member) or '')}\n"
+
+
+def _meanings_of_fields(thing: type) -> dict[str, str]:
+    """What the text after each field in the source says of it."""
+    (definition,) = ast.parse(inspect.cleandoc(inspect.getsource(thing))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def _signature(name: str, function: Any) -> str:
