@@ -14,8 +14,9 @@ from problems import make_problem, problems
 from random_schedules import random_schedules
 
 from schedc.analysis.simulation.event_loop import event_loop
+from schedc.analysis.simulation.flow import flow_of
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
-from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.simulate import simulate, times_of
 from schedc.compiled.compiler import compiled
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
@@ -284,5 +285,8 @@ def test_the_compiled_loop_gives_the_same(case: tuple[Problem, Schedule]) -> Non
         loop = compiled(plain)
         patch.setattr("schedc.analysis.simulation.simulate.event_loop_for", lambda _: (loop, True))
         by_machine = simulate(problem, schedule)
+        flow = flow_of(problem, schedule)
+        (first, _), (again, _) = times_of(flow), times_of(flow)
+    assert (first.starts_ns == again.starts_ns).all() and (again.starts_ns == by_machine.starts_ns).all()  # a flow may run again
     assert (interpreted.starts_ns == by_machine.starts_ns).all()
     assert interpreted.transfers == by_machine.transfers

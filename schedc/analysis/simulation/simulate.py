@@ -62,7 +62,7 @@ def times_of(flow: Flow) -> tuple[Times, int]:
     results = [times.starts_ns, times.transfer_start_ns, times.arrival_ns, times.scatter_start_ns]
     loop, compiled = event_loop_for(len(flow.ops))
     if compiled:
-        ended = loop(*arrays, *results)
+        ended = loop(*(array.copy() for array in arrays), *results)  # it changes some of them, and a flow may run again
     else:
         lists = [array.tolist() for array in results]
         ended = loop(*(array.tolist() for array in arrays), *lists)
