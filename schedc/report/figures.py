@@ -10,6 +10,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.waiting.critical_path import critical_path
 from schedc.analysis.waiting.idle import idle_of
 from schedc.analysis.waiting.waits import waits_of
+from schedc.report.links import link_figures
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.compare import Comparison
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from schedc.analysis.waiting.waits import Waits
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
+    from schedc.report.links import LinkFigures
 
 __all__ = ["Figures", "Measured", "figures_of"]
 
@@ -43,6 +45,7 @@ class Figures:
     peaks_bytes: tuple[int, ...]
     path: tuple[Segment, ...]
     """The critical path."""
+    links: tuple[LinkFigures, ...]
     measured: Measured | None
 
     @property
@@ -72,5 +75,6 @@ def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None = None)
         idle=idle_of(problem, schedule, timeline, waits),
         peaks_bytes=peak_bytes(problem, schedule),
         path=critical_path(timeline, waits),
+        links=link_figures(plan, timeline, waits),
         measured=measured,
     )

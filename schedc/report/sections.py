@@ -8,6 +8,7 @@ from schedc.analysis.waiting.critical_path import SegmentKind
 from schedc.analysis.waiting.idle import IdleCause
 from schedc.ir.ops import KIND_NAMES
 from schedc.ir.plan import Scope
+from schedc.report.links import ALLOWED
 from schedc.report.markup import Cell, Markup, element, table
 from schedc.report.panels import bar, facts, keys_of_bars, panel
 from schedc.report.summary import CAUSE_WORDS, percent, worth
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sections"]
 
+MOST_LINKS = 40
+"""A longer table is folded."""
 COMPUTE_COLOUR = "--f0"
 CAUSE_COLOURS = {
     IdleCause.LATENCY: "--idle-latency",
@@ -37,7 +40,7 @@ CAUSE_COLOURS = {
 
 def sections(figures: Figures) -> tuple[Markup, list[Markup], list[Markup]]:
     """What follows from the plan alone: the panel of the ranks, and two stacks of panels that are beside each other."""
-    return _ranks(figures), [_path(figures)], [_certificate(figures), _made_by(figures)]
+    return _ranks(figures), [_links(figures), _path(figures)], [_certificate(figures), _made_by(figures)]
 
 
 def _ranks(figures: Figures) -> Markup:
@@ -150,6 +153,37 @@ def _path(figures: Figures) -> Markup:
         bar([(colours[kind], total_ns[kind], kind) for kind in used], whole_ns),
         table("What it is made of", headers, rows),
     )
+
+
+def _links(figures: Figures) -> Markup:
+    """What each link does, and the delays that it tolerates."""
+    whole_ns = figures.timeline.makespan_ns
+    computed = all(link.free_ns is not None for link in figures.links)
+    rows = [
+        [
+            Cell(f"{link.source}>{link.destination}"),
+            Cell(str(link.messages), "number"),
+            Cell(percent(link.busy_ns, whole_ns), "number"),
+            *(Cell(format_duration_ns(ns, 2), "number") for ns in (link.slack_ns, link.free_ns, link.allowed_ns) if ns is not None),
+        ]
+        for link in sorted(figures.links, key=lambda link: (link.allowed_ns or 0, link.slack_ns, -link.busy_ns))
+    ]
+    headers = [
+        "messages",
+        "busy",
+        "slack of one",
+        *(["adds nothing", f"adds at most {percent(ALLOWED, 1, 0)}"] if computed else []),
+    ]
+    note = "How much later any one of its messages could leave with the step no longer"
+    if computed:
+        note += "; the latency that could be added to all of them with the step no longer, or a little."
+        note += " Orders are kept: with others, a plan may tolerate more."
+    else:
+        note += ". What all of them together tolerate is not computed for a plan of this size: schedc explain does."
+    content = table("The link that tolerates least first", [Cell("link"), *(Cell(text, "number") for text in headers)], rows)
+    if len(rows) > MOST_LINKS:
+        content = element("details", element("summary", f"All {len(rows)} links"), content)
+    return panel("Links: delays that they tolerate", element("p", note, class_="quiet"), content) if rows else Markup()
 
 
 def _certificate(figures: Figures) -> Markup:

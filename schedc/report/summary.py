@@ -30,12 +30,12 @@ CAUSE_WORDS = {
 
 def percent(part: float, whole: float, decimals: int = 1) -> str:
     """The share for people; 0 % of nothing."""
-    return f"{part / whole * 100 if whole else 0:.{decimals}f} %"
+    return f"{part / whole * 100 if whole else 0:.{decimals}f}\u00a0%"
 
 
 def worth(certificate: Certificate) -> str:
     """What the certificate says in a word or two."""
-    return f"{certificate.gap * 100:.2f} %" if certificate.gap > 0 else "proven optimal"
+    return f"{certificate.gap * 100:.2f}\u00a0%" if certificate.gap > 0 else "proven optimal"
 
 
 def headline(figures: Figures) -> Markup:
@@ -44,7 +44,7 @@ def headline(figures: Figures) -> Markup:
     what = "stage span is" if certificate.objective is Objective.STAGE_SPAN else "step takes"
     others = " of whole blocks" if certificate.solver_log_sha256 else ""
     others += " of any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
-    shorter = f"more than {certificate.gap * 100:.2f} % shorter" if certificate.gap > 0 else "shorter"
+    shorter = f"more than {certificate.gap * 100:.2f}\u00a0% shorter" if certificate.gap > 0 else "shorter"
     whole_ns = timeline.ranks * timeline.makespan_ns
     causes = [f"{CAUSE_WORDS[cause]} ({percent(ns, whole_ns)})" for cause, ns in list(figures.idle_by_cause.items())[:2]]
     idle = f"Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plans import plans
 from report_plans import MARKUP, marked_plan, plain_plan, slow_trace
+from traces import slower_link
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.memory import memory_curve
@@ -24,6 +25,7 @@ from schedc.compile import certify
 from schedc.ir.ops import Kind
 from schedc.report.chart import planned_step, step_data
 from schedc.report.figures import Measured
+from schedc.report.links import ALLOWED, link_figures
 from schedc.report.packing import packed
 from schedc.report.page import report_html
 from schedc.text.plan.plan_to_file import write_plan
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
+    from schedc.report.links import LinkFigures
 
 
 def unpacked(text: str) -> list[int]:
@@ -266,3 +269,19 @@ def test_memory_is_shown_against_its_limit() -> None:
     page = report_html(plan, simulate(plan.problem, plan.schedule())).decode()
     assert "of 4 MiB" in page and data_of(page.encode())["chart"]["memoryLimits"] == [2**22, 2**22, None]
     assert page.count('class="mark"') == 2
+
+
+def test_links_tolerate_what_the_simulator_says() -> None:
+    plan = plain_plan()
+    problem, timeline = plan.problem, simulate(plan.problem, plan.schedule())
+    found = link_figures(plan, timeline, waits_of(problem, timeline))
+    assert [(link.source, link.destination, link.messages) for link in found] == [(0, 1, 4), (1, 0, 4), (1, 2, 4), (2, 1, 4)]
+    for link in found:
+        assert link.free_ns is not None and link.allowed_ns is not None
+
+        def longer_ns(by_ns: int, link: LinkFigures = link) -> int:
+            slow = slower_link(problem, link.source, link.destination, by_ns)
+            return simulate(slow, plan.schedule()).makespan_ns - timeline.makespan_ns
+
+        assert longer_ns(link.free_ns) <= 0 < longer_ns(link.free_ns + 1)
+        assert longer_ns(link.allowed_ns) <= timeline.makespan_ns * ALLOWED < longer_ns(link.allowed_ns + 1)

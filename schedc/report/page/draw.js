@@ -25,7 +25,8 @@ class Painter {
   }
 
   // Fit the canvas to its place on the page.
-  resize(cssHeight) {
+  //   letters: of the names of ops, in pixels of the page
+  resize(cssHeight, letters) {
     const ratio = Math.min(3, window.devicePixelRatio || 1);
     this.canvas.style.height = `${cssHeight}px`;
     const width = Math.round(this.canvas.clientWidth * ratio);
@@ -35,13 +36,22 @@ class Painter {
       this.canvas.height = height;
     }
     this.font = getComputedStyle(document.body).fontFamily;
-    if (ratio !== this.labels.ratio || this.font !== this.labels.font) this.labels.reset(ratio, this.font);
+    if (ratio !== this.labels.ratio || this.font !== this.labels.font || letters !== this.labels.size) {
+      this.labels.reset(ratio, this.font, letters);
+    }
     this.box = layoutOf(this.canvas, ratio);
   }
 
   x(time, view) { return this.box.left + ((time - view.from) / view.length) * this.box.width; }
 
   y(lane, view) { return this.box.top + (lane.top - view.top) * this.box.ratio; }
+
+  // What is drawn of a row: low rows of ranks leave a line between each other.
+  place(lane, view) {
+    const { ratio, left, width } = this.box;
+    const gap = lane.type === "rank" && lane.height < 14 ? 1 : 0;
+    return { left, top: Math.round(this.y(lane, view)), width, height: Math.round((lane.height - gap) * ratio) };
+  }
 
   seen(lane, view) { return this.y(lane, view) < this.canvas.height && this.y(lane, view) + lane.height * this.box.ratio > this.box.top; }
 
@@ -128,7 +138,7 @@ class Painter {
     pixels.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     lanes.forEach((lane, row) => {
-      const place = { left: box.left, top: Math.round(this.y(lane, view)), width: box.width, height: Math.round(lane.height * box.ratio) };
+      const place = this.place(lane, view);
       if (lane.flying) this.flying(lane, view, colours, place);
       context.drawImage(pixels, 0, row, width, 1, place.left, place.top, width, place.height);
       if (wide[row].length) drawWide(context, wide[row], lane.spans, place, colours, this.labels, namesOf(lane));
@@ -233,16 +243,24 @@ class Painter {
     const { context, box } = this;
     context.fillStyle = colours.veil;
     context.fillRect(box.left, box.top, box.width, box.height);
+    const scale = box.width / view.length;
+    const wide = new Map(); // by rank
     for (const op of ops) {
       if (step.end[op] < view.from || step.start[op] > view.to) continue;
-      const lane = laneOfRank(step, step.rankOf[op]);
-      const top = this.y(lane, view);
-      const left = this.x(step.start[op], view);
-      const width = Math.max(1, this.x(step.end[op], view) - left);
-      context.fillStyle = colours.spans[step.kind[op] * 2 + lane.spans.colour[op - step.begin[step.rankOf[op]]] % 2];
-      context.fillRect(left, top, width, lane.height * box.ratio);
+      const rank = step.rankOf[op];
+      if (!wide.has(rank)) wide.set(rank, []);
+      const left = (step.start[op] - view.from) * scale;
+      wide.get(rank).push(op - step.begin[rank], left, Math.max(left + box.ratio, (step.end[op] - view.from) * scale));
+    }
+    for (const [rank, spans] of wide) {
+      const lane = laneOfRank(step, rank);
+      const place = this.place(lane, view);
+      drawWide(context, spans, lane.spans, place, colours, this.labels, namesOf(lane));
       context.fillStyle = colours.path;
-      context.fillRect(left, top + lane.height * box.ratio - 2 * box.ratio, width, 2 * box.ratio);
+      const thick = Math.max(1, Math.round(2 * box.ratio));
+      for (let at = 0; at < spans.length; at += 3) {
+        context.fillRect(place.left + spans[at + 1], place.top + place.height - thick, spans[at + 2] - spans[at + 1], thick);
+      }
     }
     context.strokeStyle = colours.path;
     context.lineWidth = 1.5 * box.ratio;

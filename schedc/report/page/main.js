@@ -44,7 +44,8 @@ class Report {
     this.lanes = lanes;
     this.rowsHeight = height;
     this.ofRank = new Map(lanes.filter((lane) => lane.type === "rank").map((lane) => [`${lane.step.name} ${lane.rank}`, lane]));
-    this.painter.resize(Math.min(most, height + AXIS_HEIGHT + 2));
+    const low = lanes.some((lane) => lane.type === "rank" && lane.height < 14);
+    this.painter.resize(Math.min(most, height + AXIS_HEIGHT + 2), low ? 9 : 11);
     this.overview.resize(this.steps[0]);
     this.view.scroll(0, height, this.room());
     this.paint();

@@ -56,15 +56,17 @@ function mergeSpans(spans, view, width, pixels, first, colours, wide) {
 class Labels {
   constructor() { this.reset(1, "sans-serif"); }
 
-  reset(ratio, font) {
+  // size: of the letters, in pixels of the page.
+  reset(ratio, font, size = 11) {
     this.ratio = ratio;
     this.font = font;
+    this.size = size;
     this.sheet = document.createElement("canvas");
     this.sheet.width = this.sheet.height = 2048;
     this.context = this.sheet.getContext("2d");
-    this.context.font = `${Math.round(11 * ratio)}px ${font}`;
+    this.context.font = `${Math.round(size * ratio)}px ${font}`;
     this.context.textBaseline = "middle";
-    this.height = Math.round(14 * ratio);
+    this.height = Math.round((size + 2) * ratio);
     this.known = new Map();
     this.x = this.y = 0;
   }
@@ -79,7 +81,7 @@ class Labels {
       this.x = 0;
       this.y += this.height;
     }
-    if (this.y + this.height > this.sheet.height) this.reset(this.ratio, this.font);
+    if (this.y + this.height > this.sheet.height) this.reset(this.ratio, this.font, this.size);
     this.context.fillStyle = colour;
     this.context.fillText(text, this.x + 1, this.y + this.height / 2);
     place = { x: this.x, y: this.y, width };
@@ -106,7 +108,7 @@ function drawWide(context, wide, spans, box, colours, labels, names) {
       context.fillRect(box.left + left, box.top + inset, right - left - thin, box.height - inset);
     }
   }
-  if (box.height < labels.height * 0.75) return;
+  if (box.height < labels.height * 0.8) return;
   const room = 8 * labels.ratio;
   for (let at = 0; at < wide.length; at += 3) {
     const left = Math.max(wide[at + 1], 0);
