@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["on_config", "on_files", "on_page_content", "on_page_markdown"]
 
 FIRST_PAGE = "index.md"
+WIDE_PAGES = (FIRST_PAGE, "comparison.md")
+"""These have a picture of 130 columns, or tables of eight: room for them instead of lists beside the text."""
 
 
 class _TwoSpaces(Extension):
@@ -59,8 +61,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links of a page lead to pages of the site."""
     name = page.file.src_uri
-    if name == FIRST_PAGE:
-        page.meta["hide"] = ["navigation", "toc"]  # room for the picture of 130 columns
+    if name in WIDE_PAGES:
+        page.meta["hide"] = ["navigation", "toc"]
     if "/" in name:  # generated, with links as they should be
         return markdown
     return with_site_links(markdown, ROOT if name == FIRST_PAGE else DOCS)
