@@ -57,8 +57,8 @@ class ReplicaHooks:
         """
         return loss
 
-    def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over all pipelines of a tensor of float64 on the CPU; the same rank of all of them calls it together."""
+    def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        """Over all pipelines the sum, or the largest, of a float64 scalar on the CPU; the same rank of all calls it together."""
         if self.pipelines > 1:
             raise Unsupported("this needs a sum over pipelines; give the hooks passed to load as replicas a method total")
         return value

@@ -176,13 +176,13 @@ class Collectives(ReplicaHooks):
         mean, self.step_counts = self._pipelines.mean()
         return mean
 
-    def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a number over all pipelines.
+    def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        """The sum of a number over all pipelines, or the largest.
 
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        return self._pipelines.total(value)
+        return self._pipelines.total(value, largest=largest)
 
     def gather(self) -> None:
         """Bring the shares of all weights together, so that the modules' parameters are whole.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
 from schedc.runtime.common.groups import Groups
@@ -13,7 +14,6 @@ from schedc.runtime.transports.gloo import finish
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch.distributed as dist
     from torch import nn
 
 __all__ = ["Pipelines", "await_replicas", "start_with_replicas"]
@@ -110,13 +110,14 @@ class Pipelines(Groups):
         losses, count = self._shared.unbind(1)
         return losses.mean(), bool(count.all())
 
-    def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of what all pipelines give, on the CPU; all do this together.
+    def total(self, value: torch.Tensor, *, largest: bool) -> torch.Tensor:
+        """The sum, or the largest, of what all pipelines give, on the CPU; all do this together.
 
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
         total, doing = value.clone(), f"pipeline {self.rank} waits for a number from the others"
-        work = start_with_replicas(lambda: self.all.allreduce([total]), doing)
+        kind: Any = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        work = start_with_replicas(lambda: self.all.allreduce([total], kind), doing)
         await_replicas(work, doing, 2 * self.timeout_s)
         return total

@@ -14,20 +14,25 @@ from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["ReplicaSums", "check_equal", "weights_digest"]
+__all__ = ["ReplicaSums", "check_equal", "digest_of", "sum_gradients", "weights_digest"]
 
 
 def weights_digest(stage: nn.Module) -> str:
     """A digest of the stage's parameters, in their order: types, shapes and values."""
+    return digest_of(stage.parameters())
+
+
+def digest_of(parameters: Iterable[nn.Parameter]) -> str:
+    """A digest of these parameters."""
     digest = hashlib.sha256()
-    for parameter in stage.parameters():
+    for parameter in parameters:
         digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -111,12 +116,21 @@ class ReplicaSums(ReplicaHooks):
             TransferFailed: another rank of a set is lost.
         """
         for bucket, doing in self._sums:
-            try:
-                bucket.start().wait()
-            except RuntimeError as error:
-                if is_own(error):
-                    raise
-                lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
-                raise TransferFailed(f"{doing}: {lost}") from error
-            bucket.finish()
+            sum_gradients(bucket, doing)
         return loss
+
+
+def sum_gradients(bucket: Bucket, doing: str) -> None:
+    """Give the weights of a bucket the sum of what the step has added to each copy; `doing` is for messages.
+
+    Raises:
+        TransferFailed: another rank that has them is lost.
+    """
+    try:
+        bucket.start().wait()
+    except RuntimeError as error:
+        if is_own(error):
+            raise
+        lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
+        raise TransferFailed(f"{doing}: {lost}") from error
+    bucket.finish()

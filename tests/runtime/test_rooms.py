@@ -6,7 +6,19 @@ import ast
 from pathlib import Path
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
-ORDER = ("common", "transports", "measure", "replicas", "stage", "execution", "profiling", "session", "emulation", "frameworks")
+ORDER = (
+    "common",
+    "transports",
+    "measure",
+    "replicas",
+    "stage",
+    "execution",
+    "profiling",
+    "session",
+    "training",
+    "emulation",
+    "frameworks",
+)
 """From what needs nothing to what needs the rest; a module of the runtime itself may import all of them."""
 
 

@@ -1,0 +1,77 @@
+"""Clipping gradients by their norm over all ranks of a pipeline: each weight counts once, wherever it is."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from schedc.errors import InvalidInput
+from schedc.runtime.common.failure import NonFiniteLoss
+from schedc.runtime.training.owned import over_ranks, owned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from schedc.runtime.session.pipe import Pipe
+
+__all__ = ["clip_grad_norm_"]
+
+
+def clip_grad_norm_(pipe: Pipe, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_` on the whole model; all processes call it together, after a step.
+
+    Args:
+        pipe: this rank's. Under ZeRO 1 the gradients are those of `pipe.shards()`, otherwise those of the stages' parameters.
+        max_norm: of all gradients together, after it; infinite: none is changed, and only the norm is wanted.
+        norm_type: p of the p-norm, above 0; may be infinite.
+        error_if_nonfinite: whether to raise if the norm is infinite or NaN.
+
+    Returns:
+        The norm before, a float64 scalar on the CPU, the same on all processes.
+
+    Raises:
+        InvalidInput: there is no such norm.
+        NonFiniteLoss: the norm is not finite, on all processes.
+        TransferFailed: another rank has ended, or does not answer.
+    """
+    p = float(norm_type)
+    if not p > 0:
+        raise InvalidInput(f"norm_type: found {norm_type}, expected a number above 0")
+    own = owned(pipe)
+    norms = [_norm(weights, p) for weights in _by_kind(own.counted)]
+    if math.isinf(p):
+        largest = max((math.inf if math.isnan(norm) else norm for norm in norms), default=0.0)
+        total = over_ranks(pipe, largest, "compares gradients", sharded=own.sharded, largest=True)
+    else:
+        total = over_ranks(pipe, sum(norm**p for norm in norms), "adds up gradients", sharded=own.sharded) ** (1 / p)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise NonFiniteLoss(f"the norm of the gradients of all ranks is {total}; zero them before going on")
+    for weights in _by_kind(own.weights):
+        _scale(weights, max_norm, total)
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def _by_kind(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Those that have gradients, apart by what these are distributed over: plain tensors, or DTensors of a mesh each."""
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for weight in weights:
+        if weight.grad is not None:
+            kinds.setdefault(getattr(weight.grad, "device_mesh", None), []).append(weight)
+    return list(kinds.values())
+
+
+def _norm(weights: list[nn.Parameter], p: float) -> float:
+    """The norm of their gradients; of DTensors, of what they are together."""
+    norm: Any = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None], p)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def _scale(weights: list[nn.Parameter], max_norm: float, total: float) -> None:
+    first = weights[0].grad
+    assert first is not None
+    kind = torch.promote_types(first.dtype, torch.float32)
+    torch.nn.utils.clip_grads_with_norm_(weights, max_norm, torch.tensor(total, dtype=kind, device=first.device))
