@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile import Compiled
+    from schedc.explain.explain import Explanation
     from schedc.frontend.job import Job
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
@@ -67,6 +68,7 @@ __all__ = [
     "Violation",
     "compile_job",
     "diff_plans",
+    "explain_plan",
     "lower_bounds",
     "make_job",
     "read_job",
@@ -341,6 +343,34 @@ def diff_plans(before: Plan, after: Plan) -> PlanDifference:
     from schedc.analysis.difference.plans import diff_plans as difference_of
 
     return difference_of(before, after)
+
+
+def explain_plan(
+    plan: Plan,
+    job: Job | None = None,
+    *,
+    time_limit_s: float | None = None,
+    most: int = 6,
+    allowed: float = 0.05,
+) -> Explanation:
+    """Where a plan's time goes, what delays its links tolerate, and what would shorten its step, each change solved again.
+
+    Args:
+        plan: the plan.
+        job: the plan's, to try other placements; None: they are not tried.
+        time_limit_s: of each search, in seconds; None: a little work, the same on every machine.
+        most: how many links, and how many ranks, are solved again; those that promise most with the plan's orders.
+        allowed: by which share the step may be longer, for the delays.
+
+    Raises:
+        CheckFailed: the plan breaks a rule, or is not one of the job.
+    """
+    from schedc.explain.explain import explain_plan as explanation_of
+
+    explanation = explanation_of(plan, job, time_limit_s=time_limit_s, most=most, allowed=allowed)
+    if explanation.interrupted:
+        raise KeyboardInterrupt  # it keeps what is known for the command; a program's Ctrl-C ends the program
+    return explanation
 
 
 def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decoupled") -> Timeline:

@@ -30,11 +30,13 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
-    "api": COMPILER | {"architectures", "compile", "compile_layouts"},
+    "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
-    "cli": COMPILER | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report"},
+    "cli": COMPILER
+    | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report", "explain"},
+    "explain": COMPILER | {"compile", "compile_layouts"},
     "report": IR | QUESTIONS,
     "runtime": IR | QUESTIONS | {"files", "text"},
 }

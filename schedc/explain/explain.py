@@ -1,0 +1,260 @@
+"""The explanation of a plan: where its time goes, what its links tolerate, and what would shorten the step.
+
+`explain_plan` takes a Plan and says what the simulator and the searches found. The first half follows from the plan alone
+(`schedc.analysis.waiting`); the second half solves problems again (`resolve`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.waiting.critical_path import critical_path
+from schedc.analysis.waiting.idle import IdleCause, idle_of
+from schedc.analysis.waiting.slack import slacks_of
+from schedc.analysis.waiting.tolerance import Tolerance
+from schedc.analysis.waiting.waits import waits_of
+from schedc.compile import check_plan, time_plan
+from schedc.compile_layouts import problem_for
+from schedc.errors import CheckFailed
+from schedc.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
+from schedc.explain.delays import LinkDelay, pair_delays, resolved_delay
+from schedc.explain.placements import other_placements
+from schedc.explain.resolve import Resolved, Solver
+from schedc.ir.problem import Objective
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.interruption import Interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.analysis.waiting.critical_path import Segment
+    from schedc.analysis.waiting.idle import Idle
+    from schedc.explain.delays import PairDelay
+    from schedc.frontend.job import Job
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+__all__ = ["DEFAULT_WORK", "Explanation", "Gain", "explain_plan"]
+
+DEFAULT_WORK = 0.1
+"""The deterministic limit of each search, in CP-SAT's units."""
+RESOLVED_DELAYS = 3
+"""The delays of this many links are found again with other schedules."""
+MOST_BOUNDED_OPS = 5000
+"""Up to this many compute ops the bound of every change is computed, and what proves that there is no gain is no search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What a change was found to be worth."""
+
+    change: Change
+    before_ns: int
+    """The objective that is known of the unchanged problem."""
+    after_ns: int
+    """Of the changed one."""
+    lower_bound_ns: int
+    """No schedule of the changed problem is better."""
+    searched: bool
+    """Whether the problem was searched; else the bound says that there is no gain, and `after_ns` is `before_ns`."""
+    microbatches_before: int
+    microbatches_after: int
+
+    @property
+    def share(self) -> float:
+        """By how much less time a microbatch takes: 0.1 is 10 % less; below 0 it takes more."""
+        before, after = self.before_ns / self.microbatches_before, self.after_ns / self.microbatches_after
+        return 1 - after / before if before else 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the changed problem has no better schedule than the one that was found."""
+        return self.after_ns == self.lower_bound_ns or not self.searched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is known of a plan."""
+
+    timeline: Timeline
+    """Of the plan."""
+    path: tuple[Segment, ...]
+    """The critical path; its segments add up to the makespan."""
+    idle: tuple[tuple[Idle, ...], ...]
+    """Per rank; they add up to the makespan without the rank's busy time."""
+    allowed: float
+    """By which share the step may be longer, for the delays."""
+    delays: tuple[LinkDelay, ...]
+    """Per link that transfers cross, the least tolerant first."""
+    delays_are_exact: bool
+    """Whether no larger delay is tolerated, as no links share a trunk."""
+    pairs: tuple[PairDelay, ...]
+    objective: Objective
+    planned_ns: int
+    """The plan's objective."""
+    base_ns: int
+    """The objective of the best schedule of the plan's own problem: what gains are against; the plan's, or a better one."""
+    base_bound_ns: int
+    gains: tuple[Gain, ...]
+    """The largest first."""
+    not_tried: tuple[str, ...]
+    """What was not solved again, and why."""
+    interrupted: bool
+
+
+def explain_plan(
+    plan: Plan,
+    job: Job | None = None,
+    *,
+    time_limit_s: float | None = None,
+    most: int = 6,
+    allowed: float = 0.05,
+    on_work: Callable[[str], None] = lambda _: None,
+    interruption: Interruption | None = None,
+) -> Explanation:
+    """Explain a plan.
+
+    Args:
+        plan: what is explained.
+        job: the plan's, to try other placements; None: they are not tried.
+        time_limit_s: of each search; None: a little work, the same on every machine.
+        most: how many links, and how many ranks, are solved again; those that promise most; 0: nothing is.
+        allowed: by which share the step may be longer, for the delays.
+        on_work: is called with what is solved next.
+        interruption: what listens to signals, if something does. An interruption ends the searches; what was found stays.
+
+    Raises:
+        CheckFailed: the plan breaks a rule, or is not one of the job.
+    """
+    violations = check_plan(plan)
+    if violations:
+        raise CheckFailed(f"{plan.name}: {violations[0]} (`schedc verify` lists all {len(violations)})")
+    problem, schedule = plan.problem, plan.schedule()
+    if job is not None and (unlike := problem_for(plan, job))[0] != problem:
+        why = unlike[1][0] if unlike[1] else "the costs differ"
+        raise CheckFailed(f"{plan.name}: is not a plan of the job: {why} (`schedc verify --job` lists all)")
+    timeline = time_plan(plan)
+    waits = waits_of(problem, timeline)
+    idle = idle_of(problem, schedule, timeline, waits)
+    tolerance = Tolerance(problem, schedule)
+    delays = []
+    for link, slack_ns in slacks_of(timeline, waits).of_links(timeline, waits).items():
+        on_work(f"delays of link {link[0]}>{link[1]}")
+        allowed_ns = tolerance.extra_latency_ns(link, int(timeline.makespan_ns * (1 + allowed)))
+        free_ns = tolerance.extra_latency_ns(link) if slack_ns else 0
+        delays.append(LinkDelay(source=link[0], destination=link[1], slack_ns=slack_ns, free_ns=free_ns, allowed_ns=allowed_ns))
+    delays.sort(key=lambda delay: (delay.allowed_ns, delay.free_ns))
+    pairs = pair_delays(problem, schedule)
+
+    limits = Limits(deterministic=DEFAULT_WORK) if time_limit_s is None else Limits(time_s=time_limit_s)
+    solver = Solver(limits=limits, interruption=interruption or Interruption())
+    planned_ns = timeline.objective_ns(problem.objective)
+    if most == 0:
+        base = Resolved(objective_ns=planned_ns, lower_bound_ns=best_bound(problem).value_ns, schedule=schedule)
+        chosen = _Chosen([], [], ["changes: --most 0"])
+    else:
+        on_work("the unchanged problem")
+        base = solver.settle(problem, schedule)
+        chosen = _chosen(problem, base, idle, most)
+    gains, not_tried = list(chosen.proven), list(chosen.not_tried)
+    for change in chosen.changes:
+        if not solver.interruption.requested:
+            on_work(change.text)
+            gains += _gain(change, problem, base, solver)
+    others, why_not = (
+        ([], ["other placements: they need the plan's job (--job)"]) if job is None else other_placements(job, problem)
+    )
+    not_tried += why_not
+    for change in others:
+        if not solver.interruption.requested:
+            on_work(change.text)
+            gains += _gain(change, problem, base, solver)
+    if problem.objective is Objective.MAKESPAN and most:
+        target_ns = int(timeline.makespan_ns * (1 + allowed))
+        for at, delay in enumerate(delays[:RESOLVED_DELAYS]):
+            if not solver.interruption.requested:
+                on_work(f"delays of link {delay.source}>{delay.destination}, solved again")
+                resolved = resolved_delay(problem, (schedule, base.schedule), solver, delay, target_ns)
+                delays[at] = replace(delay, resolved=resolved)
+    return Explanation(
+        timeline=timeline,
+        path=critical_path(timeline, waits),
+        idle=idle,
+        allowed=allowed,
+        delays=tuple(delays),
+        delays_are_exact=tolerance.exact,
+        pairs=pairs,
+        objective=problem.objective,
+        planned_ns=planned_ns,
+        base_ns=base.objective_ns,
+        base_bound_ns=base.lower_bound_ns,
+        gains=tuple(sorted(gains, key=lambda gain: -gain.share)),
+        not_tried=tuple(not_tried),
+        interrupted=solver.interruption.requested,
+    )
+
+
+class _Chosen(NamedTuple):
+    """Which changes are solved again."""
+
+    changes: list[Change]
+    proven: list[Gain]
+    """Those that gain nothing, by the bounds."""
+    not_tried: list[str]
+
+
+def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], most: int) -> _Chosen:
+    """The links and ranks that promise most with the base's orders; of small problems, those that can gain anything at all."""
+    waited: dict[tuple[IdleCause, int, int | None], int] = {}
+    for each in (each for rank in idle for each in rank):
+        cause = each.cause if each.destination is None else IdleCause.LATENCY
+        waited[cause, each.rank, each.destination] = waited.get((cause, each.rank, each.destination), 0) + each.idle_ns
+
+    def link_promise(change: Change) -> tuple[int, int]:
+        after_ns = simulate(change.problem, base.schedule).objective_ns(problem.objective)
+        return base.objective_ns - after_ns, waited.get((IdleCause.LATENCY, change.source or 0, change.destination), 0)
+
+    links = [faster_link(problem, link) for link in problem.links]
+    memory = [change for rank in range(problem.ranks) if (change := more_memory(problem, rank)) is not None]
+    microbatch = one_more_microbatch(problem)
+    not_tried = []
+    if len(memory) < problem.ranks:
+        not_tried.append(f"memory: {problem.ranks - len(memory)} of {problem.ranks} ranks have no limit on activations")
+    if microbatch is None:
+        not_tried.append("one more microbatch: the microbatches differ, so what one more costs is not known")
+    proven: list[Gain] = []
+    if problem.num_ops <= MOST_BOUNDED_OPS:
+        bounds = {change.text: best_bound(change.problem).value_ns for change in (*links, *memory)}
+        hopeless = [change for change in (*links, *memory) if bounds[change.text] >= base.objective_ns]
+        proven = [_worth(change, problem, base, None, bounds[change.text]) for change in hopeless]
+        links, memory = ([each for each in changes if each not in hopeless] for changes in (links, memory))
+    links.sort(key=link_promise, reverse=True)
+    memory.sort(key=lambda change: -waited.get((IdleCause.MEMORY, change.source or 0, None), 0))
+    for name, changes in (("links", links), ("ranks with more memory", memory)):
+        if len(changes) > most:
+            not_tried.append(f"{name}: {len(changes) - most} more, which promise less with the plan's orders (--most)")
+    return _Chosen([*links[:most], *memory[:most], *([] if microbatch is None else [microbatch])], proven, not_tried)
+
+
+def _gain(change: Change, problem: Problem, base: Resolved, solver: Solver) -> list[Gain]:
+    """What the change is worth; nothing where there is no schedule within memory."""
+    known = (base.schedule,) if change.only_helps else ()
+    # A faster link makes no schedule possible that was not; more memory and other layouts do.
+    found = solver.improved(change.problem, known) if change.kind is ChangeKind.LINK else solver.anew(change.problem, known)
+    return [] if found is None else [_worth(change, problem, base, found, found.lower_bound_ns)]
+
+
+def _worth(change: Change, problem: Problem, base: Resolved, found: Resolved | None, bound_ns: int) -> Gain:
+    return Gain(
+        change=change,
+        before_ns=base.objective_ns,
+        after_ns=base.objective_ns if found is None else found.objective_ns,
+        lower_bound_ns=bound_ns,
+        searched=found is not None,
+        microbatches_before=problem.microbatches,
+        microbatches_after=change.problem.microbatches,
+    )
