@@ -1,4 +1,4 @@
-"""The page of the Python API: what `schedc` and `schedc.runtime` export, with signatures and docstrings."""
+"""The page of the Python API: what is public, with signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ import ast
 import inspect
 import re
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import schedc
-import schedc.runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 __all__ = ["public_names", "python_page"]
+
+_MODULES: dict[str, tuple[str, ...]] = {
+    "schedc": (),
+    "schedc.runtime": (),
+    "schedc.runtime.profiling": ("Model",),
+    "schedc.runtime.measure.recording": ("Recorder", "write_trace"),
+    "schedc.runtime.emulation.injected": ("inject_links",),
+}
+"""Modules with public names, and these names where they are not all of `__all__`."""
+_NOT_IMPORTED = {
+    "schedc.runtime.frameworks.torchtitan": "pipelining_fn_from",
+    "schedc.runtime.frameworks.megatron": "forward_backward_func_from",
+}
+"""Modules that import what is not installed here, and their public function."""
 
 _HEAD = """\
 # Python
 
-What `import schedc` and `import schedc.runtime` offer.
+What is public, in the modules from which it is imported.
 [The Python API](../api.md) and [the runtime](../runtime.md) explain it with examples.
 """
 _WIDTH = 100
@@ -30,20 +43,45 @@ _SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Attributes|Example|Examples
 
 def public_names() -> dict[str, object]:
     """What is public, by its full name, in the order of the alphabet within each module."""
-    return {f"{module.__name__}.{name}": getattr(module, name) for module in _modules() for name in sorted(module.__all__)}
+    return {
+        f"{module}.{name}": getattr(import_module(module), name)
+        for module, names in _MODULES.items()
+        for name in sorted(names or import_module(module).__all__)
+    }
 
 
 def python_page() -> str:
     """The Markdown of the page."""
     parts = [_HEAD]
-    for module in _modules():
-        parts.append(f"## `{module.__name__}`\n\n{_as_markdown(inspect.getdoc(module) or '')}\n")
-        parts.extend(_entry(name, thing) for name, thing in public_names().items() if name.rpartition(".")[0] == module.__name__)
+    for module in _MODULES:
+        parts.append(f"## `{module}`\n\n{_as_markdown(inspect.getdoc(import_module(module)) or '')}\n")
+        parts.extend(_entry(name, thing) for name, thing in public_names().items() if name.rpartition(".")[0] == module)
+    for module, function in _NOT_IMPORTED.items():
+        parts.append(_entry_of_source(module, function))
     return "\n".join(parts)
 
 
-def _modules() -> tuple[ModuleType, ...]:
-    return (schedc, schedc.runtime)
+def _entry_of_source(module: str, function: str) -> str:
+    """A module's one function from its source, as what it imports may not be installed."""
+    location = find_spec(module)
+    assert location is not None and location.origin is not None
+    tree = ast.parse(Path(location.origin).read_text(encoding="utf-8"))
+    (definition,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    arguments = [f"    {piece}," for piece in _split_arguments(definition.args)]
+    call = "\n".join([f"{function}(", *arguments, f") -> {ast.unparse(definition.returns)}" if definition.returns else ")"])
+    documented = _as_markdown(ast.get_docstring(definition) or "")
+    return f"## `{module}`\n\n{ast.get_docstring(tree)}\n\n### `{function}`\n\n```python\n{call}\n```\n\n{documented}\n"
+
+
+def _split_arguments(arguments: ast.arguments) -> list[str]:
+    """Each argument with its annotation and default, and the star before those that have names alone."""
+    without: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    pieces = [*zip(arguments.args, [*without, *arguments.defaults], strict=True)]
+    named = [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    shown = [f"{ast.unparse(one)}{f' = {ast.unparse(default)}' if default else ''}" for one, default in (*pieces, *named)]
+    star = [f"*{ast.unparse(arguments.vararg)}"] if arguments.vararg else ["*"][: len(named)]
+    rest = [f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else []
+    return [*shown[: len(pieces)], *star, *shown[len(pieces) :], *rest]
 
 
 def _entry(name: str, thing: Any) -> str:
