@@ -22,10 +22,11 @@ from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.frameworks.megatron_checks import check_call, check_model, splits, warn_of_backwards
 from schedc.runtime.frameworks.megatron_linear import join_linear_layers, layers_of_one_backward, split_linear_layers
-from schedc.runtime.frameworks.megatron_pipe import FusedPipe, SummingPipe
+from schedc.runtime.frameworks.megatron_pipe import FusedPipe
 from schedc.runtime.frameworks.megatron_stage import Call, MegatronStage
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.loading import load
+from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.session.pipe import Pipe
 
 __all__ = ["ForwardBackward", "forward_backward_func_from"]
 
@@ -136,10 +136,13 @@ class ForwardBackward:
         nothing: list[tuple[()]] = [()] * num_microbatches
         for stage in self._stages.values():
             stage.begin(call)
-        with ExitStack() as not_synchronizing:
-            for function in _each(config.no_sync_func):
-                not_synchronizing.enter_context(function())
-            self.pipe.step(nothing, nothing)
+        if forward_only:
+            self.pipe.evaluate(nothing, outputs={})
+        else:
+            with ExitStack() as not_synchronizing:
+                for function in _each(config.no_sync_func):
+                    not_synchronizing.enter_context(function())
+                self.pipe.step(nothing, nothing, divide_by=1)
         for stage in self._stages.values():
             stage.end()
         if config.finalize_model_grads_func is not None and not forward_only:
@@ -183,7 +186,7 @@ class ForwardBackward:
             pipeline_group=group,
             check_loss=False,
             replicas=GradientSync(dict(zip(own, chunks, strict=True)), config),
-            kind=FusedPipe if apart and config.recompute_granularity else SummingPipe,
+            kind=FusedPipe if apart and config.recompute_granularity else Pipe,
             **self._options,
         )
         self._chunks, self._stages = [*chunks], stages

@@ -12,6 +12,7 @@ from msgspec import Meta
 from schedc.files.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Sizes
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
+from schedc.text.megatron_layout import LAYOUT_PATTERN, partition_of
 
 __all__ = [
     "AUTO",
@@ -33,6 +34,26 @@ __all__ = [
 
 AUTO = "auto"
 """In [pipeline]: schedc chooses it."""
+
+_LAYOUT = 'a layout of Megatron-LM such as "Ett|(tt|)*2tL"'
+
+
+def _partition(text: str) -> str | tuple[int, ...]:
+    if text == AUTO:
+        return AUTO
+    if not text.startswith("E"):
+        raise ValueError(f'expected "auto", {_LAYOUT}, or a list')
+    return partition_of(text)
+
+
+PartitionText: TypeAlias = Annotated[
+    str,
+    Meta(
+        extra={"parse": _partition, "expected": f'"auto", {_LAYOUT}'},
+        extra_json_schema={"pattern": LAYOUT_PATTERN, "examples": ["auto", "Ett|(tt|)*2tL"]},
+    ),
+]
+"""How many layers each piece of the model has, in a layout of Megatron-LM; or "auto"."""
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
@@ -62,8 +83,8 @@ class PipelineSection(Section, frozen=True, kw_only=True):
         ),
     ] = Semantics.SCHEDC
     partition: Annotated[
-        Literal["auto"] | tuple[Count, ...] | None,
-        Meta(description="Layers of each piece of the model. auto: chosen. Default for a profile.json: balanced."),
+        PartitionText | tuple[Count, ...] | None,
+        Meta(description="Layers of each piece of the model, or a layout. auto: chosen. Default for a profile.json: balanced."),
     ] = None
     recompute: Annotated[
         Literal["none", "full", "auto"] | tuple[bool, ...],

@@ -45,10 +45,10 @@ def run(ranks: Ranks, case: Case) -> list[megatron_runs.Found]:
     results = ranks.run(megatron_runs.train, case)
     last = case.plan.problem.stages[-1].rank
     for rank, result in enumerate(results):
-        assert isinstance(result, megatron_runs.Found), result
+        assert isinstance(result, megatron_runs.Found), results
         assert result.error == 0
-        assert result.stores == (result.expected if rank == last else [[]] * case.steps)
-        assert len(result.tokens) == case.steps  # finalized once in each
+        assert result.stores == (result.expected if rank == last else [[]] * len(case.calls))
+        assert len(result.tokens) == case.calls.count("step")  # finalized once in each
     return results
 
 
@@ -79,7 +79,7 @@ def test_losses_and_gradients_in_two_processes(two: Ranks, name: str) -> None:
 def test_losses_and_gradients_in_four_processes(four: Ranks, name: str) -> None:
     method, options = PLANS[name]
     made = plan(method, 4, 8, **options)
-    run(four, Case(made, (2, 1, 1, 2) if len(made.problem.stages) == 4 else (1,) * 8, steps=1))
+    run(four, Case(made, (2, 1, 1, 2) if len(made.problem.stages) == 4 else (1,) * 8, calls=("step",)))
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -97,7 +97,7 @@ def test_losses_are_scaled(two: Ranks) -> None:
 
 
 def test_weights_have_backwards_of_their_own(two: Ranks) -> None:
-    fused, split = (run(two, Case(plan(method, 2, 3), (1, 2), steps=1)) for method in ("1f1b", "zb-h1"))
+    fused, split = (run(two, Case(plan(method, 2, 3), (1, 2), calls=("step",))) for method in ("1f1b", "zb-h1"))
     assert [result.split_layers for result in fused] == [0, 0]
     assert [result.split_layers for result in split] == [4, 9]  # of the head, too
 
@@ -119,3 +119,11 @@ def test_recomputation_fuses_the_backwards(two: Ranks, method: str) -> None:
         "recompute_granularity = 'full' computes all gradients at once: B does W's work here; compile with split_backward = false"
     ] * (method == "zb-h1")
     assert first.split_layers == 0
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
+def test_forwards_alone_before_and_between_steps(two: Ranks, name: str) -> None:
+    method, options = PLANS[name]
+    made = plan(method, 2, 4, **options)
+    calls = ("forward", "step", "collect", "forward", "step")
+    run(two, Case(made, (1,) * len(made.problem.stages), loss="tokens", calls=calls))

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import write_job
 
-from schedc.errors import InvalidInput
-from schedc.interop.layouts.megatron import format_layout, parse_layout, partition_of
-from schedc.interop.layouts.model_layers import ModelLayer
+from schedc.text.megatron_layout import ModelLayer, format_layout, parse_layout, partition_of
+from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +48,12 @@ LAYERS = ("embedding", "block", "block", "block", "head")
 def test_published_layouts_are_read_and_written(text: str) -> None:
     ranks, partition = PUBLISHED[text]
     stages = parse_layout(text)
-    assert partition_of(stages) == partition
+    assert [len(stage) for stage in stages] == partition
+    if 0 in partition:
+        with pytest.raises(ValueError, match=f"stage {partition.index(0)} has none"):
+            partition_of(text)
+    else:
+        assert partition_of(text) == tuple(partition)
     assert len(stages) % ranks == 0
     assert parse_layout(format_layout(stages)) == stages
     assert len(format_layout(stages)) <= len(text)
@@ -78,6 +82,7 @@ def test_what_is_written_is_what_is_read(stages: tuple[tuple[ModelLayer, ...], .
         "E",
         "EtL ",
         "Et(t|L",
+        "Et(t|)L",
         "Et((t|)*2)*2L",
         "tEL",
         "ELt",
@@ -90,7 +95,7 @@ def test_what_is_written_is_what_is_read(stages: tuple[tuple[ModelLayer, ...], .
     ],
 )
 def test_what_is_no_layout_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^layout: found .*expected"):
+    with pytest.raises(ValueError, match=r"^expected a layout"):
         parse_layout(text)
 
 
@@ -120,6 +125,36 @@ def test_megatron(tmp_path: Path, values: tuple[str, ...], method: str, layout: 
     names = {"E": "embedding", "t": "decoder", "L": "loss"}
     expected = [[names[letter] for letter in stage] for stage in parse_layout(layout)]
     assert ast.literal_eval(comment.partition(" = ")[2]) == expected
+
+
+def test_a_job_takes_a_layout_of_megatron(tmp_path: Path) -> None:
+    """As in a list, with how far it is from balance."""
+    as_text = ("--set", "pipeline.placement=loop", "--set", "pipeline.chunks=2", "--set", "pipeline.partition=Et|(t|)*2L")
+    read, expected = (read_plan(made(tmp_path, values=values)).problem for values in (as_text, LOOP))
+    assert read == expected
+    assert [stage.layers for stage in read.stages] == [(0, 2), (2, 3), (3, 4), (4, 5)]
+    far = schedc(
+        "compile", tmp_path / "job.toml", "-o", tmp_path / "far.json", "--method", "1f1b", "--set", "pipeline.partition=Ettt|L"
+    )
+    assert "the busiest rank has 33.3% more work than with the balanced partition, [3, 2] instead of [4, 1] layers" in " ".join(
+        far.stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Ettt||L", 'found "Ettt||L", expected a layer in each stage, and stage 1 has none'),
+        ("balanced", 'found "balanced", expected "auto", a layout of Megatron-LM such as "Ett|(tt|)*2tL", or a list'),
+        ("Ettt|t|L", "found 3 values, expected 2, one for each piece of the model"),
+        ("Ett|L", "found 4 layers in all, expected the 5 of the profile"),
+    ],
+)
+def test_a_layout_that_a_job_cannot_have(tmp_path: Path, text: str, said: str) -> None:
+    made(tmp_path)
+    done = schedc("compile", tmp_path / "job.toml", "-o", tmp_path / "no.json", "--set", f'pipeline.partition="{text}"')
+    assert done.returncode == 2 and "pipeline.partition" in done.stderr and f": {said}" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_torchtitan(tmp_path: Path) -> None:
@@ -153,6 +188,7 @@ def test_torchtitan_in_a_wave_with_another_head(tmp_path: Path) -> None:
     [
         ("megatron", LAYERS, WAVE, "Megatron cannot express this layout: the placement is wave"),
         ("megatron", (*LAYERS[:-1], "mamba"), PARTITION, "layers[4].kind: found 'mamba' of a layer with the name ''"),
+        ("megatron", ("embedding", "mamba + attention", *LAYERS[2:]), PARTITION, "layers[1].kind: found 'mamba + attention'"),
         ("megatron", ("block", *LAYERS[1:]), PARTITION, "its layers are ttttL, expected one embedding"),
         ("megatron", ("embedding", "block", "further token", "further token", "head"), PARTITION, "are in several stages"),
         ("torchtitan", LAYERS, ("--set", "pipeline.placement=[0, 0, 1]", "--set", "pipeline.partition=[2, 2, 1]"), "in a loop"),

@@ -52,10 +52,10 @@ class Case:
     """Of the model's configuration."""
     scale: float | None = None
     """What `grad_scale_func` multiplies by."""
-    forward_only: bool = False
+    calls: tuple[str, ...] = ("step", "step")
+    """One after another: `step`, `forward` (alone) or `collect` (forward, for other data than losses)."""
     together: bool = False
     """Whether a layer has a backward that cannot be split."""
-    steps: int = 2
 
 
 @dataclass
@@ -217,13 +217,14 @@ def train(rank: int, case: Case) -> Found | str:
         "num_microbatches": case.plan.problem.microbatches,
         "seq_length": LENGTH,
         "micro_batch_size": SAMPLES,
-        "forward_only": case.forward_only,
     }
-    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(not case.forward_only), without_gpu():
+    with warnings.catch_warnings(record=True) as caught, without_gpu():
         warnings.simplefilter("always")
-        for step in range(case.steps):
-            found.stores.append(run(data_iterator=[batches(case, step) for _ in chunks], model=[*chunks], **common))
-            found.expected.append(forward_backward_no_pipelining(data_iterator=batches(case, step), model=whole, **common))
+        for number, call in enumerate(case.calls):
+            given = {"forward_only": call != "step", "collect_non_loss_data": call == "collect", **common}
+            with torch.set_grad_enabled(call == "step"):
+                found.stores.append(run(data_iterator=[batches(case, number) for _ in chunks], model=[*chunks], **given))
+                found.expected.append(forward_backward_no_pipelining(data_iterator=batches(case, number), model=whole, **given))
     found.split_layers = len(run._split)
     run.close()
     assert not any("_forward_impl" in vars(layer) for chunk in chunks for layer in chunk.modules())

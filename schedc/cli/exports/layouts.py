@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
+from schedc.cli.exports.sound import read_sound_plan
 
 __all__ = ["export_megatron", "export_torchtitan"]
 
@@ -26,7 +25,7 @@ def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OutputOp
     from schedc.interop.layouts.model_layers import read_model_layers
 
     check_outputs({"-o": output}, (plan, profile), standard=True)
-    read = _sound(plan)
+    read = read_sound_plan(plan)
     write_output(output, megatron_options(read, read_model_layers(profile)).encode())
     if not is_standard(output):
         _say_written(output)
@@ -57,7 +56,7 @@ def export_torchtitan(
     check_outputs({"-o": output}, (plan, profile))
     beside = output.with_suffix(".csv")
     check_outputs({"-o": output, "the CSV of -o": beside}, (plan, profile))
-    read = _sound(plan)
+    read = read_sound_plan(plan)
     csv = torch_csv(read, "compute_only")  # before anything is written, as it may be refused
     lines = torchtitan_lines(read, read_model_layers(profile), beside.name, head)
     write_atomically(beside, csv.encode())
@@ -65,23 +64,6 @@ def export_torchtitan(
     _say_written(output, beside)
     for note in notes(read):
         typer.echo(f"note: {note}", err=True)
-
-
-def _sound(path: Path) -> Plan:
-    """The plan in the file.
-
-    Raises:
-        CheckFailed: its verifier refuses it.
-    """
-    from schedc.compile import check_plan
-    from schedc.errors import CheckFailed
-    from schedc.text.plan.plan_file import read_plan
-
-    read = read_plan(path)
-    violations = check_plan(read)
-    if violations:
-        raise CheckFailed(f"{path}: {violations[0]} (`schedc verify` lists all {len(violations)})")
-    return read
 
 
 def _say_written(*paths: Path) -> None:

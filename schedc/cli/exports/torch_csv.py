@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedc.cli.exports.sound import read_sound_plan
 from schedc.cli.jobs import SetOption, read_job
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ class LintFormat(StrEnum):
     compute_only = "compute_only"
 
 
-@export_app.callback()
-def _exports() -> None:
-    """Keep `torch` a command of its own: a group with one command would become that command."""
-
-
 @export_app.command("torch")
 def export_torch(
     plan: PlanArgument,
@@ -68,21 +64,15 @@ def export_torch(
     ] = CsvFormat.compute_comms,
 ) -> None:
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
-    from schedc.compile import check_plan
-    from schedc.errors import CheckFailed
     from schedc.files.location import one_line
     from schedc.files.outputs import check_outputs, is_standard, write_output
     from schedc.interop.torch_csv.exporter import stage_map_path, torch_csv, write_torch_csv
     from schedc.interop.torch_csv.stage_map import notes
-    from schedc.text.plan.plan_file import read_plan
 
     standard = is_standard(output)
     beside = None if standard else stage_map_path(output)
     check_outputs({"-o": output, "the stage map of -o": beside}, (plan,), standard=True)
-    read = read_plan(plan)
-    violations = check_plan(read)
-    if violations:
-        raise CheckFailed(f"{plan}: {violations[0]} (`schedc verify` lists all {len(violations)})")
+    read = read_sound_plan(plan)
     if standard:
         write_output(output, torch_csv(read, layout.value).encode())
     else:

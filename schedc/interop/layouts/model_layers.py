@@ -6,7 +6,6 @@ A plan has the numbers of layers alone. The profile that its job names has their
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
@@ -14,6 +13,7 @@ from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location
 from schedc.files.tables import parse_json
+from schedc.text.megatron_layout import ModelLayer
 from schedc.text.profile_file import ProfileFile
 
 if TYPE_CHECKING:
@@ -23,16 +23,10 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.text.profile_file import LayerEntry
 
-__all__ = ["ModelLayer", "layers_of_stages", "read_model_layers"]
+__all__ = ["layers_of_stages", "read_model_layers"]
 
-
-class ModelLayer(StrEnum):
-    """What a layer is, by Megatron's letter for it."""
-
-    EMBEDDING = "E"
-    BLOCK = "t"
-    FURTHER_TOKEN = "m"
-    HEAD = "L"
+_DECODER = re.compile(r"(windowed |latent )?attention( \+ (feed-forward|experts))*")
+"""The kinds of blocks that are Megatron's decoder layers, as `schedc model` writes them."""
 
 
 def read_model_layers(path: Path) -> tuple[ModelLayer, ...]:
@@ -53,10 +47,12 @@ def _layer(entry: LayerEntry, place: Location) -> ModelLayer:
         return ModelLayer.EMBEDDING if kind == "embedding" else ModelLayer.HEAD
     if kind.startswith("further token"):
         return ModelLayer.FURTHER_TOKEN
-    if kind == "block" or "attention" in kind:
+    if kind == "block" or _DECODER.fullmatch(kind):
         return ModelLayer.BLOCK
     found = f"{entry.kind!r} of a layer with the name {entry.name!r}"
-    raise (place / "kind").refuse(found, "embedding, head, block, or a kind that schedc model writes for a block with attention")
+    raise (place / "kind").refuse(
+        found, "embedding, head, block, or a kind that schedc model writes for a block of attention and feed-forward"
+    )
 
 
 def layers_of_stages(plan: Plan, layers: Sequence[ModelLayer]) -> tuple[tuple[ModelLayer, ...], ...]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.interop.layouts.model_layers import ModelLayer, layers_of_stages
+from schedc.interop.layouts.model_layers import layers_of_stages
 from schedc.interop.torch_csv.stage_map import torchtitan_options
+from schedc.text.megatron_layout import ModelLayer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
