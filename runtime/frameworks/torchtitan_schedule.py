@@ -111,21 +111,39 @@ class PlanSchedule:
         """
         if return_outputs:
             raise Unsupported("return_outputs: found True, expected False; a plan keeps no outputs of its last stage")
-        count = self._plan.problem.microbatches
-        for stage in self._stages.values():
-            stage.begin(kwarg_mbs or [{}] * count, target_mbs, loss_kwargs or {})
+        self._begin(kwarg_mbs, target_mbs, loss_kwargs or {})
         self.pipe.step(arg_mbs, self._targets)
+        self._append(losses)
+
+    def eval(
+        self,
+        *,
+        arg_mbs: Sequence[tuple[torch.Tensor, ...]] | None = None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
+        target_mbs: Sequence[torch.Tensor] | None = None,
+        losses: list[torch.Tensor] | None = None,
+    ) -> None:
+        """Run the plan's forwards alone; arguments and errors are as for `step`."""
+        self._begin(kwarg_mbs, target_mbs, {})
+        for stage in self._stages.values():
+            stage.begin_step()
+        self.pipe.evaluate(arg_mbs, self._targets)
+        self._append(losses)
+
+    def _begin(
+        self,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None,
+        target_mbs: Sequence[torch.Tensor] | None,
+        loss_kwargs: Mapping[str, Any],
+    ) -> None:
+        for stage in self._stages.values():
+            stage.begin(kwarg_mbs or [{}] * len(self._targets), target_mbs, loss_kwargs)
+
+    def _append(self, losses: list[torch.Tensor] | None) -> None:
+        """The microbatches' losses in their order, to the caller's list, on the rank that has them."""
         last = self._stages.get(self._last)
         if last is not None and losses is not None:
-            losses += [last.losses[microbatch] for microbatch in range(count)]
-
-    def eval(self, **_batch: Any) -> None:
-        """Refuse to validate.
-
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported("validation (forward only) with a plan is not supported; unset validator.enable")
+            losses += [last.losses[microbatch] for microbatch in range(len(self._targets))]
 
 
 class _Stage(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from optional_packages import skip_without
+from optional_packages import MODULES, skip_without
 from plans import plan_of
 from problems import make_problem
 from rank_processes import Ranks, rank_processes
@@ -15,7 +15,7 @@ from schedc.solvers.driver.registry import constructive
 skip_without("megatron")
 
 import megatron_runs  # noqa: E402
-from megatron_runs import MODULES, Case  # noqa: E402
+from megatron_runs import Case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

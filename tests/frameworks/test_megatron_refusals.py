@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from optional_packages import skip_without
+from optional_packages import MODULES, skip_without
 from plans import plan_of
 from problems import make_problem
 from rank_processes import rank_processes
@@ -121,7 +121,7 @@ def test_calls_that_do_not_fit() -> None:
 
 
 def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
-    with rank_processes(2, tmp_path, *megatron_runs.MODULES) as ranks:
+    with rank_processes(2, tmp_path, *MODULES) as ranks:
         first, second = ranks.run(megatron_runs.refused, plan())
     assert first.startswith("schedc.errors.CheckFailed: rank 1 has refused the plan: the model has variable_seq_lengths = True")
     assert second.startswith("schedc.errors.Unsupported: the model has variable_seq_lengths = True")

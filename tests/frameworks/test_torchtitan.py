@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from command_line import schedc
 from jobs import write_job
-from optional_packages import skip_without
+from optional_packages import MODULES, skip_without
 
 skip_without("torchtitan")
 
 from rank_processes import Ranks, rank_processes  # noqa: E402
-from torchtitan_runs import Found, Run, train  # noqa: E402
+from torchtitan_runs import Found, Run, refusal, train  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 JOB = """
 [pipeline]
 ranks = {ranks}
-microbatches = 8
+microbatches = 4
 {layout}
 [profile]
 forward = "10 ms"
@@ -43,20 +44,21 @@ PARTITIONS = {
     2: {"even": [4, 4], "wave": [1, 3, 2, 2], "uneven": [3, 5]},
     4: {"even": [2, 2, 2, 2], "wave": [1] * 8, "uneven": [1, 3, 3, 1]},
 }
+Trained = tuple[list[float], list[float], dict[str, str]]
 NAMES = ["tok_embeddings", *(f"layers.{block}" for block in range(6)), "norm+lm_head"]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks."""
-    with rank_processes(2, tmp_path_factory.mktemp("two")) as ranks:
+    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Four ranks."""
-    with rank_processes(4, tmp_path_factory.mktemp("four")) as ranks:
+    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
         yield ranks
 
 
@@ -83,30 +85,88 @@ def modules(partition: Sequence[int]) -> list[list[str]]:
     return [[part for _ in range(count) for part in next(names).split("+")] for count in partition]
 
 
-def trained(ranks: Ranks, run: Run) -> tuple[list[float], list[float], dict[str, str]]:
+def trained(ranks: Ranks, run: Run) -> Trained:
     """Losses, norms and digests of the weights of a run."""
-    found = ranks.run(train, run, limit_s=200)
+    found = ranks.run(train, run, limit_s=250)
     assert all(isinstance(one, Found) for one in found), found
-    (losses,) = [one.losses for one in found if one.losses]
+    losses, *others = [one.losses for one in found if one.losses]
+    assert all(one == losses for one in others)
     assert all(one.norms == found[0].norms for one in found)
     return losses, found[0].norms, {name: digest for one in found for name, digest in one.weights.items()}
 
 
+@pytest.fixture(scope="module")
+def own() -> dict[int, Trained]:
+    """What torchtitan's own 1F1B gives, by number of ranks, once it has run."""
+    return {}
+
+
+def of_1f1b(count: int, ranks: Ranks, own: dict[int, Trained]) -> Trained:
+    if count not in own:
+        own[count] = trained(ranks, Run())
+    return own[count]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("count", PARTITIONS)
-def test_20_steps_are_those_of_1f1b(count: int, request: pytest.FixtureRequest, plans: dict[tuple[int, str], str]) -> None:
+def test_20_steps_are_those_of_1f1b(
+    count: int, name: str, request: pytest.FixtureRequest, plans: dict[tuple[int, str], str], own: dict[int, Trained]
+) -> None:
     ranks = request.getfixturevalue({2: "two", 4: "four"}[count])
-    own = trained(ranks, Run())
-    losses, norms, weights = own
+    losses, norms, weights = of_1f1b(count, ranks, own)
     assert len(losses) == len(norms) == 20
     assert losses[-1] < losses[0]
     assert max(norms) > 1  # it clips
-    # with the same stages everything is equal bit by bit, whatever the order of ops
+    found = trained(ranks, Run(plan=plans[count, name]))
+    if name in ("1f1b", "split"):  # the same stages: everything is equal bit by bit, whatever the order of ops
+        assert found == (losses, norms, weights)
+    else:  # others: the norm over all ranks sums in another order, and the steps after it differ by rounding
+        assert found[0][0] == losses[0]
+        assert found[0] == pytest.approx(losses, rel=1e-5)
+        assert found[1] == pytest.approx(norms, rel=1e-4)
+        assert found[2].keys() == weights.keys()
+
+
+def test_a_partition_of_the_users_own_is_equal_bit_by_bit(two: Ranks, plans: dict[tuple[int, str], str]) -> None:
+    names = modules(PARTITIONS[2]["uneven"])
+    given = {"parallelism.module_fqns_per_model_part": names}
+    assert trained(two, Run(steps=3, plan=plans[2, "uneven"])) == trained(two, Run(steps=3, options=given))
+    assert trained(two, Run(steps=3, plan=plans[2, "split"], options=given)) == trained(two, Run(steps=3, options=given))
+
+
+VARIANTS = {
+    "accumulation": Run(steps=3, options={"training.global_batch_size": 8}),
+    "bfloat16": Run(steps=3, options={"training.mixed_precision_param": "bfloat16"}),
+    "chunked loss": Run(steps=3, chunked_loss=True),
+    "full recomputation": Run(steps=3, recompute="full"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_are_equal_bit_by_bit_with_b_and_w_apart(two: Ranks, plans: dict[tuple[int, str], str], variant: str) -> None:
+    run = VARIANTS[variant]
+    assert trained(two, replace(run, plan=plans[2, "split"])) == trained(two, run)
+
+
+def test_selective_recomputation_with_a_fused_backward(two: Ranks, plans: dict[tuple[int, str], str]) -> None:
+    run = Run(steps=2, recompute="selective")
+    assert trained(two, replace(run, plan=plans[2, "1f1b"])) == trained(two, run)
+    found = two.run(refusal, replace(run, plan=plans[2, "split"]))
+    assert all("B and W apart, and with activation_checkpoint SelectiveAC.Config" in one for one in found), found
+
+
+def test_two_pipelines_with_fsdp(four: Ranks, plans: dict[tuple[int, str], str]) -> None:
+    options = {"parallelism.pipeline_parallel_degree": 2, "parallelism.spmd_backend": "partial_dtensor"}
+    own = trained(four, Run(steps=3, options=options))
     for name in ("1f1b", "split"):
-        assert trained(ranks, Run(plan=plans[count, name])) == own, name
-    # with others the norm sums in another order, and the steps after it differ by rounding
-    for name in ("wave", "uneven"):
-        other_losses, other_norms, other = trained(ranks, Run(plan=plans[count, name]))
-        assert other_losses[0] == losses[0]
-        assert other_losses == pytest.approx(losses, rel=1e-5)
-        assert other_norms == pytest.approx(norms, rel=1e-4)
-        assert other.keys() == weights.keys()
+        assert trained(four, Run(steps=3, plan=plans[2, name], options=options)) == own, name
+
+
+def test_validation_is_that_of_torchtitan(two: Ranks, plans: dict[tuple[int, str], str]) -> None:
+    options = {"validator.enable": True, "validator.freq": 2, "validator.steps": 2}
+    validated = []
+    for plan in (None, plans[2, "split"]):
+        found = two.run(train, Run(steps=3, plan=plan, options=options), limit_s=250)
+        validated.append([(one.validated, one.losses) for one in found if one.losses])
+    assert validated[0] == validated[1]
+    assert len(validated[0][0][0]) == 2  # after steps 1 and 2

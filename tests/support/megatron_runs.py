@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-MODULES = ("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.distributed")
-"""What the processes of a test begin with."""
 VOCABULARY, WIDTH, LENGTH, SAMPLES = 32, 16, 8, 2
 
 

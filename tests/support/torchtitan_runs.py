@@ -1,6 +1,6 @@
 """torchtitan's own trainer on CPUs: what the ranks of a test run, its debug model on synthetic tokens, with a schedule or a plan.
 
-torchtitan expects an accelerator; here it is shown the CPU as one, before it is imported. Its attention kernels need a GPU or a
+torchtitan expects an accelerator; here it takes the CPU for one. Its attention kernels need a GPU or a
 compiler, so the debug model has its `ScaledDotProductAttention` instead, as torchtitan's own tests on other backends do.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,9 +26,11 @@ class Run:
     """The plan file; None: torchtitan's own schedule."""
     schedule: str = "1F1B"
     steps: int = 20
-    microbatches: int = 8
+    microbatches: int = 4
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the configuration, by path: `training.max_norm`."""
+    arguments: tuple[str, ...] = ()
+    """Of the command line, which torchtitan reads itself."""
     chunked_loss: bool = False
     """Whether the loss computes the head in chunks."""
     recompute: str | None = None
@@ -41,7 +44,7 @@ class Found:
     """What a rank has seen of a run."""
 
     losses: list[float]
-    """Of each step; empty without a last stage."""
+    """Of each step, over all pipelines; empty without a last stage."""
     norms: list[float]
     weights: dict[str, str]
     """A digest of each weight at the end."""
@@ -77,13 +80,14 @@ def refusal(rank: int, run: Run) -> str:
 
 
 def _torchtitan() -> Any:
-    """The module beside this one that imports torchtitan, once this process has a CPU that looks like an accelerator."""
+    """The module beside this one that imports torchtitan, once the CPU is the accelerator of this process."""
     warnings.simplefilter("default")
+    logging.disable(logging.WARNING)
     os.environ.setdefault("LOCAL_RANK", "0")
+    import torch
     import torch._utils
 
     torch._utils._get_available_device_type = lambda: "cpu"
-    cpu = torch._utils._get_device_module("cpu")
     memory = SimpleNamespace(total_memory=1, name="CPU")
     for name, value in {
         "current_device": lambda: 0,
@@ -93,9 +97,12 @@ def _torchtitan() -> Any:
         "reset_peak_memory_stats": lambda _device=None: None,
         "empty_cache": lambda: None,
     }.items():
-        setattr(cpu, name, value)
+        setattr(torch.cpu, name, value)
     torch.autograd.set_multithreading_enabled(False)  # as torchtitan does where it makes the process group itself
-    logging.disable(logging.WARNING)
+    for module in [one for name, one in sys.modules.items() if name.startswith("torchtitan.")]:  # imported before the fork
+        for name, found in (("device_type", "cpu"), ("device_module", torch.cpu)):
+            if hasattr(module, name):
+                setattr(module, name, found)
     import torchtitan_trainer
 
     return torchtitan_trainer

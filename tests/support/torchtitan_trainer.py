@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.components.validate import Validator
+from torchtitan.config import ConfigManager, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from torchtitan_runs import Found, Run
 
 VOCABULARY = 2048
-SEQUENCE = 32
+SEQUENCE = 16
 """Tokens of a sample."""
 
 
@@ -107,12 +109,17 @@ def configuration(run: Run) -> Trainer.Config:
     config.metrics = MetricsProcessor.Config(log_freq=1)
     config.checkpoint = CheckpointManager.Config(enable=False)
     config.activation_checkpoint = None
-    config.validator.enable = False
+    config.validator = Validator.Config(enable=False, dataloader=Tokens.Config())
     config.dump_folder = run.folder
     if run.chunked_loss:
         config.loss = ChunkedLossWrapper.Config(loss_fn=config.loss)
     if run.recompute is not None:
         config.activation_checkpoint = {"full": FullAC, "selective": SelectiveAC}[run.recompute].Config()
+    if run.arguments:
+        given = ConfigManager().parse_args(["--module", "llama3", "--config", "llama3_debugmodel", *run.arguments])
+        config.parallelism = given.parallelism
+        config.training.local_batch_size = given.training.local_batch_size
+        config.training.disable_cuda_graphs = given.training.disable_cuda_graphs
     for path, value in run.options.items():
         *parents, name = path.split(".")
         part = config
@@ -128,6 +135,9 @@ def build(run: Run, found: Found) -> Trainer:
     trainer = configuration(run).build()
     with torch.no_grad():
         for part in trainer.model_parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
             for name, weight in part.named_parameters():
                 _fill(name, weight)
 

@@ -1,0 +1,67 @@
+"""`schedc export torchtitan`: torchtitan's own pipeline takes options and CSV, without code of ours, and trains as the plan."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from command_line import schedc
+from jobs import write_job
+from optional_packages import MODULES, skip_without
+from rank_processes import Ranks, rank_processes
+from torchtitan_runs import Found, Run, train
+
+skip_without("torchtitan")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+JOB = """
+pipeline = { ranks = 2, microbatches = 4, semantics = "torch" }
+profile = { path = "profile.json" }
+"""
+CASES = {
+    "two stages": (["pipeline.partition=[3, 5]"], "greedy"),
+    "loop": (["pipeline.placement=loop", "pipeline.chunks=2", "pipeline.partition=[2, 3, 2, 1]"], "interleaved"),
+    "wave": (["pipeline.placement=wave", "pipeline.chunks=2", "pipeline.partition=[1, 3, 2, 2]"], "zb-v"),
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks."""
+    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_exported_trains_as_the_plan_does(two: Ranks, tmp_path: Path, case: str) -> None:
+    settings, method = CASES[case]
+    kinds = ("embedding", *["block"] * 6, "head")
+    layers = [{"kind": kind, "forward": "2 ms", "backward_input": "2 ms", "backward_weight": "1 ms"} for kind in kinds]
+    (tmp_path / "profile.json").write_text(json.dumps({"format": "schedc.profile", "version": 1, "layers": layers}))
+    values = [word for setting in settings for word in ("--set", setting)]
+    plan = tmp_path / "plan.json"
+    done = schedc("compile", write_job(tmp_path, JOB), "-o", plan, "--method", method, "--quiet", *values)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "titan.txt"
+    done = schedc("export", "torchtitan", plan, "--profile", tmp_path / "profile.json", "-o", out)
+    assert done.returncode == 0, done.stderr
+    lines = out.read_text().splitlines()
+    arguments = [line.replace("=titan.csv", f"={tmp_path}/titan.csv") for line in lines if not line.startswith("#")]
+    (modules,) = [ast.literal_eval(line.partition(" = ")[2]) for line in lines if "module_fqns_per_model_part" in line]
+
+    exported = Run(steps=3, arguments=tuple(arguments), options={"parallelism.module_fqns_per_model_part": modules})
+    own, ours = [found_by(two, run) for run in (exported, Run(steps=3, plan=str(plan)))]
+    assert own[0] == pytest.approx(ours[0], rel=1e-6)
+    assert own[1] == pytest.approx(ours[1], rel=1e-5)
+    assert own[0][0] == ours[0][0]
+
+
+def found_by(ranks: Ranks, run: Run) -> tuple[list[float], list[float]]:
+    found = ranks.run(train, run, limit_s=250)
+    assert all(isinstance(one, Found) for one in found), found
+    return next(one.losses for one in found if one.losses), found[0].norms

@@ -1,0 +1,137 @@
+"""What a plan in torchtitan is refused for, each in one line before a weight is made, and which modules are in which stage."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from optional_packages import skip_without
+from plans import plan_of
+from problems import make_problem
+
+from schedc.errors import InvalidInput, SchedcError
+from schedc.solvers.driver.registry import constructive
+
+skip_without("torchtitan")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what torchtitan imports is deprecated in places
+    from torch import nn
+    from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    from schedc.runtime.frameworks.torchtitan_modules import modules_of_stages
+    from schedc.runtime.frameworks.torchtitan_refusals import check_job
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+
+
+def plan(method: str = "greedy", **options: Any) -> Plan:
+    """A plan of 2 ranks and 4 microbatches, its backwards split by greedy and fused by 1f1b."""
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **options)
+    return plan_of(problem, constructive(method)(problem))
+
+
+def layered(made: Plan, *counts: int) -> Plan:
+    """The plan with this many layers in each stage."""
+    ends = [sum(counts[: at + 1]) for at in range(len(counts))]
+    bounds = [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    stages = tuple(replace(stage, layers=layers) for stage, layers in zip(made.problem.stages, bounds, strict=True))
+    return replace(made, problem=replace(made.problem, stages=stages))
+
+
+def check(made: Plan, **changes: Any) -> None:
+    """`check_job` on a job that fits but for the changes."""
+    dims = {"pp": 2, "tp": 1, "cp": 1, "ep": 1} | changes.pop("dims", {})
+    parallelism = ParallelismConfig(**changes.pop("parallelism", {}))
+    training = TrainingConfig(**{"local_batch_size": 4, **changes.pop("training", {})})
+    compiled = changes.pop("compiled", CompileConfig())
+    recompute = changes.pop("recompute", None)
+    assert not changes
+    check_job(
+        made,
+        parallel_dims=SimpleNamespace(**dims),
+        training=training,
+        parallelism=parallelism,
+        compile_config=compiled,
+        ac_config=recompute,
+    )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "ranks": ({"dims": {"pp": 4}}, "pipeline_parallel_degree = 4, expected 2"),
+    "microbatches": ({"training": {"local_batch_size": 8}}, "local_batch_size = 8 .*, expected 4"),
+    "microbatch size": ({"parallelism": {"pipeline_parallel_microbatch_size": 2}}, "microbatch_size = 2, expected 8"),
+    "csv": ({"parallelism": {"pipeline_parallel_schedule_csv": "x.csv"}}, "found a CSV beside a plan"),
+    "tensor": ({"dims": {"tp": 2}}, "tensor parallelism"),
+    "context": ({"dims": {"cp": 2}}, "context parallelism"),
+    "expert": ({"dims": {"ep": 2}}, "expert parallelism"),
+    "full_dtensor": ({"parallelism": {"spmd_backend": "full_dtensor"}}, "spmd_types or partial_dtensor"),
+    "offload": ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload"),
+    "compiled blocks": ({"compiled": CompileConfig(enable=True, components=["model"])}, "compile.components, or .*split_backward"),
+    "always resharded": ({"parallelism": {"fsdp_reshard_after_forward": "always"}}, "fsdp_reshard_after_forward to default"),
+    "selective": ({"recompute": SelectiveAC.Config()}, "take FullAC or none, or compile with split_backward = false"),
+}
+ONLY_SPLIT = {"compiled blocks", "always resharded", "selective"}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(case: str) -> None:
+    changes, said = REFUSED[case]
+    with pytest.raises(SchedcError, match=said) as raised:
+        check(plan(), **dict(changes))
+    assert "\n" not in str(raised.value)
+    if case in ONLY_SPLIT:
+        check(plan("1f1b", split_backward=False), **dict(changes))
+
+
+def test_what_fits_is_not_refused() -> None:
+    check(plan())
+    check(plan(), recompute=FullAC.Config(), compiled=CompileConfig(enable=True, components=["loss"]))
+    check(plan(placement="wave", chunks=2), training={"local_batch_size": 8}, parallelism={"pipeline_parallel_microbatch_size": 2})
+
+
+def test_plans_that_torchtitan_cannot_have_are_refused() -> None:
+    with pytest.raises(SchedcError, match="without bidirectional"):
+        check(plan(placement="bidirectional"))
+    made = plan()
+    stages = (replace(made.problem.stages[0], recompute=True), *made.problem.stages[1:])
+    with pytest.raises(SchedcError, match=r"recomputes stage 0 .*set activation_checkpoint"):
+        check(replace(made, problem=replace(made.problem, stages=stages)))
+
+
+def model(blocks: int = 4, **more: nn.Module) -> nn.Module:
+    """Shaped like torchtitan's decoders."""
+    made = nn.Module()
+    made.tok_embeddings = nn.Identity()
+    made.layers = nn.ModuleDict({str(block): nn.Identity() for block in range(blocks)})
+    made.norm, made.lm_head = nn.Identity(), nn.Identity()
+    for name, module in more.items():
+        setattr(made, name, module)
+    return made
+
+
+def test_layers_with_and_without_the_ends() -> None:
+    expected = [["tok_embeddings", "layers.0"], ["layers.1", "layers.2", "layers.3", "norm", "lm_head"]]
+    assert modules_of_stages(layered(plan(), 2, 4), model(), None) == expected
+    assert modules_of_stages(layered(plan(), 1, 3), model(), None) == expected
+    assert modules_of_stages(plan(), model(), expected) == expected
+
+
+def test_modules_that_would_be_lost_or_doubled_are_refused() -> None:
+    fits = layered(plan(), 2, 4)
+    with pytest.raises(InvalidInput, match=r"6 layers, the model has 5 blocks; expected 7 layers .* or 5"):
+        modules_of_stages(fits, model(5), None)
+    with pytest.raises(InvalidInput, match="does not say which layers"):
+        modules_of_stages(plan(), model(), None)
+    with pytest.raises(InvalidInput, match="'vision_encoder' is in no stage"):
+        modules_of_stages(fits, model(vision_encoder=nn.Identity()), None)
+    with pytest.raises(InvalidInput, match="found 1 lists, expected 2"):
+        modules_of_stages(fits, model(), [["norm"]])
+    twice = [["tok_embeddings", "layers.0"], ["layers.0", "layers.1", "layers.2", "layers.3", "norm", "lm_head"]]
+    with pytest.raises(InvalidInput, match=r"found 'layers.0' in two stages"):
+        modules_of_stages(fits, model(), twice)
