@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-frameworks lint style types suite outputs site clean
+.PHONY: demo test test-frameworks lint style types suite outputs pictures site clean
 
 demo: .venv/installed
 	mkdir -p build
@@ -23,6 +23,9 @@ suite: .venv/installed-test
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
 	$(BIN)/python tests/support/doc_outputs.py
+
+pictures: .venv/installed-test    # of docs/; needs Chromium
+	for each in tools/pictures/*.py; do $(BIN)/python $$each || exit 1; done
 
 site: .venv/installed-docs        # the documentation, in build/site: open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build

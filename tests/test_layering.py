@@ -37,7 +37,7 @@ MAY_SEE = {
     "cli": COMPILER
     | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report", "explain"},
     "explain": COMPILER | {"compile", "compile_layouts"},
-    "report": IR | QUESTIONS,
+    "report": IR | QUESTIONS | {"text"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
     from schedc.report.links import LinkFigures
+    from schedc.text.compiled_json import Compilation
 
 __all__ = ["Figures", "Measured", "figures_of"]
 
@@ -47,6 +48,8 @@ class Figures:
     """The critical path."""
     links: tuple[LinkFigures, ...]
     measured: Measured | None
+    compilation: Compilation | None
+    """How the plan was made, if that is known."""
 
     @property
     def idle_by_cause(self) -> dict[IdleCause, int]:
@@ -58,13 +61,14 @@ class Figures:
         return dict(total_ns.most_common())
 
 
-def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None = None) -> Figures:
+def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None, compilation: Compilation | None) -> Figures:
     """The figures of a plan that verifies.
 
     Args:
         plan: the plan.
         timeline: when the simulator says that it happens.
         measured: a recording of the plan, if there is one.
+        compilation: what `schedc compile --json` printed, if it is known.
     """
     problem, schedule = plan.problem, plan.schedule()
     waits = waits_of(problem, timeline)
@@ -77,4 +81,5 @@ def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None = None)
         path=critical_path(timeline, waits),
         links=link_figures(plan, timeline, waits),
         measured=measured,
+        compilation=compilation,
     )

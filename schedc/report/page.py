@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.report.figures import Figures, Measured
+    from schedc.text.compiled_json import Compilation
 
 __all__ = ["report_html"]
 
 
-def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None) -> bytes:
+def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None, compilation: Compilation | None = None) -> bytes:
     """The page.
 
     Args:
         plan: a plan that verifies.
         timeline: when the simulator says that it happens.
         measured: a recording of the plan, if there is one.
+        compilation: what `schedc compile --json` printed, if it is known.
     """
-    figures = figures_of(plan, timeline, measured)
+    figures = figures_of(plan, timeline, measured, compilation)
     problem, made = plan.problem, plan.made_by
     counts = f"{problem.ranks} ranks, {len(problem.stages)} stages ({problem.placement}), {problem.microbatches} microbatches"
     ranks, *stacks = sections(figures)

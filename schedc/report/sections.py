@@ -213,7 +213,27 @@ def _made_by(figures: Figures) -> Markup:
         ("reproducible", "yes" if made.reproducible else "no: a clock or an interruption ended the search"),
         ("placement", f"{problem.placement}, {len(problem.stages)} stages on {problem.ranks} ranks"),
     ]
-    note = (
-        "A plan's file keeps the method that made it, not what else was tried: schedc compile prints that when it makes the plan."
-    )
-    return panel("How it was made", facts(rows), element("h3", "Candidates tried"), element("p", note, class_="quiet"))
+    return panel("How it was made", facts(rows), element("h3", "Candidates tried"), _candidates(figures))
+
+
+def _candidates(figures: Figures) -> Markup:
+    """The methods that were tried, the best first, then those that found nothing and why."""
+    compilation = figures.compilation
+    if compilation is None:
+        note = (
+            "A plan's file keeps the method that made it, not what else was tried. Give what compile --json printed as --compiled."
+        )
+        return element("p", note, class_="quiet")
+    solved = [tried for tried in compilation.candidates if tried.makespan_ns is not None]
+    best_ns = min((tried.makespan_ns or 0 for tried in solved), default=0)
+    rows = []
+    for tried in sorted(solved, key=lambda tried: tried.makespan_ns or 0):
+        makespan_ns = tried.makespan_ns or 0
+        against = f"+{percent(makespan_ns - best_ns, best_ns, 2)}"
+        cells = [format_duration_ns(makespan_ns), against, f"{tried.seconds:.2f} s"]
+        rows.append([Cell(tried.method), *(Cell(text, "number") for text in cells)])
+    headers = [Cell("method"), *(Cell(text, "number") for text in ("makespan", "against the best", "took"))]
+    ended = f"{len(compilation.candidates)} methods in {compilation.seconds:.1f} s; it ended: {compilation.ended}"
+    why_not = [(tried.method, tried.why_not) for tried in compilation.candidates if tried.makespan_ns is None]
+    others = element("details", element("summary", f"{len(why_not)} found nothing"), facts(why_not)) if why_not else Markup()
+    return Markup(table(ended, headers, rows) + others)

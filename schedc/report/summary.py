@@ -35,7 +35,7 @@ def percent(part: float, whole: float, decimals: int = 1) -> str:
 
 def worth(certificate: Certificate) -> str:
     """What the certificate says in a word or two."""
-    return f"{certificate.gap * 100:.2f}\u00a0%" if certificate.gap > 0 else "proven optimal"
+    return f"{certificate.gap * 100:.2f}\u00a0%" if certificate.gap > 0 else "optimal"
 
 
 def headline(figures: Figures) -> Markup:
@@ -72,7 +72,8 @@ def cards(figures: Figures) -> Markup:
         change = f"{(measured_ns / planned_ns - 1) * 100:+.1f} % against the plan; " if planned_ns else ""
         steps = f"median of {comparison.measured.count} steps" if comparison.measured.count > 1 else "one step"
         found.append(_card("Measured", format_duration_ns(measured_ns), change + steps))
-    bound = f"lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"
+    bound = "lower bound" if certificate.gap > 0 else "proven: lower bound"
+    bound += f" {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"
     found.append(_card("Gap to the lower bound", worth(certificate), bound, good=certificate.gap <= 0))
     causes = [f"{CAUSE_WORDS[cause]} {percent(ns, whole_ns)}" for cause, ns in list(figures.idle_by_cause.items())[:3]]
     found.append(_card("Idle", percent(whole_ns - sum(timeline.busy_ns), whole_ns), ", ".join(causes) or "no rank is ever idle"))

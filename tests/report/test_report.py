@@ -13,6 +13,7 @@ import numpy as np
 from command_line import schedc
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jobs import M70, write_job
 from plans import plans
 from report_plans import MARKUP, marked_plan, plain_plan, slow_trace
 from traces import slower_link
@@ -262,6 +263,23 @@ def test_refusals_are_one_line_and_write_nothing(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (status, ""), done
         assert words in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("schedc: ")
     assert not out.exists() and not list((tmp_path / "folder").iterdir())
+
+
+def test_candidates_tried_are_shown(tmp_path: Path) -> None:
+    job = write_job(tmp_path, M70)
+    plan, printed, page = tmp_path / "plan.json", tmp_path / "printed.json", tmp_path / "plan.html"
+    made = schedc("compile", job, "-o", plan, "--method", "zb-h1", "--json")
+    found = json.loads(made.stdout)
+    found["candidates"].append({"method": "<b>", "seconds": 0.5, "why_not": "not for this"})
+    printed.write_text(json.dumps(found))
+    assert schedc("report", plan, "--compiled", printed, "-o", page).returncode == 0
+    words = " ".join(Elements(page.read_bytes()).texts)
+    assert "2 methods in" in words and "the method is done" in words and "<b>" in words and "not for this" in words
+    printed.write_text(json.dumps({**found, "makespan_ns": 1}))
+    for file, expected in ((printed, "found a makespan of 1 ns by zb-h1, expected"), (plan, "makespan_ns"), (tmp_path, "director")):
+        done = schedc("report", plan, "--compiled", file, "-o", tmp_path / "none.html")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr, done
+    assert not (tmp_path / "none.html").exists()
 
 
 def test_memory_is_shown_against_its_limit() -> None:

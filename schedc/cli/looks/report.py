@@ -22,6 +22,9 @@ OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", he
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="TRACE", help="A trace file, recorded from this plan: what was measured.")
 ]
+CompiledOption = Annotated[
+    Path | None, typer.Option("--compiled", metavar="FILE", help="What `compile --json` printed for this plan: the methods tried.")
+]
 
 
 def report_command(
@@ -29,18 +32,20 @@ def report_command(
     output: OutputOption,
     trace: TraceOption = None,
     step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step of the trace to show.")] = "median",
+    compiled: CompiledOption = None,
 ) -> None:
     """Write a plan as one HTML page: the step over time with zoom, what each op waited for, memory, idle time, certificate."""
     from schedc.compile import MOST_BOUNDED_OPS, check_plan, time_plan
     from schedc.files.atomic_write import write_atomically
     from schedc.files.outputs import check_outputs
     from schedc.report.page import report_html
+    from schedc.text.compiled_json import read_compilation
     from schedc.text.plan.plan_file import read_plan
 
     number = step_number(step)
     if trace is None and step != "median":
         raise InvalidInput("--step: found it without --trace, expected both; the plan alone has one step")
-    check_outputs({"-o": output}, [plan] if trace is None else [plan, trace])
+    check_outputs({"-o": output}, [path for path in (plan, trace, compiled) if path is not None])
     read = read_plan(plan)
     violations = check_plan(read, with_bounds=read.problem.num_ops <= MOST_BOUNDED_OPS)  # of large plans bounds take long
     if violations:
@@ -49,7 +54,8 @@ def report_command(
         raise CheckFailed(f"{plan}: {first.place}: {first.message}{more}; a report shows only what holds: see schedc verify {plan}")
     timeline = time_plan(read)
     measured = None if trace is None else _measured(read, timeline, plan, trace, number)
-    write_atomically(output, report_html(read, timeline, measured))
+    compilation = None if compiled is None else read_compilation(compiled, read, plan)
+    write_atomically(output, report_html(read, timeline, measured, compilation))
 
 
 def _measured(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, step: int | None) -> Measured:

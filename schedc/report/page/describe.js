@@ -43,9 +43,10 @@ function waitedFor(chart, step, op) {
     ["queue", Math.max(free, step.sendStart[transfer]) - Math.max(free, step.ready[transfer])],
     ["transmission", Math.max(free, step.left[transfer]) - Math.max(free, step.sendStart[transfer])],
     ["latency", Math.max(free, step.arrival[transfer]) - Math.max(free, step.left[transfer])],
-  ].filter(([, ns]) => ns > 0).map(([what, ns]) => `${what} ${duration(ns)}`);
+  ].filter(([, ns]) => ns > 0);
   const made = tokenOf(step, step.producer[transfer]);
-  return `the transfer of ${made} over ${linkOf(chart, step, transfer)}, ${duration(idle)}${parts.length ? `: ${parts.join(", ")}` : ""}`;
+  const divided = parts.length === 1 ? `, ${parts[0][0]}` : `: ${parts.map(([what, ns]) => `${what} ${duration(ns)}`).join(", ")}`;
+  return `the transfer of ${made} over ${linkOf(chart, step, transfer)}, ${duration(idle)}${parts.length ? divided : ""}`;
 }
 
 function describeTransfer(chart, step, transfer) {
