@@ -179,7 +179,7 @@ def _links(figures: Figures) -> Markup:
         note += "; the latency that could be added to all of them with the step no longer, or a little."
         note += " Orders are kept: with others, a plan may tolerate more."
     else:
-        note += ". What all of them together tolerate is not computed for a plan of this size."
+        note += ". What all of them together tolerate is not computed for a plan of this size: schedc explain does."
     content = table("The link that tolerates least first", [Cell("link"), *(Cell(text, "number") for text in headers)], rows)
     if len(rows) > MOST_LINKS:
         content = element("details", element("summary", f"All {len(rows)} links"), content)
