@@ -30,12 +30,14 @@ FROM_A_NAME = (
     'schedc init --model llama3-8b --device h100 --ranks 8 --sites 2 --latency "10 ms" --bandwidth "100 Gb/s" -o job.toml',
     "schedc compile job.toml -o plan.json --time-limit {limit}",
     "schedc show plan.json",
+    "schedc report plan.json -o plan.html",
     "schedc verify plan.json --job job.toml",
 )
 FROM_A_MODEL = (
     "schedc profile --model profile_gpt:model -o gpt.json",
     "schedc init --profile gpt.json --ranks 2 --microbatches 8 -o gpt.toml",
     "schedc compile gpt.toml -o gpt.plan.json --time-limit {limit}",
+    "schedc report gpt.plan.json -o gpt.html",
     "torchrun --standalone --nproc-per-node 2 train_profiled.py --model profile_gpt:model --plan gpt.plan.json --steps 20",
 )
 PATHS = {
