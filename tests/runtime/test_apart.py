@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import wrapped_runs
+from few_plans import few_plan
 from plans import plan_of
 from problems import make_problem
 from torch import nn
@@ -72,6 +73,24 @@ def test_gradients_of_fused_backwards(two: Ranks, kind: str, recompute: bool) ->
     for errors in two.run(wrapped_runs.fused, plan, kind, recompute):
         assert isinstance(errors, list), errors
         assert max(errors) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True])
+def test_tensor_parallel_stages(four: Ranks, recompute: bool) -> None:
+    """Two ranks of the plan, each of two processes that share its layers."""
+    for errors in four.run(wrapped_runs.tensor_parallel, few_plan("1f1b"), recompute):
+        assert isinstance(errors, list), errors
+        assert max(errors) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_compiled_stages(two: Ranks, name: str) -> None:
+    results = two.run(wrapped_runs.compiled, few_plan(name), "aot_eager", limit_s=250)
+    for errors in results:
+        assert isinstance(errors, list), results
+        assert max(errors) < 1e-9
 
 
 class Wrapped(torch.Tensor):

@@ -1,0 +1,175 @@
+"""Checkpoints by `torch.distributed.checkpoint` that know layers, not stages: saved under one plan, loaded under another.
+
+Every process saves and loads the weights and the optimizer's state of its own layers, under the names that they have in the whole
+model, `model.3.up.weight`. What several processes have (replicas) one of them writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
+
+if TYPE_CHECKING:
+    from schedc.runtime.replicas.shards import Shard
+    from schedc.runtime.session.pipe import Pipe
+
+__all__ = ["layers_of", "load_checkpoint", "save_checkpoint"]
+
+METADATA = ".metadata"
+"""The file that torch writes last."""
+
+
+def layers_of(pipe: Pipe) -> nn.Module:
+    """This rank's layers, by their number in the whole model: its parameters have the names of `nn.Sequential(*layers)`.
+
+    Args:
+        pipe: whose plan says which layers each stage has, and whose stages are as `build_stages` makes them.
+
+    Raises:
+        InvalidInput: the plan does not say it, or a stage is something else.
+        Unsupported: this rank has a layer twice.
+    """
+    layers = nn.ModuleDict()
+    for stage, module in sorted(pipe.stages.items()):
+        bounds = pipe.plan.problem.stages[stage].layers
+        if bounds is None or not isinstance(module, nn.Sequential) or len(module) != bounds[1] - bounds[0]:
+            raise InvalidInput(
+                f"stage {stage} is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages, or"
+                " give model=, a module with this rank's layers under the names that they have in the whole model"
+            )
+        for number, layer in enumerate(module, bounds[0]):
+            if str(number) in layers:
+                raise Unsupported(f"rank {pipe.groups.rank} has layer {number} twice, on both paths of a bidirectional placement")
+            layers[str(number)] = layer
+    return layers
+
+
+def save_checkpoint(
+    pipe: Pipe, path: Path | str, optimizer: torch.optim.Optimizer | None = None, *, model: nn.Module | None = None
+) -> None:
+    """Save weights, buffers and the optimizer's state; all processes of the job call it together, between two steps.
+
+    Args:
+        pipe: this rank's.
+        path: a new folder, which all processes see.
+        optimizer: of all this process's weights; None: its state is not saved.
+        model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
+
+    Raises:
+        SchedcError: on all ranks: it cannot be saved, and why.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def checked() -> dict[str, Any]:
+        if (Path(path) / METADATA).exists():
+            raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
+        return _state(pipe, optimizer, model)
+
+    pipe.gather()
+    save(_together(pipe, checked), checkpoint_id=str(path))
+
+
+def load_checkpoint(
+    pipe: Pipe, path: Path | str, optimizer: torch.optim.Optimizer | None = None, *, model: nn.Module | None = None
+) -> None:
+    """Load what `save_checkpoint` has saved, under this plan or another of the same model; all processes call it together.
+
+    Args:
+        pipe: this rank's.
+        path: the folder.
+        optimizer: of all this process's weights, of the kind that was saved; None: only weights and buffers are loaded.
+        model: as for `save_checkpoint`.
+
+    Raises:
+        SchedcError: on all ranks, before anything is changed: the folder is no checkpoint of this model and optimizer.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    def checked() -> tuple[dict[str, Any], dict[str, Any]]:
+        if not (Path(path) / METADATA).is_file():
+            raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written")
+        return _state(pipe, optimizer, model), FileSystemReader(str(path)).read_metadata().state_dict_metadata
+
+    state, saved = _together(pipe, checked)
+    own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
+    _together(pipe, lambda: _check_names(path, own, saved))
+    everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
+    more = sorted(name for name in saved if name.startswith("model.") and name not in everywhere)
+    if more:
+        raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")
+    load(state, checkpoint_id=str(path))
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    layers = layers_of(pipe) if model is None else model
+    set_model_state_dict(layers, state["model"], options=options)
+    with torch.no_grad():
+        for shard in _shards(pipe):
+            whole = pipe.stages[shard.stage].get_parameter(shard.name)
+            shard.weight.copy_(whole.flatten()[shard.start : shard.stop])
+    if optimizer is not None:
+        set_optimizer_state_dict(layers, optimizer, state["optim"], options=options)
+
+
+def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, model: nn.Module | None) -> dict[str, dict[str, Any]]:
+    """What is saved, or loaded into."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+
+    layers = layers_of(pipe) if model is None else model
+    state: dict[str, dict[str, Any]] = {"model": get_model_state_dict(layers)}
+    if optimizer is None:
+        return state
+    if _shards(pipe):
+        raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
+    known = set(layers.parameters())
+    given = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not known.issuperset(given):
+        raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
+    if not optimizer.state and any(weight.grad is not None for weight in given):
+        raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
+    state["optim"] = get_optimizer_state_dict(layers, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    return state
+
+
+def _shards(pipe: Pipe) -> list[Shard]:
+    """What this process owns of the weights under ZeRO 1; otherwise nothing."""
+    try:
+        return pipe.shards()
+    except InvalidInput:
+        return []
+
+
+def _check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse a checkpoint without something of this rank's, or with something of another shape."""
+    for name, value in own.items():
+        if name not in saved:
+            raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model and the same kind of optimizer")
+        size = getattr(saved[name], "size", None)
+        if isinstance(value, torch.Tensor) and size is not None and tuple(size) != tuple(value.shape):
+            raise InvalidInput(f"{path}: {name}: found the shape {list(size)}, expected {list(value.shape)}")
+
+
+def _together(pipe: Pipe, work: Any) -> Any:
+    """What this rank makes, if all ranks can make theirs.
+
+    Raises:
+        SchedcError: this rank's refusal; or another's.
+    """
+    refusal: SchedcError | None = None
+    made: Any = None
+    try:
+        made = work()
+    except SchedcError as error:
+        refusal = error
+    reasons = pipe.groups.exchange(None if refusal is None else str(refusal))
+    if refusal is not None:
+        raise refusal
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise CheckFailed(f"rank {rank} has refused: {reason}")
+    return made

@@ -1,0 +1,69 @@
+"""Checkpoints saved under one plan and loaded under another: training goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import checkpoint_runs
+import pytest
+from plans import plan_of
+from problems import make_problem
+
+from schedc.ir.problem import DataParallel
+from schedc.solvers.driver.registry import constructive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rank_processes import Ranks
+
+    from schedc.ir.plan import Plan
+
+
+def plan(method: str, counts: list[int], ranks: int, zero: int | None = None, **options: Any) -> Plan:
+    """A plan whose stages have this many of the model's six layers."""
+    problem = make_problem(ranks, 4, costs_ns=(10, 12, 9), **options)
+    bounds = list(pairwise([0, *accumulate(counts)]))
+    piece = {stage: position for path in problem.paths for position, stage in enumerate(path)}
+    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(problem.stages))
+    problem = replace(problem, stages=stages)
+    if zero is not None:
+        times = (5,) * len(stages)
+        parallel = DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=times, all_gather_ns=times if zero else ())
+        problem = replace(problem, data_parallel=parallel)
+    return plan_of(problem, constructive(method)(problem))
+
+
+@pytest.mark.slow
+def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None:
+    """Two ranks twice, four ranks, both paths of a bidirectional placement, and two ranks again, with other layers on each."""
+    plans = [
+        plan("1f1b", [2, 4], 2),
+        plan("zb-h1", [1, 2, 2, 1], 4),
+        plan("chimera", [2, 1, 1, 2], 4, placement="bidirectional"),
+        plan("zb-v", [1, 1, 3, 1], 2, placement="wave", chunks=2),
+    ]
+    for error in four.run(checkpoint_runs.trained, plans, str(tmp_path), limit_s=200):
+        assert isinstance(error, float), error
+        assert error < 1e-9
+    path = str(tmp_path / "3")
+    fitting = plan("1f1b", [3, 3], 2)
+    loaded = four.run(checkpoint_runs.refused, fitting, "", path)
+    assert all(said.startswith("loaded") for said in loaded)
+    sharded = plan("1f1b", [3, 3], 2, 1)
+    assert four.run(checkpoint_runs.refused, sharded, "", path) == loaded == loaded[:2] * 2
+    for said in four.run(checkpoint_runs.refused, fitting, "", str(tmp_path)):
+        assert said.endswith("found no .metadata, expected a folder that save_checkpoint has written")
+    for said in four.run(checkpoint_runs.refused, fitting, "twice", path):
+        assert said.endswith("/3: found a checkpoint, expected a new folder")
+    for said in four.run(checkpoint_runs.refused, fitting, "shape", path):
+        assert said.endswith("up.weight: found the shape [12, 6], expected [18, 6]")
+        assert "\n" not in said
+    for said in four.run(checkpoint_runs.refused, fitting, "optimizer", path):
+        assert "momentum_buffer; expected a checkpoint of the same model and the same kind of optimizer" in said
+    for said in four.run(checkpoint_runs.refused, fitting, "stages", path):
+        assert "stage 0 is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages" in said
+    for said in four.run(checkpoint_runs.refused, sharded, "optimizer", path):
+        assert said.startswith("Unsupported: the optimizer's state is sharded over replicas (ZeRO 1); save and load without it")
