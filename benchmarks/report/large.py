@@ -77,6 +77,12 @@ FRAMES = """async ({change, seconds}) => {
 distance, and the median of what drawing one takes, in milliseconds."""
 
 
+STATE = """() => {
+  const { chart } = window.schedcReport.report;
+  return { ranks: chart.ranks, microbatches: chart.microbatches, ops: schedcReport.ops[0], transfers: schedcReport.transfers[0] };
+}"""
+
+
 def opened_s(page: Page, address: str) -> float:
     """From the begin of the navigation to the first full picture on the screen."""
     page.goto(address)
@@ -85,25 +91,29 @@ def opened_s(page: Page, address: str) -> float:
     return opened_ms / 1000
 
 
+def _compiled(given: argparse.Namespace, directory: Path) -> Path:
+    """The plan that is asked for."""
+    job, plan = directory / "job.toml", directory / "plan.json"
+    values = {"ranks": given.ranks, "half": given.ranks // 2, "in_flight": given.ranks, "microbatches": given.microbatches}
+    job.write_text(JOB.format(**values), encoding="utf-8")
+    command = [sys.executable, "-m", "schedc", "compile", str(job), "-o", str(plan), "--method", given.method]
+    subprocess.run([*command, "--time-limit", "20min", "--quiet"], check=True)
+    return plan
+
+
 def main() -> int:
     """Print the figures; the status says whether the requirements are met."""
     parser = argparse.ArgumentParser(description="The report of a large plan in headless Chromium.")
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=256)
     parser.add_argument("--method", default="zb-v", help="how the plan is made")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="a plan that is there already, instead of compiling one")
     parser.add_argument("--chromium", default="/usr/bin/chromium", metavar="PATH")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        job, plan, html = (Path(directory) / name for name in ("job.toml", "plan.json", "plan.html"))
-        values = {"ranks": given.ranks, "half": given.ranks // 2, "in_flight": given.ranks, "microbatches": given.microbatches}
-        job.write_text(JOB.format(**values), encoding="utf-8")
-        schedc = [sys.executable, "-m", "schedc"]
-        subprocess.run(
-            [*schedc, "compile", str(job), "-o", str(plan), "--method", given.method, "--time-limit", "20min", "--quiet"],
-            check=True,
-        )
+        plan, html = given.plan or _compiled(given, Path(directory)), Path(directory) / "plan.html"
         begun = time.perf_counter()
-        subprocess.run([*schedc, "report", str(plan), "-o", str(html)], check=True)
+        subprocess.run([sys.executable, "-m", "schedc", "report", str(plan), "-o", str(html)], check=True)
         written_s = time.perf_counter() - begun
         size = html.stat().st_size
         with sync_playwright() as playwright:
@@ -111,8 +121,9 @@ def main() -> int:
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.on("pageerror", lambda error: sys.exit(f"the page has an error: {error}"))
             opened = [opened_s(page, html.as_uri()) for _ in range(OPENINGS)]
-            state: dict[str, Any] = page.evaluate("() => ({ops: schedcReport.ops[0], transfers: schedcReport.transfers[0]})")
-            print(f"{given.ranks} ranks, {given.microbatches} microbatches: {state['ops']:,} ops, {state['transfers']:,} transfers")
+            state: dict[str, Any] = page.evaluate(STATE)
+            shape = f"{state['ranks']} ranks, {state['microbatches']} microbatches"
+            print(f"{shape}: {state['ops']:,} ops, {state['transfers']:,} transfers")
             print(f"written by schedc report in {written_s:.1f} s; {size / 1e6:.2f} MB")
             opening_s = statistics.median(opened)
             print(f"opens in {opening_s:.2f} s (median of {OPENINGS}; {min(opened):.2f} to {max(opened):.2f})")

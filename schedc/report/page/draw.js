@@ -143,6 +143,7 @@ class Painter {
       context.drawImage(pixels, 0, row, width, 1, place.left, place.top, width, place.height);
       if (wide[row].length) drawWide(context, wide[row], lane.spans, place, colours, this.labels, namesOf(lane));
     });
+    this.labels.draw(context);
     for (const lane of seen) if (lane.type === "memory") this.memory(state, lane);
   }
 
@@ -262,6 +263,7 @@ class Painter {
         context.fillRect(place.left + spans[at + 1], place.top + place.height - thick, spans[at + 2] - spans[at + 1], thick);
       }
     }
+    this.labels.draw(context);
     context.strokeStyle = colours.path;
     context.lineWidth = 1.5 * box.ratio;
     context.beginPath();

@@ -52,7 +52,8 @@ function mergeSpans(spans, view, width, pixels, first, colours, wide) {
   if (any) flush();
 }
 
-// Names of ops as little pictures, each drawn once: copying one is many times faster than writing text.
+// Names of ops as little pictures on a sheet, each written once: copying one is many times faster than writing text. Names are collected
+// and drawn together, new ones written first: a browser copies the whole sheet whenever writing follows copying.
 class Labels {
   constructor() { this.reset(1, "sans-serif"); }
 
@@ -62,17 +63,20 @@ class Labels {
     this.font = font;
     this.size = size;
     this.sheet = document.createElement("canvas");
-    this.sheet.width = this.sheet.height = 2048;
+    this.sheet.width = 2048;
+    this.sheet.height = 1024;
     this.context = this.sheet.getContext("2d");
     this.context.font = `${Math.round(size * ratio)}px ${font}`;
     this.context.textBaseline = "middle";
     this.height = Math.round((size + 2) * ratio);
     this.known = new Map();
     this.x = this.y = 0;
+    this.fresh = []; // to be written: text, colour, place
+    this.asked = []; // to be drawn: place, x, y
   }
 
   // Where on the sheet the text is in this colour.
-  place(text, colour) {
+  place(context, text, colour) {
     const key = `${colour}${text}`;
     let place = this.known.get(key);
     if (place) return place;
@@ -81,17 +85,34 @@ class Labels {
       this.x = 0;
       this.y += this.height;
     }
-    if (this.y + this.height > this.sheet.height) this.reset(this.ratio, this.font, this.size);
-    this.context.fillStyle = colour;
-    this.context.fillText(text, this.x + 1, this.y + this.height / 2);
+    if (this.y + this.height > this.sheet.height) {
+      this.draw(context);
+      this.reset(this.ratio, this.font, this.size);
+    }
     place = { x: this.x, y: this.y, width };
     this.x += width;
     this.known.set(key, place);
+    this.fresh.push([text, colour, place]);
     return place;
+  }
+
+  // Draw the place with its corner here, at the next `draw`.
+  ask(place, x, y) { this.asked.push([place, x, y]); }
+
+  draw(context) {
+    for (const [text, colour, { x, y }] of this.fresh) {
+      this.context.fillStyle = colour;
+      this.context.fillText(text, x + 1, y + this.height / 2);
+    }
+    for (const [place, x, y] of this.asked) {
+      context.drawImage(this.sheet, place.x, place.y, place.width, this.height, x, y, place.width, this.height);
+    }
+    this.fresh = [];
+    this.asked = [];
   }
 }
 
-// Draw the wide spans of a row as rectangles, colour by colour, and their names where there is room.
+// Draw the wide spans of a row as rectangles, colour by colour, and ask for their names where there is room.
 //   names: gives for a span its long and its short name
 function drawWide(context, wide, spans, box, colours, labels, names) {
   const gap = box.height > 12 ? labels.ratio : 0;
@@ -117,11 +138,11 @@ function drawWide(context, wide, spans, box, colours, labels, names) {
     const colour = spans.colour[wide[at]];
     const ink = colours.onSpans[colour];
     const [long, short] = names(spans.item[wide[at]]);
-    let place = labels.place(width > 46 * labels.ratio ? long : short, ink);
+    const place = labels.place(context, width > 46 * labels.ratio ? long : short, ink);
     if (place.width + 2 > width) continue;
     const inset = colour === 4 || colour === 5 ? Math.round(box.height * WEIGHT_INSET) : 0;
     const x = Math.round(box.left + left + (width - place.width) / 2);
     const y = Math.round(box.top + inset + (box.height - inset - labels.height) / 2);
-    context.drawImage(labels.sheet, place.x, place.y, place.width, labels.height, x, y, place.width, labels.height);
+    labels.ask(place, x, y);
   }
 }
