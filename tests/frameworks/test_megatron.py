@@ -92,6 +92,28 @@ def test_tokens_are_counted(two: Ranks, method: str, per_token: bool) -> None:
     assert (None in last.tokens) != per_token
 
 
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
+def test_with_tensor_parallelism(four: Ranks, method: str) -> None:
+    results = four.run(megatron_runs.train, Case(plan(method, 2, 3), (1, 1), loss="tokens", tensor_parallel=2))
+    for rank, result in enumerate(results):
+        assert isinstance(result, megatron_runs.Found), results
+        assert result.error == 0
+        assert result.stores == (result.expected if rank >= 2 else [[], []])
+        assert (result.split_layers > 0) == (method == "zb-h1")
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
+def test_experts_with_an_auxiliary_loss(two: Ranks, method: str) -> None:
+    experts = {
+        "num_moe_experts": 4,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.1,
+        "moe_token_dispatcher_type": "allgather",
+        "add_bias_linear": False,
+    }
+    run(two, Case(plan(method, 2, 3), (1, 1), options=experts, scale=8.0))
+
+
 def test_losses_are_scaled(two: Ranks) -> None:
     run(two, Case(plan("zb-h1", 2, 3), (1, 2), scale=1000.0))
 

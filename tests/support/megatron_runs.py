@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # Megatron's imports warn of much
     from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+    from megatron.core.transformer.moe import moe_utils, router
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 from schedc.runtime.frameworks.megatron import forward_backward_func_from
@@ -54,6 +55,7 @@ class Case:
     """One after another: `step`, `forward` (alone) or `collect` (forward, for other data than losses)."""
     together: bool = False
     """Whether a layer has a backward that cannot be split."""
+    tensor_parallel: int = 1
 
 
 @dataclass
@@ -104,13 +106,14 @@ def config_of(layers: int, **options: Any) -> TransformerConfig:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         bias_dropout_fusion=False,
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
         **options,
     )
 
 
 def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, vp_stage: int | None = None, **options: Any) -> GPTModel:
     """Some layers of a model, with the embedding and the head at its ends; with a `vp_stage`, a share of the layers."""
-    spec = get_gpt_layer_local_spec()
+    spec = get_gpt_layer_local_spec(num_experts=options.get("num_moe_experts"), moe_grouped_gemm=False)
     spec.submodules.self_attention.submodules.core_attention = CoreAttention
     model = GPTModel(
         config_of(layers, **options),
@@ -178,15 +181,19 @@ def without_gpu() -> Iterator[None]:
     zeros = torch.zeros
     states: dict[str, Any] = {name: lambda *_, **__: None for name in ("_get_cuda_rng_state", "_set_cuda_rng_state")}
     on_cpu = patch.object(torch, "zeros", lambda *size, device=None, **more: zeros(*size, **more))
-    with on_cpu, patch.multiple(megatron_random, **states):
+    here = patch.object(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    without_engine = patch.object(moe_utils, "te_general_gemm", None, create=True)  # not defined without Transformer Engine
+    # What it keeps of auxiliary losses for its logs is as long as the first model of a process.
+    unlogged = patch.object(router, "save_to_aux_losses_tracker", lambda *_, **__: None)
+    with on_cpu, here, without_engine, unlogged, patch.multiple(megatron_random, **states):
         yield
 
 
-def prepare(ranks: int) -> None:
+def prepare(ranks: int, tensor_parallel: int = 1) -> None:
     """Let Megatron make its groups, for pipelines of so many ranks."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=ranks)
+    parallel_state.initialize_model_parallel(tensor_parallel, ranks)
 
 
 def configure(case: Case, model: Any, tokens: list[Any]) -> None:
@@ -201,7 +208,8 @@ def train(rank: int, case: Case) -> Found | str:
     """Run the case by its plan and, whole, by Megatron."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepare(case.plan.problem.ranks)
+        prepare(case.plan.problem.ranks, case.tensor_parallel)
+        rank = parallel_state.get_pipeline_model_parallel_rank()
         torch.manual_seed(0)
         whole = chunk_of(sum(case.layers), first=True, last=True, **case.options)
         chunks = chunks_of(case, rank, whole)
