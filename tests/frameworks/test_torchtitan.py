@@ -155,8 +155,13 @@ def test_selective_recomputation_with_a_fused_backward(two: Ranks, plans: dict[t
     assert all("B and W apart, and with activation_checkpoint SelectiveAC.Config" in one for one in found), found
 
 
-def test_two_pipelines_with_fsdp(four: Ranks, plans: dict[tuple[int, str], str]) -> None:
-    options = {"parallelism.pipeline_parallel_degree": 2, "parallelism.spmd_backend": "partial_dtensor"}
+@pytest.mark.parametrize("replicas", [1, 2], ids=["sharded", "replicated"])
+def test_two_pipelines_with_fsdp(four: Ranks, plans: dict[tuple[int, str], str], replicas: int) -> None:
+    options = {
+        "parallelism.pipeline_parallel_degree": 2,
+        "parallelism.data_parallel_replicate_degree": replicas,
+        "parallelism.spmd_backend": "partial_dtensor",
+    }
     own = trained(four, Run(steps=3, options=options))
     for name in ("1f1b", "split"):
         assert trained(four, Run(steps=3, plan=plans[2, name], options=options)) == own, name

@@ -1,9 +1,14 @@
-"""`schedc export torchtitan`: torchtitan's own pipeline takes options and CSV, without code of ours, and trains as the plan."""
+"""What docs/torchtitan.md shows: torchtitan takes the configuration function, and the exported options without code of ours."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +22,6 @@ skip_without("torchtitan")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 JOB = """
 pipeline = { ranks = 2, microbatches = 4, semantics = "torch" }
@@ -59,6 +63,24 @@ def test_what_is_exported_trains_as_the_plan_does(two: Ranks, tmp_path: Path, ca
     assert own[0] == pytest.approx(ours[0], rel=1e-6)
     assert own[1] == pytest.approx(ours[1], rel=1e-5)
     assert own[0][0] == ours[0][0]
+
+
+def test_torchtitan_takes_the_configuration_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "torchtitan.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n# my_job/config_registry.py\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_job").mkdir()
+    (tmp_path / "my_job" / "__init__.py").touch()
+    (tmp_path / "my_job" / "config_registry.py").write_text(code)
+    (command,) = re.findall(r"torchrun [^`]*?-m torchtitan.train ([^`]*?)\n```", page)
+    program = (
+        "import sys; from torchtitan.config import ConfigManager; found = ConfigManager().parse_args(sys.argv[1:]);"
+        " print(found.model_spec.pipelining_fn.__module__, found.training.local_batch_size)"
+    )
+    arguments = [sys.executable, "-W", "ignore", "-c", program, *command.replace("\\\n", " ").split()]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["schedc.runtime.frameworks.torchtitan", "16"]
 
 
 def found_by(ranks: Ranks, run: Run) -> tuple[list[float], list[float]]:
