@@ -22,6 +22,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "schedc.runtime": (),
     "schedc.runtime.profiling": ("Model",),
     "schedc.runtime.measure.recording": ("Recorder", "write_trace"),
+    "schedc.runtime.training.clipping": ("clip_grad_norm_",),
+    "schedc.runtime.training.scaling": ("GradScaler",),
+    "schedc.runtime.training.ties": ("tie_weights",),
+    "schedc.runtime.training.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "schedc.runtime.emulation.injected": ("inject_links",),
 }
 """Modules with public names, and these names where they are not all of `__all__`."""
@@ -88,7 +92,11 @@ def _entry(name: str, thing: Any) -> str:
     short = name.rpartition(".")[2]
     lines = [f"### `{short}`", ""]
     if inspect.isclass(thing):
-        bases = [base.__name__ for base in thing.__bases__ if base is not object]
+        bases = [
+            base.__name__ if base.__module__.startswith(("schedc", "builtins")) else f"{base.__module__}.{base.__name__}"
+            for base in thing.__bases__
+            if base is not object
+        ]
         lines += ["```python", f"class {short}{'(' + ', '.join(bases) + ')' if bases else ''}", "```", ""]
     else:
         lines += ["```python", _signature(short, thing), "```", ""]
