@@ -35,14 +35,16 @@ MAY_SEE = {
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
     "cli": COMPILER
-    | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report", "explain"},
+    | {"architectures", "compile", "compile_layouts", "api", "bench", "sweep", "runtime", "tune", "report", "explain", "plot"},
     "explain": COMPILER | {"compile", "compile_layouts"},
+    "plot": IR | QUESTIONS | {"files"},
     "report": IR | QUESTIONS | {"text"},
     "runtime": IR | QUESTIONS | {"files", "text"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {
     "torch": {"runtime"},
+    "matplotlib": {"plot"},
     "numba": {"compiled"},
     "ortools": {"models", "solvers"},
     "pulp": {"models", "solvers"},
@@ -51,7 +53,7 @@ ONLY_IN = {
     "typer": {"cli"},
     "dask": {"sweep"},
     "distributed": {"sweep"},
-    "pyarrow": {"sweep"},
+    "pyarrow": {"plot", "sweep"},
 }
 FOLDERS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
 MOST_FILES = 14

@@ -1,0 +1,89 @@
+"""What all pictures share: matplotlib, where it is installed; a style for print, units of axes, files with the same bytes."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+__all__ = ["ENDINGS", "Unit", "check_ending", "new_figure", "picture", "time_unit", "unit_of"]
+
+ENDINGS = (".svg", ".png", ".pdf")
+STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "schedc",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "path.simplify": False,
+}
+DOTS_PER_INCH = 200
+
+
+class Unit(NamedTuple):
+    """A unit of an axis, and how many of the table's or the plan's own units it is."""
+
+    name: str
+    size: float
+
+
+TIMES = (Unit("s", 1e9), Unit("ms", 1e6), Unit("µs", 1e3), Unit("ns", 1.0))
+BYTES = (Unit("TiB", 2**40), Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1.0))
+BANDWIDTHS = (Unit("TB/s", 1e12), Unit("GB/s", 1e9), Unit("MB/s", 1e6), Unit("kB/s", 1e3), Unit("B/s", 1.0))
+
+
+def unit_of(largest: float, units: Sequence[Unit]) -> Unit:
+    """The largest unit of which the value has at least one."""
+    return next((unit for unit in units if largest >= unit.size), units[-1])
+
+
+def time_unit(largest_ns: float) -> Unit:
+    """The unit of a time axis that ends there."""
+    return unit_of(largest_ns, TIMES)
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a picture whose format is unknown, or that cannot be drawn here.
+
+    Raises:
+        InvalidInput: its name has another ending, or matplotlib is not installed.
+    """
+    if path.suffix not in ENDINGS:
+        raise InvalidInput(f"-o: found {path.name!r}, expected a name that ends with {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput("plot needs matplotlib, which is not installed: pip install 'schedc[plot]'") from error
+
+
+def new_figure(width_inches: float, height_inches: float) -> Figure:
+    """An empty figure of that size, in the style for print; it belongs to no window."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def picture(figure: Figure, ending: str) -> bytes:
+    """The file's bytes; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    out = io.BytesIO()
+    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[ending]
+    with rc_context(STYLE):
+        figure.savefig(out, format=ending[1:], dpi=DOTS_PER_INCH, metadata=metadata)
+    return out.getvalue()
