@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from plans import plan_of
 from problems import make_problem
 from rank_processes import Ranks, rank_processes
 
+from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 
 skip_without("megatron")
@@ -112,6 +114,12 @@ def test_experts_with_an_auxiliary_loss(two: Ranks, method: str) -> None:
         "add_bias_linear": False,
     }
     run(two, Case(plan(method, 2, 3), (1, 1), options=experts, scale=8.0))
+
+
+def test_collectives_of_a_plan_are_left_to_megatron(two: Ranks) -> None:
+    collectives = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5, 6), all_gather_ns=(1, 2))
+    problem = replace(make_problem(2, 3), data_parallel=collectives)
+    run(two, Case(plan_of(problem, constructive("zb-h1")(problem)), (1, 1)))
 
 
 def test_losses_are_scaled(two: Ranks) -> None:

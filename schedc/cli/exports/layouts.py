@@ -29,7 +29,9 @@ def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OutputOp
     write_output(output, megatron_options(read, read_model_layers(profile)).encode())
     if not is_standard(output):
         _say_written(output)
-    typer.echo("note: Megatron runs its own order, 1F1B or interleaved, and not the plan's", err=True)
+    typer.echo(
+        "note: Megatron runs its own order, 1F1B or interleaved; schedc.runtime.frameworks.megatron runs the plan's", err=True
+    )
     if any(stage.recompute for stage in read.problem.stages):
         typer.echo("note: the plan has stages that recompute; Megatron has options of its own for that", err=True)
 
