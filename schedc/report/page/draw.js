@@ -132,7 +132,9 @@ class Painter {
     const image = new ImageData(width, lanes.length);
     const words = new Uint32Array(image.data.buffer);
     const wide = lanes.map(() => []);
-    lanes.forEach((lane, row) => mergeSpans(lane.spans, view, width, words, row * width, colours, wide[row]));
+    const count = lanes.reduce((sum, lane) => sum + countOf(lane.spans, view), 0);
+    const least = count > MANY ? WIDE.many : WIDE.few;
+    lanes.forEach((lane, row) => mergeSpans(lane.spans, view, width, words, row * width, colours, wide[row], least));
     pixels.width = width;
     pixels.height = lanes.length;
     pixels.getContext("2d").putImageData(image, 0, 0);

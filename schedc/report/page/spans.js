@@ -1,14 +1,18 @@
 // Drawing what takes time in a row. A span that is wide enough is a rectangle with its name; narrower ones are merged into a line of
 // pixels, each with the colour that takes most of it and as opaque as it is busy, so that 100,000 ops cost a frame next to nothing.
 
-const WIDE = 4; // device pixels from which on a span is a rectangle
+const WIDE = { few: 4, many: 9 }; // device pixels from which on a span is a rectangle, where few or many can be seen
+const MANY = 4000;
 const NARROWEST = 0.4; // so that what takes no time can be seen
 const WEIGHT_INSET = 0.22; // of the height: W is lower than the others, which tells kinds apart without colours
 
+// How many spans of a row can be seen.
+const countOf = (spans, view) => Math.max(0, firstAbove(spans.start, view.to) - firstAbove(spans.latest, view.from));
+
 // Fill the pixels of a row from its narrow spans, and collect the wide ones.
 //   pixels: the row's part of an image; first: its place there; width: in device pixels
-//   wide: a list of [span, left, right] that is added to
-function mergeSpans(spans, view, width, pixels, first, colours, wide) {
+//   wide: a list of [span, left, right] that is added to; least: how wide these are
+function mergeSpans(spans, view, width, pixels, first, colours, wide, least) {
   const scale = width / view.length;
   const share = new Float32Array(CLASSES);
   let at = 0; // the pixel whose shares are known so far
@@ -32,7 +36,7 @@ function mergeSpans(spans, view, width, pixels, first, colours, wide) {
   for (let span = firstAbove(spans.latest, view.from); span < count && start[span] < view.to; span += 1) {
     const left = (start[span] - view.from) * scale;
     const right = Math.max((end[span] - view.from) * scale, left + NARROWEST);
-    if (right - left >= WIDE) {
+    if (right - left >= least) {
       wide.push(span, left, right);
       continue;
     }
