@@ -175,3 +175,13 @@ def test_validation_is_that_of_torchtitan(two: Ranks, plans: dict[tuple[int, str
         validated.append([(one.validated, one.losses) for one in found if one.losses])
     assert validated[0] == validated[1]
     assert len(validated[0][0][0]) == 2  # after steps 1 and 2
+
+
+def test_training_goes_on_from_a_checkpoint_of_torchtitan(two: Ranks, plans: dict[tuple[int, str], str], tmp_path: Path) -> None:
+    settings = {"checkpoint.enable": True, "checkpoint.interval": 100, "checkpoint.last_save_model_only": False}
+    saving = Run(steps=2, folder=str(tmp_path), options=settings)
+    trained(two, saving)
+    resumed = replace(saving, steps=4, options={**settings, "checkpoint.load_step": 2})
+    own = trained(two, resumed)
+    assert len(own[0]) == 2
+    assert trained(two, replace(resumed, plan=plans[2, "split"])) == own
