@@ -121,12 +121,14 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, model: nn.Module
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
     layers = layers_of(pipe) if model is None else model
+    known = set(layers.parameters())
+    if not known.issuperset(weight for module in pipe.stages.values() for weight in module.parameters()):
+        raise InvalidInput(f"rank {pipe.groups.rank}: model= lacks a weight of this rank's stages")
     state: dict[str, dict[str, Any]] = {"model": get_model_state_dict(layers)}
     if optimizer is None:
         return state
     if _shards(pipe):
         raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
-    known = set(layers.parameters())
     given = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not known.issuperset(given):
         raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")

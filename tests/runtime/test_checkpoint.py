@@ -65,5 +65,7 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         assert "momentum_buffer; expected a checkpoint of the same model and the same kind of optimizer" in said
     for said in four.run(checkpoint_runs.refused, fitting, "stages", path):
         assert "stage 0 is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages" in said
+    for said in four.run(checkpoint_runs.refused, fitting, "model", path):
+        assert said.endswith("model= lacks a weight of this rank's stages")
     for said in four.run(checkpoint_runs.refused, sharded, "optimizer", path):
         assert said.startswith("Unsupported: the optimizer's state is sharded over replicas (ZeRO 1); save and load without it")

@@ -49,6 +49,14 @@ def test_refusals(two: Ranks) -> None:
     assert said[1].startswith("InvalidInput: rank 1: divide_by is 0; expected")
 
 
+def test_a_microbatch_without_tokens(two: Ranks) -> None:
+    """Its mean loss is 0/0, which all ranks say, whatever its weight is."""
+    for raised, losses, sound in two.run(weighing_runs.not_finite, few_plan("zb-v")):
+        assert raised.startswith("step 0: the loss of microbatch 1, computed on rank 0, is nan; zero the gradients")
+        assert losses == str([False, True, False, False])
+        assert sound == str([False] * 4)
+
+
 def test_shares() -> None:
     hooks = ReplicaHooks()
     shares = weigh([1, 0, 3], None, 8.0, 0, 3, hooks)

@@ -91,7 +91,8 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
         with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
             if way == "twice":
                 save_checkpoint(pipe, path)
-            load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None)
+            model = nn.ModuleDict() if way == "model" else None
+            load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
             pipe.gather()
     except SchedcError as error:
         assert all(map(torch.equal, before, weights))

@@ -13,6 +13,7 @@ from torch import nn
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.runtime.common.failure import NonFiniteLoss
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -88,6 +89,22 @@ def averaged(rank: int, plan: Plan, way: str, scale: float = 1.0) -> dict[str, f
         "evaluated": abs(evaluated.item() / expected.item() - 1),
         "gradients": max(errors),
     }
+
+
+def not_finite(rank: int, plan: Plan) -> list[str]:
+    """What a step raises in which a microbatch has no token, and what its losses are; then a step that is sound."""
+    inputs, targets = whole_batch(plan, 1, 0)
+    empty = targets.clone()
+    empty[SAMPLES : 2 * SAMPLES] = IGNORED
+    said = []
+    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60) as pipe:
+        for given in (empty, targets):
+            try:
+                pipe.step(inputs, given, weights=tokens_of(given, plan.problem.microbatches))
+            except NonFiniteLoss as error:
+                said.append(str(error))
+            said.append(str(pipe.losses.isnan().tolist()))
+    return said
 
 
 def refused(rank: int, plan: Plan, **how: Any) -> str:
