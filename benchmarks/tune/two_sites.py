@@ -11,8 +11,8 @@ pipeline across sites is the better of `unidirectional` (UD) and `wave`, by `aut
 
 The paper prints two numbers of the figure in its text; they are beside ours. Its slow-down is reproduced. Its speed-up is not
 with the formula that it prints: 2α + 2Nβ at 4 GB/s is 203 s, and 32 messages take at least 137 s. `4N` is the speed-up if reduce-
-scatter and all-gather each carried all N parameters in 2 bytes, which comes near. There is no picture: the project draws none
-yet. Run it as `python benchmarks/tune/two_sites.py [--time-limit 5] [--latency 4,128] [--bandwidth 4,64,1024]`.
+scatter and all-gather each carried all N parameters in 2 bytes, which comes near. It prints a table and draws no picture.
+Run it as `python benchmarks/tune/two_sites.py [--time-limit 5] [--latency 4,128] [--bandwidth 4,64,1024]`.
 """
 
 from __future__ import annotations
