@@ -69,6 +69,7 @@ class ForwardBackward:
         """The loaded plan, from the first call on."""
         self._options = options
         self._chunks: list[nn.Module] = []
+        self._group: dist.ProcessGroup | None = None
         self._stages: dict[int, MegatronStage] = {}
         self._split: list[nn.Module] = []
 
@@ -146,11 +147,20 @@ class ForwardBackward:
         for stage in self._stages.values():
             stage.end()
         if config.finalize_model_grads_func is not None and not forward_only:
-            tokens = call.tokens if config.calculate_per_token_loss else None
+            tokens = self._on_last_rank(call.tokens) if config.calculate_per_token_loss else None
             config.finalize_model_grads_func(chunks, tokens, pg_collection=groups, force_all_reduce=force_all_reduce)
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return call.store
+
+    def _on_last_rank(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The number of tokens, which is known with the last stage, on the last rank, from which Megatron broadcasts it."""
+        problem = self.plan.problem
+        known = problem.stages[problem.paths[0][-1]].rank
+        if known != problem.ranks - 1:
+            assert self._group is not None
+            dist.broadcast(tokens, group=self._group, group_src=known)
+        return tokens
 
     def close(self) -> None:
         """Close all connections. Closing again does nothing."""
@@ -189,7 +199,7 @@ class ForwardBackward:
             kind=FusedPipe if apart and config.recompute_granularity else Pipe,
             **self._options,
         )
-        self._chunks, self._stages = [*chunks], stages
+        self._chunks, self._stages, self._group = [*chunks], stages, group
 
 
 class GradientSync(ReplicaHooks):

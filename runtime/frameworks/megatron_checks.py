@@ -74,11 +74,12 @@ def check_model(plan: Plan, chunks: Sequence[nn.Module], config: Any, rank: int)
         vp_stage = _of(chunk, "vp_stage")
         if vp_stage is not None and len(chunks) > 1 and vp_stage != number:
             raise InvalidInput(f"{place} has vp_stage = {vp_stage}, expected {number}; give the chunks in their order")
-    if plan.problem.stages[ends["post_process"]].rank != plan.problem.ranks - 1 and any(map(_ties, chunks)):
+    first, last = (plan.problem.stages[where].rank for where in ends.values())
+    if (first, last) != (0, plan.problem.ranks - 1) and any(map(_ties, chunks)):
         raise Unsupported(
-            f"plan {plan.name!r} has its last stage on rank {plan.problem.stages[ends['post_process']].rank}, and Megatron sums the"
-            " gradients of shared embeddings between the first and the last rank; compile with placement unidirectional or loop, or"
-            " build the model with share_embeddings_and_output_weights = False and without modules for further tokens"
+            f"plan {plan.name!r} has its first stage on rank {first} and its last on rank {last}, and Megatron sums the gradients"
+            " of shared embeddings between the first and the last rank; compile with placement unidirectional or loop, or build the"
+            " model with share_embeddings_and_output_weights = False and without modules for further tokens"
         )
 
 

@@ -43,7 +43,8 @@ def tie_weights(pipe: Pipe, weights: Mapping[str, nn.Parameter]) -> None:
             ranks that have none. Those that stages of this rank share need no name.
 
     Raises:
-        InvalidInput: on all ranks: a weight is not of this rank's stages, or only one rank has a weight of this name.
+        InvalidInput: on all ranks: a weight is not of this rank's stages, only one rank has a weight of this name, or weights of
+            this pipe are tied already.
         CheckFailed: on all ranks: the copies differ.
         Unsupported: on all ranks: stages are replicas of each other, or weights are sharded.
         TransferFailed: another rank has ended, or does not call it.
@@ -77,6 +78,8 @@ def tie_weights(pipe: Pipe, weights: Mapping[str, nn.Parameter]) -> None:
 
 def _copies(pipe: Pipe, weights: Mapping[str, nn.Parameter]) -> dict[str, _Copy]:
     """What this rank has, if it can be tied."""
+    if isinstance(pipe.hooks, TiedSums):
+        raise InvalidInput("weights of this pipe are tied already; give all of them in one call of tie_weights")
     if replicas_of(pipe.plan.problem):
         raise Unsupported(f"plan {pipe.plan.name!r} has stages that are replicas of each other; share the weight on each rank")
     try:

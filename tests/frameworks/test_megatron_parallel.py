@@ -35,7 +35,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def case(method: str, **options: Any) -> Case:
-    placement: dict[str, Any] = {"placement": "loop", "chunks": 2} if method == "interleaved" else {}
+    placements: dict[str, dict[str, Any]] = {
+        "interleaved": {"placement": "loop", "chunks": 2},
+        "zb-v": {"placement": "wave", "chunks": 2},
+    }
+    placement = placements.get(method, {})
     problem = make_problem(2, 4, costs_ns=(10, 12, 9), **placement)
     return Case(plan_of(problem, constructive(method)(problem)), (1,) * len(problem.stages), **options)
 
@@ -61,3 +65,9 @@ def test_gradients_are_averaged_over_the_tokens_of_all_pipelines(four: Ranks) ->
     per_token = case("interleaved", loss="tokens", options={"calculate_per_token_loss": True})
     # Megatron divides by the number of tokens in float32.
     assert_small(four.run(megatron_parallel_runs.train, Parallel(per_token, tied=True)), 1e-7)
+
+
+def test_tokens_that_are_counted_on_the_first_rank(two: Ranks) -> None:
+    """Megatron broadcasts their number from the last rank, which has no last stage here."""
+    per_token = case("zb-v", loss="tokens", options={"calculate_per_token_loss": True})
+    assert_small(two.run(megatron_parallel_runs.train, Parallel(per_token)), 1e-7)

@@ -80,6 +80,9 @@ def test_shared_embeddings_of_one_rank() -> None:
     assert "sums the gradients of shared embeddings between the first and the last rank" in refusal(
         wave, chunk(**FIRST, **tied), chunk(**LAST, **tied)
     )
+    turned = plan("greedy", placement=(1, 0, 1))
+    inner = chunk(first=False, last=False, **tied)
+    assert "has its first stage on rank 1 and its last on rank 1" in refusal(turned, inner)
     check_model(wave, [chunk(**FIRST), chunk(**LAST)], SimpleNamespace(), 0)
 
 

@@ -81,4 +81,6 @@ def test_refused_ties(two: Ranks, four: Ranks) -> None:
         assert said.startswith(
             "Unsupported: weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0"
         )
+    again = "InvalidInput: weights of this pipe are tied already; give all of them in one call of tie_weights"
+    assert two.run(training_runs.refused_ties, plan, "again") == [again] * 2
     assert two.run(training_runs.refused_ties, plan, "same") == ["accepted"] * 2

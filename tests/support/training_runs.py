@@ -233,6 +233,8 @@ def refused_ties(rank: int, plan: Plan, way: str) -> str:
     try:
         with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
             tie_weights(pipe, given)
+            if way == "again":
+                tie_weights(pipe, given)
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
