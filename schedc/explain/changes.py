@@ -39,14 +39,19 @@ class Change:
     """Whether every schedule of the plan's problem is one of this problem, too."""
 
 
-def faster_link(problem: Problem, link: Link, percent: int = 10) -> Change:
-    """The link with its latency divided, and its bandwidth multiplied, by 1 + percent / 100; whole units, never slower."""
+def faster_link(problem: Problem, link: Link, percent: int = 10) -> Change | None:
+    """The link with its latency divided, and its bandwidth multiplied, by 1 + percent / 100; whole units, never slower.
+
+    None: it takes no time, so it cannot be faster.
+    """
     faster = replace(
         link,
         latency_ns=link.latency_ns * 100 // (100 + percent),
         transfer_ns=None if link.transfer_ns is None else link.transfer_ns * 100 // (100 + percent),
         bytes_per_second=None if link.bytes_per_second is None else -(-link.bytes_per_second * (100 + percent) // 100),
     )
+    if faster == link:
+        return None
     links = tuple(faster if each is link else each for each in problem.links)
     return Change(
         kind=ChangeKind.LINK,

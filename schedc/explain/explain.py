@@ -14,7 +14,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.waiting.critical_path import critical_path
 from schedc.analysis.waiting.idle import IdleCause, idle_of
 from schedc.analysis.waiting.slack import slacks_of
-from schedc.analysis.waiting.tolerance import Tolerance
+from schedc.analysis.waiting.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.waiting.waits import waits_of
 from schedc.compile import check_plan, time_plan
 from schedc.compile_layouts import problem_for
@@ -144,7 +144,7 @@ def explain_plan(
     delays = []
     for link, slack_ns in slacks_of(timeline, waits).of_links(timeline, waits).items():
         on_work(f"delays of link {link[0]}>{link[1]}")
-        allowed_ns = tolerance.extra_latency_ns(link, int(timeline.makespan_ns * (1 + allowed)))
+        allowed_ns = tolerance.extra_latency_ns(link, lengthened_ns(timeline.makespan_ns, allowed))
         free_ns = tolerance.extra_latency_ns(link) if slack_ns else 0
         delays.append(LinkDelay(source=link[0], destination=link[1], slack_ns=slack_ns, free_ns=free_ns, allowed_ns=allowed_ns))
     delays.sort(key=lambda delay: (delay.allowed_ns, delay.free_ns))
@@ -174,7 +174,7 @@ def explain_plan(
             on_work(change.text)
             gains += _gain(change, problem, base, solver)
     if problem.objective is Objective.MAKESPAN and most:
-        target_ns = int(timeline.makespan_ns * (1 + allowed))
+        target_ns = lengthened_ns(timeline.makespan_ns, allowed)
         for at, delay in enumerate(delays[:RESOLVED_DELAYS]):
             if not solver.interruption.requested:
                 on_work(f"delays of link {delay.source}>{delay.destination}, solved again")
@@ -218,10 +218,12 @@ def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], mo
         after_ns = simulate(change.problem, base.schedule).objective_ns(problem.objective)
         return base.objective_ns - after_ns, waited.get((IdleCause.LATENCY, change.source or 0, change.destination), 0)
 
-    links = [faster_link(problem, link) for link in problem.links]
+    links = [change for link in problem.links if (change := faster_link(problem, link)) is not None]
     memory = [change for rank in range(problem.ranks) if (change := more_memory(problem, rank)) is not None]
     microbatch = one_more_microbatch(problem)
     not_tried = []
+    if len(links) < len(problem.links):
+        not_tried.append(f"faster links: {len(problem.links) - len(links)} of {len(problem.links)} take no time")
     if len(memory) < problem.ranks:
         not_tried.append(f"memory: {problem.ranks - len(memory)} of {problem.ranks} ranks have no limit on activations")
     if microbatch is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.waiting.slack import slacks_of
-from schedc.analysis.waiting.tolerance import Tolerance
+from schedc.analysis.waiting.tolerance import Tolerance, lengthened_ns
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
@@ -53,7 +53,7 @@ def link_figures(plan: Plan, timeline: Timeline, waits: Waits) -> tuple[LinkFigu
         messages[link] += 1
     tolerance = Tolerance(plan.problem, plan.schedule())
     computed = len(timeline.ops) * len(slacks) <= (MOST_SIMULATED if tolerance.exact else MOST_BISECTED)
-    longer_ns = int(timeline.makespan_ns * (1 + ALLOWED))
+    longer_ns = lengthened_ns(timeline.makespan_ns, ALLOWED)
     found = []
     for link, slack_ns in slacks.items():
         free_ns = tolerance.extra_latency_ns(link) if computed and slack_ns else 0

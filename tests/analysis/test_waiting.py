@@ -19,7 +19,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.waiting.critical_path import SegmentKind, critical_path
 from schedc.analysis.waiting.idle import IdleCause, idle_of
 from schedc.analysis.waiting.slack import slacks_of
-from schedc.analysis.waiting.tolerance import Tolerance
+from schedc.analysis.waiting.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.waiting.waits import Awaited, waits_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
@@ -262,3 +262,9 @@ def _causes(problem: Problem) -> tuple[list[dict[Blame, int]], Waits]:
     waits = waits_of(problem, timeline)
     found = idle_of(problem, schedule, timeline, waits)
     return [{(idle.cause, idle.rank, idle.destination): idle.idle_ns for idle in rank} for rank in found], waits
+
+
+def test_a_share_of_the_step_is_the_decimal_number() -> None:
+    assert lengthened_ns(100, 0.15) == 115  # int(100 * 1.15) is 114
+    assert lengthened_ns(10**18, 0.05) == 105 * 10**16
+    assert lengthened_ns(99, 0.05) == 103

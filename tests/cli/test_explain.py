@@ -12,6 +12,7 @@ from problems import make_problem, with_fused_backward
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.api import explain_plan
+from schedc.cli.rendering.explanation import print_explanation
 from schedc.compile import certify
 from schedc.errors import CheckFailed
 from schedc.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
@@ -109,14 +110,40 @@ def test_the_base_is_what_a_search_does_not_improve() -> None:
     assert solver.improved(problem, (base.schedule,)).objective_ns == base.objective_ns
     assert verify_schedule(problem, base.schedule) == ()
     link = faster_link(problem, problem.links[0])
+    assert link is not None
     assert solver.improved(link.problem, (base.schedule,)).objective_ns <= base.objective_ns
+
+
+def test_a_link_that_takes_no_time_is_no_change() -> None:
+    problem = make_problem(2, 2, links={(0, 1): (40, 10)})
+    said = explain_plan(certified(problem, one_f_one_b(problem)))
+    assert [gain.change.destination for gain in said.gains if gain.change.kind is ChangeKind.LINK] == [1]
+    assert "faster links: 1 of 2 take no time" in said.not_tried
+
+
+def test_what_the_bound_says_of_a_plan_and_the_columns_of_80(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = small()
+    plan = certified(problem, one_f_one_b(problem))
+    said = explain_plan(plan)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_explanation(plan, replace(said, planned_ns=200, base_ns=200, base_bound_ns=100))
+    text = capsys.readouterr().out
+    assert "no schedule is more than 50.00% shorter" in " ".join(text.split())
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_changes() -> None:
     problem = small()
     link = Link(source=0, destination=1, latency_ns=1100, bytes_per_second=1001)
-    faster = faster_link(replace(problem, links=(link,)), link).problem.links[0]
+    change = faster_link(replace(problem, links=(link,)), link)
+    assert change is not None
+    faster = change.problem.links[0]
     assert (faster.latency_ns, faster.bytes_per_second) == (1000, 1102)
+    free = Link(source=0, destination=1, latency_ns=0, transfer_ns=0)
+    assert faster_link(replace(problem, links=(free,)), free) is None
     change = more_memory(problem, 1)
     assert change is not None
     assert change.problem.memory_limit_bytes == (4, 6)

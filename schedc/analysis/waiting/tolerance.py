@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["Tolerance"]
+__all__ = ["Tolerance", "lengthened_ns"]
+
+
+def lengthened_ns(makespan_ns: int, share: float) -> int:
+    """The makespan and a share of it, rounded down: the share is the decimal number that the user wrote, as 0.15."""
+    return makespan_ns + int(makespan_ns * Fraction(str(share)))
 
 
 class Tolerance:

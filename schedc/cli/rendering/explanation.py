@@ -140,7 +140,7 @@ def _better(explanation: Explanation) -> str:
         return f"{name}; solved again {_time(base_ns)}"
     if base_ns == bound_ns:
         return f"{name}, proven optimal"
-    return f"{name}, at most {1 - bound_ns / planned_ns:.2%} above the optimum" if planned_ns else name
+    return f"{name}, no schedule is more than {1 - bound_ns / planned_ns:.2%} shorter" if planned_ns else name
 
 
 def _path_table(explanation: Explanation) -> Table:
@@ -205,7 +205,7 @@ def _gain_table(explanation: Explanation) -> Table:
     table.add_column("change", no_wrap=True, overflow="ellipsis")
     table.add_column(explanation.objective.value, justify="right", no_wrap=True)
     table.add_column("saves" + " per microbatch" * several, justify="right", no_wrap=True)
-    table.add_column("no schedule is below", justify="right", no_wrap=True)
+    table.add_column("lower bound", justify="right", no_wrap=True)
     for gain in explanation.gains:
         if gain.searched:
             bound = "optimal" if gain.is_proven else _time(gain.lower_bound_ns)
@@ -223,7 +223,11 @@ def _gain_lines(explanation: Explanation) -> list[str]:
     said = []
     if links:
         shown = [f"{source}>{destination}" for source, destination in links]
-        said.append(f"faster links {', '.join(shown)}" if len(shown) <= MOST_LINKS else f"{len(links)} other links faster")
+        said.append(
+            f"faster link{'s' * (len(shown) > 1)} {', '.join(shown)}"
+            if len(shown) <= MOST_LINKS
+            else f"{len(links)} other links faster"
+        )
     if ranks:
         said.append(f"more memory on rank{'s' * (len(ranks) > 1)} {_ranges(ranks)}")
     lines = [f"saves nothing, by the lower bounds: {'; '.join(said)}"] if said else []
