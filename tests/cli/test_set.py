@@ -43,6 +43,7 @@ COMMANDS = {
     "verify": "verify edited.json --job JOB",
     "simulate": "simulate edited.json --job JOB --json",
     "lint": "lint edited.csv --job JOB --json",
+    "explain": "explain edited.json --job JOB --json --quiet --most 0",
 }
 
 
@@ -97,7 +98,7 @@ def test_set_on_every_command_is_the_same_as_editing_the_file(command: str) -> N
     assert run(command, "job.toml", *SET) == expected
     plain = run(command, "job.toml")
     assert plain != expected
-    assert plain[0] == {"verify": 1, "simulate": 1, "lint": 1}.get(command, 0)
+    assert plain[0] == {"verify": 1, "simulate": 1, "lint": 1, "explain": 1}.get(command, 0)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
