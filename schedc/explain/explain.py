@@ -180,6 +180,10 @@ def explain_plan(
                 on_work(f"delays of link {delay.source}>{delay.destination}, solved again")
                 resolved = resolved_delay(problem, (schedule, base.schedule), solver, delay, target_ns)
                 delays[at] = replace(delay, resolved=resolved)
+    # A solver's bound holds for whole blocks: it says something of the plan, and nothing of a better schedule that cuts them.
+    base_bound_ns = base.lower_bound_ns
+    if base.objective_ns == planned_ns:
+        base_bound_ns = max(base_bound_ns, plan.certificate.lower_bound_ns)
     return Explanation(
         timeline=timeline,
         path=critical_path(timeline, waits),
@@ -191,7 +195,7 @@ def explain_plan(
         objective=problem.objective,
         planned_ns=planned_ns,
         base_ns=base.objective_ns,
-        base_bound_ns=base.lower_bound_ns,
+        base_bound_ns=base_bound_ns,
         gains=tuple(sorted(gains, key=lambda gain: -gain.share)),
         not_tried=tuple(not_tried),
         interrupted=solver.interruption.requested,

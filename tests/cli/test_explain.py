@@ -21,7 +21,7 @@ from schedc.explain.placements import other_placements
 from schedc.explain.resolve import Solver
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Link
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import Limits
@@ -112,6 +112,15 @@ def test_the_base_is_what_a_search_does_not_improve() -> None:
     link = faster_link(problem, problem.links[0])
     assert link is not None
     assert solver.improved(link.problem, (base.schedule,)).objective_ns <= base.objective_ns
+
+
+def test_what_a_solver_proved_of_the_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small()
+    plan = certified(problem, one_f_one_b(problem))
+    proven = replace(plan.certificate, lower_bound_ns=plan.certificate.makespan_ns, gap=0.0, bound=BoundName.CPSAT)
+    monkeypatch.setattr("schedc.explain.explain.check_plan", lambda _: ())
+    assert explain_plan(plan, most=0).base_bound_ns < plan.certificate.makespan_ns
+    assert explain_plan(replace(plan, certificate=proven), most=0).base_bound_ns == plan.certificate.makespan_ns
 
 
 def test_a_link_that_takes_no_time_is_no_change() -> None:
