@@ -1,0 +1,62 @@
+"""A Problem under Conditions: the same stages, paths and limits, with the costs that links and ranks have at the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.problem import Link, Problem, Stage
+
+__all__ = ["problem_under"]
+
+
+def problem_under(problem: Problem, conditions: Conditions) -> Problem:
+    """The problem with these costs. Memory limits and collectives stay.
+
+    A bandwidth takes the place of an occupancy that is given outright. A fused backward slows down by what B and W together do.
+    """
+    if not conditions.links and not conditions.slowdown:
+        return problem
+    return replace(
+        problem,
+        links=tuple(_link(link, conditions) for link in problem.links),
+        stages=tuple(_stage(stage, conditions) for stage in problem.stages),
+    )
+
+
+def _link(link: Link, conditions: Conditions) -> Link:
+    state = conditions.links.get((link.source, link.destination))
+    if state is None:
+        return link
+    latency_ns = link.latency_ns if state.latency_ns is None else state.latency_ns
+    if state.bytes_per_second is None:
+        return replace(link, latency_ns=latency_ns)
+    return replace(link, latency_ns=latency_ns, transfer_ns=None, bytes_per_second=state.bytes_per_second)
+
+
+def _stage(stage: Stage, conditions: Conditions) -> Stage:
+    factors = [conditions.slowdown.get((stage.rank, kind), 1.0) for kind in (Kind.F, Kind.B, Kind.W)]
+    if factors == [1.0, 1.0, 1.0]:
+        return stage
+    forward, gradient, weight = factors
+    backward_input_ns, backward_weight_ns = _times(stage.backward_input_ns, gradient), _times(stage.backward_weight_ns, weight)
+    before_ns = sum(stage.backward_input_ns) / len(stage.backward_input_ns)
+    before_ns += sum(stage.backward_weight_ns) / len(stage.backward_weight_ns)
+    after_ns = sum(backward_input_ns) / len(backward_input_ns) + sum(backward_weight_ns) / len(backward_weight_ns)
+    return replace(
+        stage,
+        forward_ns=_times(stage.forward_ns, forward),
+        backward_input_ns=backward_input_ns,
+        backward_weight_ns=backward_weight_ns,
+        backward_ns=_times(stage.backward_ns, after_ns / before_ns if before_ns else gradient),
+    )
+
+
+def _times(durations_ns: Sequence[int], factor: float) -> tuple[int, ...]:
+    return tuple(round(duration_ns * factor) for duration_ns in durations_ns)
