@@ -22,6 +22,8 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from schedc.runtime.training.clipping import clip_grad_norm_
 from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
@@ -89,6 +91,16 @@ def make_piece(index: int, pieces: int, blocks: int) -> nn.Sequential:
 def pieces_of(plan: Plan) -> dict[int, int]:
     """The piece of each stage: its place on its path. Two stages at one place of two paths are the same piece."""
     return {stage: place for path in plan.problem.paths for place, stage in enumerate(path)}
+
+
+def named_layers(plan: Plan, stages: dict[int, nn.Module], blocks: int) -> nn.Module:
+    """This rank's layers by their number in the whole model, so that checkpoints do not depend on the plan."""
+    named = nn.ModuleDict()
+    for stage, module in stages.items():
+        piece = pieces_of(plan)[stage]
+        first = piece * blocks // len(plan.problem.paths[0]) + (piece > 0)  # the embedding is number 0
+        named.update({str(number): layer for number, layer in enumerate(module.children(), first)})
+    return named
 
 
 def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -167,6 +179,8 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true", help="keep only the stages' inputs, and run their forwards again")
     parser.add_argument("--bf16", action="store_true", help="run the forwards under autocast")
     parser.add_argument("--check", action="store_true", help="compare the first step with the model without a pipeline")
+    parser.add_argument("--save", help="a new folder for a checkpoint of the last step")
+    parser.add_argument("--resume", help="a folder with a checkpoint to go on from")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -196,6 +210,10 @@ def main() -> None:
     ) as pipe:
         weights = [weight for module in stages.values() for weight in module.parameters()]
         optimizer = torch.optim.AdamW([shard.weight for shard in pipe.shards()] if sharded(plan) else weights, lr=3e-3)
+        layers = named_layers(plan, stages, options.blocks)
+        state = None if sharded(plan) else optimizer  # that of shards is not saved
+        if options.resume:
+            load_checkpoint(pipe, options.resume, state, model=layers)
         for step in range(options.steps):
             batch = chain.batch(SAMPLES * plan.problem.microbatches * pipelines)
             inputs, targets = (tensor.chunk(pipelines)[pipeline] for tensor in batch)
@@ -209,11 +227,17 @@ def main() -> None:
                 print(line, end="", flush=True)  # in one write, or two processes' lines may become one
                 if not error < TOLERANCE:
                     raise SystemExit(f"{who}: expected at most {TOLERANCE:.0e}")
+            clip_grad_norm_(pipe, 1.0)
             optimizer.step()
             losses.append(loss.item())
             if dist.get_rank() == 0 and (step % 10 == 0 or step == options.steps - 1):
                 print(f"step {step:3}  loss {losses[-1]:.4f}  (the data's entropy is {chain.entropy():.4f})", flush=True)
-        pipe.gather()  # the modules' parameters are whole again, as for a checkpoint
+        unseen = chain.batch(SAMPLES * plan.problem.microbatches * pipelines)
+        loss = pipe.evaluate(*(tensor.chunk(pipelines)[pipeline] for tensor in unseen))
+        if dist.get_rank() == 0:
+            print(f"unseen    loss {loss.item():.4f}", flush=True)
+        if options.save:
+            save_checkpoint(pipe, options.save, state, model=layers)
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def assert_trains(processes: int, stdout: str) -> None:
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > 3.4 > 1.7 > losses[-1]
+    (unseen,) = re.findall(r"unseen +loss (\S+)", stdout)
+    assert float(unseen) < 1.8
     errors = [float(error) for error in re.findall(r"rank \d.*?: .*? are within (\S+) of", stdout)]
     assert len(errors) == processes
     assert max(errors) < 1e-9
@@ -65,6 +68,23 @@ def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
     done = run_on_ranks(str(EXAMPLE), ["--plan", str(compiled(job, tmp_path)), *TRAINING, *options], 4, tmp_path)
     assert [each.status for each in done] == [0] * 4, done
     assert_trains(4, "".join(each.stdout for each in done))
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_a_checkpoint(plan: Path, tmp_path: Path) -> None:
+    """In two pipelines of two ranks, where four ranks have left it."""
+    other = tmp_path / "other.json"
+    problem = replace(read_problem(EXAMPLES / "train_gpt_jobs" / "two-pipelines.toml"), data_parallel=None)
+    write_plan(plan_of(problem, constructive("greedy")(problem)), other)
+    kept, losses = str(tmp_path / "kept"), []
+    for one, options in ((plan, ["--save", kept]), (other, ["--resume", kept])):
+        done = run_on_ranks(str(EXAMPLE), ["--plan", str(one), "--steps", "11", *options], 4, tmp_path)
+        assert [each.status for each in done] == [0] * 4, done
+        losses += [float(loss) for each in done for loss in re.findall(r"step +\d+  loss (\S+)", each.stdout)]
+    first, *_, last = losses
+    assert first > 3.4
+    assert losses[2] < losses[1] + 0.3 < first
+    assert last < losses[1]
 
 
 @pytest.mark.slow
