@@ -11,13 +11,15 @@ pipeline across sites is the better of `unidirectional` (UD) and `wave`, by `aut
 
 The paper prints two numbers of the figure in its text; they are beside ours. Its slow-down is reproduced. Its speed-up is not
 with the formula that it prints: 2α + 2Nβ at 4 GB/s is 203 s, and 32 messages take at least 137 s. `4N` is the speed-up if reduce-
-scatter and all-gather each carried all N parameters in 2 bytes, which comes near. It prints a table and draws no picture.
-Run it as `python benchmarks/tune/two_sites.py [--time-limit 5] [--latency 4,128] [--bandwidth 4,64,1024]`.
+scatter and all-gather each carried all N parameters in 2 bytes, which comes near.
+Run it as `python benchmarks/tune/two_sites.py [--time-limit 5] [--latency 4,128] [--bandwidth 4,64,1024] [--csv FILE]`; of the file
+`schedc plot FILE -o FIGURE --x bandwidth --by across_sites --by latency` draws the figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +132,9 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds of the search for each placement and cell")
     parser.add_argument("--latency", default="4,32,128", help="ms")
     parser.add_argument("--bandwidth", default="4,16,64,256,1024", help="GB/s")
+    parser.add_argument("--csv", type=Path, help="a table for `schedc plot`")
     arguments = parser.parse_args()
+    rows: list[dict[str, object]] = []
     latencies = [float(each) for each in arguments.latency.split(",")]
     bandwidths = [int(each) for each in arguments.bandwidth.split(",")]
     out = Console(width=160, highlight=False)
@@ -190,9 +194,20 @@ def main() -> int:
                 f"{across.step_ns / ideal.step_ns:.2f}",
                 f"{PUBLISHED_SLOWDOWN[bandwidth]:.1f}" if bandwidth in PUBLISHED_SLOWDOWN else "",
             )
+            for who, best in (("data parallelism", own), ("pipeline", across)):
+                rows.append({"bandwidth": f"{bandwidth} GB/s", "latency": f"{latency:g} ms", "across_sites": who, **_columns(best)})
             print(f"{bandwidth} GB/s, {latency:g} ms: done", file=sys.stderr)
     out.print(table)
+    if arguments.csv is not None:
+        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
     return 0
+
+
+def _columns(best: Best) -> dict[str, object]:
+    return {"objective_ns": best.step_ns, "bound_ns": best.bound_ns, "placement": best.placement}
 
 
 def _free(problem: Problem) -> tuple[Link, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
@@ -57,8 +58,8 @@ class Column:
 
     @property
     def unit(self) -> Unit:
-        """The unit that its largest value asks for."""
-        return unit_of(max((abs(each) for each in self.numbers or () if each is not None), default=1.0), self.units)
+        """The unit that its middle value asks for: from 4 GB/s to 1024 GB/s they are not thousandths of a TB/s."""
+        return unit_of(median_high([abs(each) for each in self.numbers or () if each is not None] or [1.0]), self.units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

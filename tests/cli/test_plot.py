@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from problems import make_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
-from schedc.plot.curves import points_of
+from schedc.plot.curves import curves, points_of
 from schedc.plot.gantt import gantt
 from schedc.plot.table import choose_axes, read_columns
 from schedc.solvers.heuristics.greedy import greedy
@@ -93,8 +94,8 @@ def test_a_sweeps_table_needs_no_options(tmp_path: Path) -> None:
     axes = choose_axes(read_columns(tmp_path / "table.csv"), None, None, ())
     assert (axes.x.name, axes.y.name) == ("topology.between.latency", "objective_ns")
     assert [column.name for column in axes.by] == ["memory.limit"]
-    curves, bounds = points_of(axes)
-    assert curves == {("8 GiB",): {0.0: 2e9, 2e7: 2.2e9}, ("16 GiB",): {0.0: 1.5e9}}
+    lines, bounds = points_of(axes)
+    assert lines == {("8 GiB",): {0.0: 2e9, 2e7: 2.2e9}, ("16 GiB",): {0.0: 1.5e9}}
     assert bounds == {("8 GiB",): {0.0: 1.9e9, 2e7: 2.1e9}, ("16 GiB",): {0.0: 1.4e9}}
     done = schedc("plot", tmp_path / "table.csv", "-o", tmp_path / "table.svg")
     assert done.returncode == 0
@@ -102,13 +103,29 @@ def test_a_sweeps_table_needs_no_options(tmp_path: Path) -> None:
     assert {"latency (ms)", "makespan (s)", "memory limit", "8 GiB", "16 GiB", "lower bound"} <= set(said)
 
 
+def test_a_legend_of_long_names_stays_within_the_picture(tmp_path: Path) -> None:
+    rows = (f"{x} GB/s,a method with a long name {name},{x * name}" for x in (4, 64, 1024) for name in (1, 2, 3, 4, 5))
+    (tmp_path / "table.csv").write_text("\n".join(["bandwidth,by,step_ns", *rows]) + "\n", encoding="utf-8")
+    axes = choose_axes(read_columns(tmp_path / "table.csv"), "bandwidth", None, ("by",))
+    assert axes.x.unit.name == "GB/s"
+    narrow, wide = (curves(axes, ".svg", width_inches=width, title="") for width in (3.0, 9.0))
+    for svg, width in ((narrow, 3.0), (wide, 9.0)):
+        names = re.findall(r'<text [^>]* x="([\d.-]+)" [^>]*>a method', svg.decode())
+        assert len(names) == 5
+        assert all(0 < float(x) < width * 72 - 90 for x in names)  # about as long as a name is
+    height = re.compile(r'height="([\d.]+)pt"')
+    high, low = (float(height.findall(svg.decode())[0]) for svg in (narrow, wide))
+    assert high > 3.0 * 72 * 0.56
+    assert low < 9.0 * 72 * 0.6
+
+
 def test_a_tunes_table_and_named_columns(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(TUNE, encoding="utf-8")
     table = read_columns(tmp_path / "table.csv")
     axes = choose_axes(table, None, None, ())
     assert (axes.x.name, axes.y.name, [column.name for column in axes.by]) == ("microbatches", "step_ns", ["placement"])
-    curves, bounds = points_of(axes)
-    assert curves == {("unidirectional",): {8.0: 9e7, 16.0: 8e7}, ("wave",): {8.0: 9.5e7}}
+    lines, bounds = points_of(axes)
+    assert lines == {("unidirectional",): {8.0: 9e7, 16.0: 8e7}, ("wave",): {8.0: 9.5e7}}
     assert bounds == {("unidirectional",): {8.0: 8e7, 16.0: 8e7}}
     merged, _ = points_of(choose_axes(table, "microbatches", "step_ns", ("ranks",)))
     assert merged == {("2",): {8.0: 9e7, 16.0: 8e7}}
