@@ -1,21 +1,26 @@
 """What a transfer meets on its way by the cost model: its occupancy of a link or a trunk, then its latency.
 
-`delay_of` takes a wire and the problem's costs; gives the wire's `WireDelay`. `Reservable` is what transfers occupy, one at a time;
+`delay_of` takes a wire and the problem's costs; gives the wire's `WireDelay`, `traced_delay` one that changes with time, by a link
+trace and its `TraceClock`. `Reservable` is what transfers occupy, one at a time;
 an `OwnLink` is occupied from one process only.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from schedc.ir.conditions import AS_PLANNED
 from schedc.runtime.execution.channels import TAGS
 
 if TYPE_CHECKING:
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.link_trace import LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
 
-__all__ = ["NO_TAG", "OwnLink", "Reservable", "WireDelay", "delay_of", "same_transfer"]
+__all__ = ["NO_TAG", "Delay", "OwnLink", "Reservable", "TraceClock", "WireDelay", "delay_of", "same_transfer", "traced_delay"]
 
 NO_TAG = -1
 """Of the message before the first."""
@@ -30,6 +35,55 @@ class WireDelay:
     """Per transfer of the wire."""
     trunk: str | None = None
     """The trunk that they share with other wires; None: the link is this wire's alone."""
+
+    def at(self, _now_ns: int) -> WireDelay:
+        """The same at all times."""
+        return self
+
+
+class Delay(Protocol):
+    """What the transfers of a wire meet, which may change."""
+
+    def at(self, now_ns: int) -> WireDelay:
+        """What a transfer meets that begins at this time, on `time.perf_counter_ns`."""
+
+
+class TraceClock:
+    """The clock of a link trace. Until it starts, and while it is stopped, it stays where it is; it begins at 0."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        """At 0, and not running. A nanosecond of the trace takes `scale` nanoseconds."""
+        self._scale = scale
+        self._passed_ns = 0
+        self._since_ns: int | None = None
+
+    def start(self, now_ns: int) -> None:
+        """Run from this time of `time.perf_counter_ns` on."""
+        self._since_ns = now_ns
+
+    def stop(self, now_ns: int) -> None:
+        """Stay, from this time on."""
+        assert self._since_ns is not None, "it runs"
+        self._passed_ns += now_ns - self._since_ns
+        self._since_ns = None
+
+    def time_ns(self, now_ns: int) -> int:
+        """The trace's time."""
+        running_ns = 0 if self._since_ns is None else now_ns - self._since_ns
+        return round((self._passed_ns + running_ns) / self._scale)
+
+
+class _TracedDelay:
+    """One wire's delay by a link trace."""
+
+    def __init__(self, times_ns: list[int], delays: list[WireDelay], clock: TraceClock) -> None:
+        self._times_ns = times_ns
+        self._delays = delays
+        self._clock = clock
+
+    def at(self, now_ns: int) -> WireDelay:
+        """As `Delay.at`."""
+        return self._delays[max(0, bisect_right(self._times_ns, self._clock.time_ns(now_ns)) - 1)]
 
 
 class Reservable(Protocol):
@@ -60,20 +114,32 @@ def same_transfer(before: int, tag: int) -> bool:
     return before // TAGS == tag // TAGS and before < tag
 
 
-def delay_of(problem: Problem, wire: Wire, scale: float = 1.0) -> WireDelay:
+def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:
     """The wire's delay by the problem's link and message sizes.
 
     Args:
         problem: whose costs count; its stages are those of the wire's plan.
         wire: one of a plan's.
         scale: what all times are multiplied by.
+        conditions: what of the link's costs is different.
     """
-    link = problem.link(wire.source, wire.destination)
+    link = conditions.link(problem.link(wire.source, wire.destination))
     return WireDelay(
         latency_ns=round(link.latency_ns * scale),
         occupancy_ns=tuple(round(link.occupancy_ns(_size_bytes(problem, message)) * scale) for message in wire.messages),
         trunk=link.trunk,
     )
+
+
+def traced_delay(problem: Problem, wire: Wire, scale: float, trace: LinkTrace, clock: TraceClock) -> Delay:
+    """The wire's delay under a link trace, whose clock others start; the other arguments are those of `delay_of`."""
+    times_ns, delays = [0], [delay_of(problem, wire, scale)]
+    for time_ns, conditions in trace.entries:
+        delay = delay_of(problem, wire, scale, conditions)
+        if delay != delays[-1]:
+            times_ns.append(time_ns)
+            delays.append(delay)
+    return delays[0] if len(delays) == 1 else _TracedDelay(times_ns, delays, clock)
 
 
 def _size_bytes(problem: Problem, message: Message) -> int:

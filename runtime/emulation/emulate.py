@@ -25,7 +25,10 @@ from schedc.verify.plan.checks import verify_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
 
 __all__ = ["SHORTEST_OP_NS", "Emulation", "emulate"]
@@ -47,6 +50,8 @@ class Emulation:
     """The recorded runs, scale taken out."""
     before_others: bool
     """Whether the system let the ranks run before other processes, so that the load of the machine hardly shows."""
+    begun_ns: tuple[int, ...]
+    """When each run began, on the clock of the link trace: it starts with the first, and stops between two runs."""
 
 
 def emulate(
@@ -56,6 +61,7 @@ def emulate(
     runs: int = 5,
     queues: int = 4,
     delegate: bool = False,
+    links: LinkTrace | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Emulation:
     """Run the plan as real processes over real channels with its links' delays, its compute replaced by waiting.
@@ -67,6 +73,7 @@ def emulate(
         queues: 4: every channel is a queue of its own, as the plan has them; 1: all transfers of a rank share one, which
             holds one transfer at a time and blocks the rank when another is handed to it (`OneQueue`).
         delegate: whether messages go through helper threads, as from GPUs through the host (`transports.delegate`).
+        links: how the links change while the runs go on; its times, too, are multiplied by the scale.
         report: called with how many of the runs have ended.
 
     Raises:
@@ -74,7 +81,7 @@ def emulate(
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
     _check(plan, scale, runs, queues)
-    longest_s = plan.certificate.makespan_ns * scale / 1e9
+    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
     request = Request(
         plan=plan,
         scale=scale,
@@ -82,6 +89,7 @@ def emulate(
         one_queue=queues == 1,
         delegate=delegate,
         timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s,
+        links=links,
     )
     results: dict[int, RankResult] = {}
     failures: list[tuple[bool, int, str]] = []
@@ -105,7 +113,29 @@ def emulate(
     if len(results) < plan.problem.ranks:
         raise CheckFailed(f"the emulation of {plan.name!r} has failed: its processes have ended without a word")
     trace = trace_of(plan, [results[rank].record for rank in range(plan.problem.ranks)], scale=scale)
-    return Emulation(trace=trace, before_others=all(result.before_others for result in results.values()))
+    return Emulation(
+        trace=trace,
+        before_others=all(result.before_others for result in results.values()),
+        begun_ns=results[0].begun_ns,
+    )
+
+
+def _delays_ns(plan: Plan, links: LinkTrace | None) -> int:
+    """By how much a link trace may make a run longer: all of its transfers one after the other, at their slowest."""
+    if links is None:
+        return 0
+    problem = plan.problem
+    return sum(
+        max((_way_ns(state.link(problem.link(entry.rank, channel.peer)), problem, op) for _, state in links.entries), default=0)
+        for entry in plan.ranks
+        for channel in entry.channels
+        if not channel.receives
+        for op in channel.transfers
+    )
+
+
+def _way_ns(link: Link, problem: Problem, op: Op) -> int:
+    return link.latency_ns + link.occupancy_ns(problem.message_bytes(op))
 
 
 def _check(plan: Plan, scale: float, runs: int, queues: int) -> None:

@@ -3,15 +3,18 @@
 `load(..., wrap=inject_links)` in a training job. Which way of delaying a wire gets depends on its ranks: on one host the sender
 stamps each message with the time at which it arrives (`stamped`, `injected_cuda`). Between hosts the receiver counts from when it
 sees the message come, as CrossPipe does, so that the real way adds to the injected one (`observed`; `injected_cuda` for NCCL).
+
+`load(..., wrap=partial(inject_links, trace=trace))` lets the links change by a link trace, whose clock starts while the job loads.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.runtime.emulation.delays import OwnLink, delay_of
+from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, traced_delay
 from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, compute_mark, cycles_per_ns
 from schedc.runtime.emulation.observed import ObservedTransport
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue, Undelayed
@@ -21,6 +24,7 @@ from schedc.runtime.transports.nccl import NcclTransport
 if TYPE_CHECKING:
     import torch
 
+    from schedc.ir.link_trace import LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
@@ -31,12 +35,16 @@ if TYPE_CHECKING:
 __all__ = ["Injection", "inject_links"]
 
 
-def inject_links(problem: Problem, groups: Groups, device: torch.device) -> Wrap:
+def inject_links(problem: Problem, groups: Groups, device: torch.device, *, trace: LinkTrace | None = None) -> Wrap:
     """For `load(..., wrap=inject_links)`: every transfer arrives when the plan's links say, and not before, whatever carries it.
 
-    A job on one fast machine then meets the links of the plan's cluster. Arguments and errors are those of `Injection`.
+    A job on one fast machine then meets the links of the plan's cluster. With a link trace, its clock starts now, on all ranks
+    together. Arguments and errors are those of `Injection`.
     """
-    return Injection(problem, groups, device=device).wrap
+    injection = Injection(problem, groups, device=device, trace=trace)
+    if trace is not None:
+        injection.clock.start(injection.common_time_ns())
+    return injection.wrap
 
 
 class Injection:
@@ -50,6 +58,7 @@ class Injection:
         scale: float = 1.0,
         one_queue: bool = False,
         device: torch.device | None = None,
+        trace: LinkTrace | None = None,
     ) -> None:
         """Find out which ranks share a clock, and open the trunks. All ranks do this together.
 
@@ -59,6 +68,7 @@ class Injection:
             scale: what all times are multiplied by.
             one_queue: send all transfers of this rank through one queue; on CPUs.
             device: where this rank's stages are; None: on the CPU.
+            trace: how the links change, by `clock`, which the caller starts; None: they do not.
 
         Raises:
             Unsupported: ranks of several hosts share a trunk, or would have one queue.
@@ -66,6 +76,10 @@ class Injection:
         """
         self._problem = problem
         self._scale = scale
+        self._trace = trace
+        self._groups = groups
+        self.clock = TraceClock(scale)
+        """Of the trace."""
         self._gpu = device if device is not None and device.type == "cuda" else None
         self._cycles_per_ns = 0.0 if self._gpu is None else cycles_per_ns(self._gpu)
         self._hosts = groups.exchange(host_name())
@@ -81,10 +95,11 @@ class Injection:
         Raises:
             Unsupported: its ranks are on GPUs of several hosts, and it is not NCCL's.
         """
-        delay = delay_of(self._problem, wire, self._scale)
+        planned = delay_of(self._problem, wire, self._scale)
+        delay = planned if self._trace is None else traced_delay(self._problem, wire, self._scale, self._trace, self.clock)
         own = self._links.setdefault((wire.source, wire.destination), OwnLink())
         together = self._hosts[wire.source] == self._hosts[wire.destination]
-        if self._gpu is not None and delay.trunk is None and isinstance(ends.data, NcclTransport):
+        if self._gpu is not None and planned.trunk is None and isinstance(ends.data, NcclTransport):
             return ends._replace(data=SpunTransport(ends.data, delay, self._gpu, self._cycles_per_ns))
         if not together and self._gpu is not None:
             raise Unsupported(
@@ -93,11 +108,21 @@ class Injection:
             )
         if not together:
             return ends._replace(data=ObservedTransport(ends.data, delay, own))
-        link = own if delay.trunk is None else self._trunks[delay.trunk]
+        link = own if planned.trunk is None else self._trunks[planned.trunk]
         if self._gpu is not None:
             record = partial(compute_mark, self._gpu)
             return ends._replace(data=DeviceStampedTransport(ends, delay, link, record), control=Undelayed(ends.control))
         return ends._replace(data=InjectedTransport(ends, delay, link, self._queue), control=Undelayed(ends.control))
+
+    def common_time_ns(self) -> int:
+        """A time on `time.perf_counter_ns` that is now, and the same moment on all ranks. All ranks call it together.
+
+        Ranks of one host agree exactly; those of several as well as a message between them allows.
+        """
+        self._groups.exchange(None)  # so that the ranks of no host come long before those of another
+        times_ns = self._groups.exchange(perf_counter_ns())
+        here = self._hosts[self._groups.rank]
+        return max(time_ns for time_ns, host in zip(times_ns, self._hosts, strict=True) if host == here)
 
     def trunk(self, name: str) -> Trunk:
         """The trunk of this name, for what is not a transfer."""

@@ -12,6 +12,7 @@ the device has computed it, on the clock of the host that both ranks share; who 
 from __future__ import annotations
 
 import threading
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.runtime.common.header import TensorKind
-    from schedc.runtime.emulation.delays import Reservable, WireDelay
+    from schedc.runtime.emulation.delays import Delay, Reservable
     from schedc.runtime.transports.base import Ends, Outgoing
     from schedc.runtime.transports.streams import Mark
 
@@ -112,7 +113,7 @@ class _Spun:
 class SpunTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: MarkedTransport, delay: WireDelay, device: torch.device, rate: float) -> None:
+    def __init__(self, inner: MarkedTransport, delay: Delay, device: torch.device, rate: float) -> None:
         """Wrap an end.
 
         Args:
@@ -136,11 +137,12 @@ class SpunTransport:
         """As `Transport.receive`."""
         incoming = self._inner.receive(kind, tag)
         assert isinstance(incoming.mark, torch.cuda.Event)
+        delay = self._delay.at(perf_counter_ns())  # under a link trace, that of when the receive is posted
         self._link.wait_event(incoming.mark)
         if not same_transfer(self._last_tag, tag):
-            spin(self._link, self._delay.occupancy_ns[tag // TAGS], self._rate)
+            spin(self._link, delay.occupancy_ns[tag // TAGS], self._rate)
         self._last_tag = tag
-        return _Spun(incoming, _event_of(self._link), self._delay.latency_ns, self._device, self._rate)
+        return _Spun(incoming, _event_of(self._link), delay.latency_ns, self._device, self._rate)
 
 
 class _Outgoing:
@@ -165,7 +167,7 @@ class _Outgoing:
 class DeviceStampedTransport(InjectedTransport):
     """The end of a wire for its tensors, with tags as channels give them. What is taken holds back the host."""
 
-    def __init__(self, ends: Ends, delay: WireDelay, link: Reservable, record: Callable[[], Mark]) -> None:
+    def __init__(self, ends: Ends, delay: Delay, link: Reservable, record: Callable[[], Mark]) -> None:
         """Wrap an end.
 
         Args:

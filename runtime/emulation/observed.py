@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.runtime.common.header import TensorKind
-    from schedc.runtime.emulation.delays import Reservable, WireDelay
+    from schedc.runtime.emulation.delays import Delay, Reservable
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
 __all__ = ["ObservedTransport"]
@@ -53,7 +53,7 @@ class _Incoming:
 class ObservedTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: Transport, delay: WireDelay, link: Reservable) -> None:
+    def __init__(self, inner: Transport, delay: Delay, link: Reservable) -> None:
         """Wrap an end.
 
         Args:
@@ -73,17 +73,20 @@ class ObservedTransport:
 
     def receive(self, kind: TensorKind, tag: int) -> _Incoming:
         """As `Transport.receive`."""
-        occupancy_ns = 0 if same_transfer(self._last_tag, tag) else self._delay.occupancy_ns[tag // TAGS]
+        place = None if same_transfer(self._last_tag, tag) else tag // TAGS
         self._last_tag = tag
         incoming = _Incoming(self._inner.receive(kind, tag))
-        self._errands.add(lambda: self._watch(incoming, occupancy_ns))
+        self._errands.add(lambda: self._watch(incoming, place))
         return incoming
 
-    def _watch(self, incoming: _Incoming, occupancy_ns: int) -> None:
-        """Take note of an expected message when it comes."""
+    def _watch(self, incoming: _Incoming, place: int | None) -> None:
+        """Take note of an expected message when it comes: of the transfer at this place of the wire; None: of the one before."""
         try:
             incoming.value = incoming.inner.wait(WATCH_S)
-            incoming.arrival_ns = self._link.reserve(perf_counter_ns(), occupancy_ns) + self._delay.latency_ns
+            now_ns = perf_counter_ns()
+            delay = self._delay.at(now_ns)
+            occupancy_ns = 0 if place is None else delay.occupancy_ns[place]
+            incoming.arrival_ns = self._link.reserve(now_ns, occupancy_ns) + delay.latency_ns
         except Exception as error:  # for who takes it
             incoming.error = error
         incoming.seen.set()

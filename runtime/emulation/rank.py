@@ -23,6 +23,7 @@ from schedc.runtime.transports.gloo import connect_gloo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.ir.link_trace import LinkTrace
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.runtime.common.observer import OpTimes
@@ -49,6 +50,8 @@ class Request:
     """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
     timeout_s: float
     """How long an op waits for another rank."""
+    links: LinkTrace | None = None
+    """How the links change, from the first recorded run on; None: they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class RankResult:
     record: RankRecord
     before_others: bool
     """Whether the system let it run before other processes."""
+    begun_ns: tuple[int, ...]
+    """When each recorded run began, on the clock of the link trace; the same on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,7 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
     groups = Groups(request.timeout_s)
     try:
         program = program_of(plan, rank)
-        injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue)
+        injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue, trace=request.links)
         connect = connect_delegate if request.delegate else connect_gloo
         wiring = Wiring(plan, groups, request.timeout_s, only(connect), injection.wrap)
         parallel = plan.problem.data_parallel
@@ -113,8 +118,16 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection takes longer than the timers are off
+        begun_ns: list[int] = []
+        end_ns = 0
         for run in range(request.runs + 1):
-            start_ns = max(groups.exchange(perf_counter_ns())) + LEAD_NS
+            ready_ns, ended_ns = zip(*groups.exchange((perf_counter_ns(), end_ns)), strict=True)
+            start_ns = max(ready_ns) + LEAD_NS
+            if run > 1:
+                injection.clock.stop(max(ended_ns))
+            if run > 0:
+                begun_ns.append(injection.clock.time_ns(start_ns))
+                injection.clock.start(start_ns)
             compute.begin(start_ns)
             wait_until(start_ns)
             recorder.begin_step(run, start_ns)
@@ -125,6 +138,6 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
             recorder.end_step(run, end_ns)
             ran(run)
         groups.exchange(None)  # no rank closes its connections while another needs them
-        return RankResult(record=recorder.record(rank), before_others=before_others)
+        return RankResult(record=recorder.record(rank), before_others=before_others, begun_ns=tuple(begun_ns))
     finally:
         groups.close()

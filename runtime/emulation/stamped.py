@@ -1,8 +1,8 @@
 """Transfers that arrive when the plan's links say, between ranks that share a host's clock: the sender stamps each message.
 
 The sender reserves the link when it sends, in the order of sending, and sends the time at which the message arrives along with it:
-`max(now, link free) + occupancy + latency`, the cost model's. The message goes at once; the receiver sleeps until its time has
-come, too.
+`max(now, link free) + occupancy + latency`, the cost model's, with the costs that the link has when it sends. The message goes at
+once; the receiver sleeps until its time has come, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
 
 if TYPE_CHECKING:
-    from schedc.runtime.emulation.delays import Reservable, WireDelay
+    from schedc.runtime.emulation.delays import Delay, Reservable
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
 __all__ = ["InjectedTransport", "OneQueue", "Undelayed", "message_tag", "stamp_tag"]
@@ -85,7 +85,7 @@ class _Incoming:
 class InjectedTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, ends: Ends, delay: WireDelay, link: Reservable, queue: OneQueue | None = None) -> None:
+    def __init__(self, ends: Ends, delay: Delay, link: Reservable, queue: OneQueue | None = None) -> None:
         """Wrap an end.
 
         Args:
@@ -111,8 +111,9 @@ class InjectedTransport:
         if not same_transfer(self._last_tag, tag):
             if self._queue is not None:
                 self._queue.enter()
-            left_ns = self._link.reserve(perf_counter_ns(), self._delay.occupancy_ns[tag // TAGS])
-            self._arrival_ns = left_ns + self._delay.latency_ns
+            now_ns = perf_counter_ns()
+            delay = self._delay.at(now_ns)
+            self._arrival_ns = self._link.reserve(now_ns, delay.occupancy_ns[tag // TAGS]) + delay.latency_ns
             if self._queue is not None:
                 self._queue.hold(self._arrival_ns)
         self._last_tag = tag

@@ -13,7 +13,7 @@ from schedc.errors import InvalidInput
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.table import Table
 
@@ -30,6 +30,7 @@ def emulate_command(
     scale: Annotated[float, typer.Option(metavar="X", help="Multiplies all times: 2 is half as fast as the plan.")] = 1.0,
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure, after one that does not count.")] = 5,
     queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
+    links: Annotated[FileOption, typer.Option(metavar="LINKTRACE", help="How links change while it runs (CSV).")] = None,
     trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
@@ -42,6 +43,7 @@ def emulate_command(
     from schedc.cli.rendering.results import console, print_json
     from schedc.compile import time_plan
     from schedc.files.outputs import check_outputs
+    from schedc.text.link_trace import read_link_trace
     from schedc.text.plan.plan_file import read_plan
     from schedc.text.trace_file import write_trace_file
 
@@ -49,18 +51,21 @@ def emulate_command(
         raise InvalidInput(f"--queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
     if not 0 < scale < math.inf:
         raise InvalidInput(f"--scale: found {scale:g}, expected a number above 0")
-    check_outputs({"--trace": trace}, (plan,))
+    check_outputs({"--trace": trace}, (plan,) if links is None else (plan, links))
     read = read_plan(plan)
+    changes = None if links is None else read_link_trace(links, read.problem)
     from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while
 
     timeline = time_plan(read)
     with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
-        emulation = emulate(read, scale=scale, runs=runs, queues=queues, report=report)
+        emulation = emulate(read, scale=scale, runs=runs, queues=queues, links=changes, report=report)
     comparison = compare(read, timeline, emulation.trace)
     if trace is not None:
         write_trace_file(emulation.trace, trace)
     if as_json:
         said = {"queues": queues, "before_others": emulation.before_others, **idle_lists(comparison)}
+        if links is not None:
+            said["runs_begin_ns"] = list(emulation.begun_ns)
         print_json({**comparison_table(read, emulation.trace, comparison), **said})
         return
     out = console()
@@ -72,6 +77,9 @@ def emulate_command(
         out.print(
             Text(f"simulated with one queue {format_duration_ns(queued_ns)}, measured {format_duration_ns(measured_ns)}, {off}")
         )
+    if links is not None:
+        out.print(_runs_table(emulation.begun_ns, [taken_ns for _, taken_ns in comparison.steps], read.certificate.makespan_ns))
+        out.print()
     if not emulation.before_others:
         out.print(Text("the system did not let the ranks run before other processes, so the machine's load shows in the times"))
     out.print(_idle_table(comparison))
@@ -88,6 +96,17 @@ def idle_lists(comparison: Comparison) -> dict[str, list[int]]:
             ("measured_idle_ns", [rank.measured for rank in comparison.ranks]),
         )
     }
+
+
+def _runs_table(begun_ns: Sequence[int], runs_ns: Sequence[int], predicted_ns: int) -> Table:
+    """Of each run, when it began on the link trace's clock, and what it took."""
+    from schedc.cli.rendering.results import plain_table
+
+    table = plain_table("runs while the links change", right=("run", "begins at", "takes", "against the plan"))
+    for run, (begin_ns, taken_ns) in enumerate(zip(begun_ns, runs_ns, strict=True), start=1):
+        off = f"{taken_ns / max(1, predicted_ns) - 1:+.1%}"
+        table.add_row(str(run), format_duration_ns(begin_ns, 2), format_duration_ns(taken_ns, 2), off)
+    return table
 
 
 def _idle_table(comparison: Comparison) -> Table:

@@ -6,13 +6,14 @@ A link trace, a monitor or a sample of a distribution gives it; `schedc.lower.co
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from schedc.ir.ops import Kind
+    from schedc.ir.problem import Link
 
 __all__ = ["AS_PLANNED", "Conditions", "LinkState"]
 
@@ -46,6 +47,16 @@ class Conditions:
         for (rank, kind), factor in self.slowdown.items():
             if not (math.isfinite(factor) and factor > 0):
                 raise ValueError(f"the slowdown of {kind.name} on rank {rank} must be a number above 0, got {factor}")
+
+    def link(self, link: Link) -> Link:
+        """A Problem's link under these conditions. A bandwidth takes the place of an occupancy that is given outright."""
+        state = self.links.get((link.source, link.destination))
+        if state is None:
+            return link
+        latency_ns = link.latency_ns if state.latency_ns is None else state.latency_ns
+        if state.bytes_per_second is None:
+            return replace(link, latency_ns=latency_ns)
+        return replace(link, latency_ns=latency_ns, transfer_ns=None, bytes_per_second=state.bytes_per_second)
 
 
 AS_PLANNED = Conditions()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.conditions import Conditions
-    from schedc.ir.problem import Link, Problem, Stage
+    from schedc.ir.problem import Problem, Stage
 
 __all__ = ["problem_under"]
 
@@ -25,19 +25,9 @@ def problem_under(problem: Problem, conditions: Conditions) -> Problem:
         return problem
     return replace(
         problem,
-        links=tuple(_link(link, conditions) for link in problem.links),
+        links=tuple(conditions.link(link) for link in problem.links),
         stages=tuple(_stage(stage, conditions) for stage in problem.stages),
     )
-
-
-def _link(link: Link, conditions: Conditions) -> Link:
-    state = conditions.links.get((link.source, link.destination))
-    if state is None:
-        return link
-    latency_ns = link.latency_ns if state.latency_ns is None else state.latency_ns
-    if state.bytes_per_second is None:
-        return replace(link, latency_ns=latency_ns)
-    return replace(link, latency_ns=latency_ns, transfer_ns=None, bytes_per_second=state.bytes_per_second)
 
 
 def _stage(stage: Stage, conditions: Conditions) -> Stage:

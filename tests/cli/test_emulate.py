@@ -38,11 +38,14 @@ def plan(tmp_path: Path) -> Plan:
 
 @pytest.mark.slow
 def test_json_and_trace(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n0,0-1,3,\n")
     arguments = [str(tmp_path / "plan.json"), "--json", "--runs", "3", "--scale", "2", "--trace", str(tmp_path / "trace.json")]
+    arguments += ["--links", str(tmp_path / "links.csv")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     found = json.loads(result.stdout)
     assert found["predicted_ns"] == plan.certificate.makespan_ns
     assert len(found["runs_ns"]) == 3
+    assert [later >= found["predicted_ns"] * run for run, later in enumerate(found["runs_begin_ns"])] == [True] * 3
     assert found["measured_ns"] == sorted(found["runs_ns"])[1] >= found["predicted_ns"] - 100
     assert {"op", "rank", "late_ns", "first_cause"} <= found["worst_op"].keys()
     assert (found["scale"], found["queues"]) == (2, 4)
@@ -56,10 +59,20 @@ def test_json_and_trace(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_text(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork_emulations(monkeypatch)
+    (tmp_path / "links.csv").write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n")
     result = CliRunner().invoke(
-        app, [str(tmp_path / "plan.json"), "--runs", "1", "--queues", "1"], catch_exceptions=False, env={"COLUMNS": "160"}
+        app,
+        [str(tmp_path / "plan.json"), "--runs", "1", "--queues", "1", "--links", str(tmp_path / "links.csv")],
+        catch_exceptions=False,
+        env={"COLUMNS": "160"},
     )
     queued_ns = time_plan(plan, transfers=Transfers.ONE_QUEUE).makespan_ns
     assert f"simulated with one queue {format_duration_ns(queued_ns)}, measured " in result.stdout
-    for words in ("all transfers of a rank in one queue", "time without compute", "predicted", "the worst-placed op"):
+    for words in (
+        "all transfers of a rank in one queue",
+        "runs while the links change",
+        "time without compute",
+        "predicted",
+        "the worst-placed op",
+    ):
         assert words in result.stdout

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 
 from schedc.errors import CheckFailed, InvalidInput
+from schedc.ir.conditions import LinkState
+from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate
@@ -67,6 +70,25 @@ def test_no_run_is_faster_than_the_plan() -> None:
     """Links of their own keep their order, so that nothing can be early; the scale is taken out."""
     plan = slow_plan()
     assert min(iterations_ns(plan, scale=1.5)) >= plan.certificate.makespan_ns - 100
+
+
+@pytest.mark.slow
+def test_links_change_between_and_within_runs() -> None:
+    """Runs that begin after a change have its costs; the trace's clock stops between runs, and is the same at another scale."""
+    plan = slow_plan(2)
+    predicted_ns = plan.certificate.makespan_ns
+    trace = LinkTrace.of([(predicted_ns * 5 // 4, (0, 1), LinkState(latency_ns=60 * MS))])
+    for scale in (1.0, 2.0):
+        emulation = emulate(plan, scale=scale, runs=3, links=trace)
+        taken_ns = [
+            max(max(rank.steps[run].ended_ns) for rank in emulation.trace.ranks)
+            - min(rank.steps[run].step_begin_ns for rank in emulation.trace.ranks)
+            for run in range(3)
+        ]
+        assert emulation.begun_ns[0] == 0
+        assert all(after - before >= predicted_ns - 100 for before, after in pairwise(emulation.begun_ns))
+        assert taken_ns[2] >= predicted_ns + 48 * MS - 100
+        assert min(taken_ns) >= predicted_ns - 100
 
 
 def one_queue_ns(plan: Plan) -> int:

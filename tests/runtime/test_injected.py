@@ -15,8 +15,10 @@ from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import rank_processes
 
+from schedc.ir.conditions import LinkState
+from schedc.ir.link_trace import LinkTrace
 from schedc.runtime.common.header import TensorKind
-from schedc.runtime.emulation.delays import OwnLink, WireDelay, delay_of
+from schedc.runtime.emulation.delays import OwnLink, TraceClock, WireDelay, delay_of, traced_delay
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
@@ -118,6 +120,37 @@ def test_arrivals_are_the_cost_models(transfers: list[tuple[int, int, int]], lat
         assert found == [arrival for arrival, tensors in zip(expected, counts, strict=True) for _ in range(tensors)]
 
 
+def test_a_trace_changes_what_is_sent_after_it(clock: Clock) -> None:
+    """By the trace's clock, which is scaled, starts late and stops; the sender's time counts, not the receiver's."""
+    problem = make_problem(2, 4, links={(0, 1): (7, 3), (1, 0): (9, 4)})
+    slow = LinkState(latency_ns=50)
+    trace = LinkTrace.of([(0, (0, 1), slow), (10, (0, 1), LinkState()), (100, (1, 0), slow), (200, (0, 1), slow)])
+    trace_clock = TraceClock(2.0)
+    wire = injected_runs.wire_of(0, 1, 4)
+    delay = traced_delay(problem, wire, 2.0, trace, trace_clock)
+    assert traced_delay(problem, injected_runs.wire_of(1, 0, 4), 2.0, LinkTrace(()), trace_clock).at(0).latency_ns == 18
+    end = Looped()
+    wrapped = InjectedTransport(Ends(end, end), delay, OwnLink())
+
+    def arrival_ns(now_ns: int) -> int:
+        clock.now_ns = now_ns
+        wrapped.send(torch.zeros(1), 0)
+        clock.now_ns = 10**6
+        taken = wrapped.receive(KIND, 0)
+        clock.now_ns = 0
+        taken.wait(1)
+        return clock.now_ns
+
+    assert arrival_ns(3_000) == 3_000 + 106
+    trace_clock.start(5_000)
+    assert (arrival_ns(5_018), arrival_ns(5_028)) == (5_018 + 106, 5_028 + 20)
+    trace_clock.stop(5_300)
+    assert arrival_ns(6_000) == 6_000 + 20
+    trace_clock.start(10_000)
+    assert trace_clock.time_ns(10_000) == 150
+    assert (arrival_ns(10_098), arrival_ns(10_100)) == (10_098 + 20, 10_104 + 106)
+
+
 def test_one_queue_blocks_who_sends_the_next(clock: Clock) -> None:
     """A send holds it for occupancy and latency; the next send, and a take, wait for that; what is taken holds nothing."""
     queue = OneQueue()
@@ -199,3 +232,8 @@ def test_training_meets_the_plans_links(tmp_path_factory: pytest.TempPathFactory
     assert [gradients for _, gradients in delayed] == [gradients for _, gradients in free]
     for said in refused:
         assert said == "InvalidInput: ranks 0 and 2 load with and without wrap; give all ranks the same"
+    later = LinkTrace.of([(0, (0, 1), LinkState(latency_ns=4 * latency))])
+    with rank_processes(3, tmp_path_factory.mktemp("traced")) as ranks:
+        traced = ranks.run(injected_runs.train, plan, [True] * 3, later)
+    assert traced[0][0] >= 5 * latency + 2 * latency
+    assert [gradients for _, gradients in traced] == [gradients for _, gradients in free]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from schedc.runtime.transports.gloo import connect_gloo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
@@ -87,11 +89,11 @@ def exchange(
     return found
 
 
-def train(rank: int, plan: Plan, injected: Sequence[bool]) -> Any:
+def train(rank: int, plan: Plan, injected: Sequence[bool], trace: LinkTrace | None = None) -> Any:
     """One step, and one more that is timed: its nanoseconds and the gradients; or why `load` refuses."""
     stages = make_stages(plan, rank)
     try:
-        wrap = inject_links if injected[rank] else None
+        wrap = partial(inject_links, trace=trace) if injected[rank] else None
         pipe = schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, wrap=wrap)
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
