@@ -30,6 +30,7 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
+    "replan": COMPILER | {"processes"},
     "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},

@@ -36,6 +36,7 @@ __all__ = [
     "cheap_bound_ns",
     "lower_bounds",
     "minimum_limit_bytes",
+    "simple_bound",
 ]
 
 Frames = dict[int | None, list[HeadsAndTails]]
@@ -68,9 +69,17 @@ def cheap_bound_ns(problem: Problem) -> int:
     return max(bound.value_ns for bound in _but_idle_gaps(problem, frames_of(problem, microbatch_classes(problem))))
 
 
+def simple_bound(problem: Problem) -> Bound:
+    """The largest of `lower_bounds` but for warm-up and idle gaps: the others take a millisecond or two."""
+    return max(_simple(problem, frames_of(problem, microbatch_classes(problem))), key=lambda bound: bound.value_ns)
+
+
+def _simple(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
+    return (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
+
+
 def _but_idle_gaps(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
-    simple = (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
-    return (*simple, _warm_up(problem, frames))
+    return (*_simple(problem, frames), _warm_up(problem, frames))
 
 
 def best_bound(problem: Problem) -> Bound:

@@ -1,0 +1,130 @@
+"""Re-planning: what it proposes is sound, is as good as it says, and is never worse than what runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from plans import plan_of
+from problems import make_problem
+from tiny_problems import random_schedule, tiny_problem
+
+from schedc.analysis.bounds.lower_bounds import lower_bounds, simple_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import InvalidInput
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.ir.ops import Kind
+from schedc.lower.conditions import problem_under
+from schedc.replan import Choice, Proposal, replan
+from schedc.solvers.driver.registry import constructive
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_json
+from schedc.verify.job import check_pipeline
+from schedc.verify.plan.checks import verify_plan
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+SLOW = Conditions(links={(1, 2): LinkState(latency_ns=60), (2, 1): LinkState(latency_ns=60)})
+
+
+def random_conditions(problem: Problem, random: Random) -> Conditions:
+    """Some links slower or faster, some ranks slower."""
+    links = {
+        (link.source, link.destination): random.choice(
+            [LinkState(latency_ns=random.randint(0, 40)), LinkState(bytes_per_second=random.randint(1, 10**9))]
+        )
+        for link in problem.links
+        if random.random() < 0.5
+    }
+    ranks = [rank for rank in range(problem.ranks) if random.random() < 0.3]
+    return Conditions(links=links, slowdown={(rank, random.choice([Kind.F, Kind.B, Kind.W])): 1.5 for rank in ranks})
+
+
+def objective_ns(plan: Plan, problem: Problem) -> int:
+    return simulate(problem, plan.schedule()).objective_ns(problem.objective)
+
+
+def four_ranks() -> Plan:
+    problem = make_problem(4, 6, costs_ns=(18, 19, 11), in_flight=4)
+    return plan_of(problem, constructive("zb-h1")(problem))
+
+
+@pytest.mark.slow
+def test_a_proposal_is_sound_and_what_it_says() -> None:
+    """On random problems of every placement, with parts, trunks, collectives and fused backwards, under random conditions."""
+    random, chosen = Random(4), set()
+    for number in range(24):
+        problem = tiny_problem(random, most_ops=12, data_parallel=number % 3 == 0)
+        schedule = random_schedule(random, problem)
+        if schedule is None:  # it ran into a memory limit
+            continue
+        plan = plan_of(problem, schedule)
+        conditions = random_conditions(problem, random)
+        proposal = replan(plan, conditions, climb_ops=300)
+        chosen.add(proposal.choice)
+        now = problem_under(problem, conditions)
+        assert proposal.running_ns == objective_ns(plan, now)
+        assert proposal.objective_ns == objective_ns(proposal.plan, now) <= proposal.running_ns
+        assert proposal.gain_ns == proposal.running_ns - proposal.objective_ns
+        assert not check_pipeline(proposal.plan, problem)
+        assert proposal.plan.problem.memory_limit_bytes == problem.memory_limit_bytes
+        assert [r.collectives for r in proposal.plan.ranks] == [r.collectives for r in plan.ranks]
+        if proposal.choice is Choice.NEW:
+            bounds = {bound.name: bound.value_ns for bound in lower_bounds(now)}
+            assert verify_plan(proposal.plan, bounds=bounds) == ()
+            assert proposal.plan.problem == now
+            assert parse_plan(plan_json(proposal.plan), "new") == proposal.plan
+        else:
+            assert proposal.plan is plan
+    assert chosen == {Choice.RUNNING, Choice.NEW}
+
+
+def test_the_same_conditions_give_the_same_proposal() -> None:
+    plan = four_ranks()
+    first, again = replan(plan, SLOW, climb_ops=0), replan(plan, SLOW, climb_ops=0)
+    assert first == again
+    assert first.choice is Choice.NEW
+    assert first.gain_ns > 0
+
+
+def test_the_old_plan_itself_comes_back() -> None:
+    """Once the link has recovered, or where a plan that was given is as good as a new one."""
+    problem = make_problem(2, 6, costs_ns=(10, 10, 10), in_flight=2)
+    plan = plan_of(problem, constructive("zb-h1")(problem))
+    slow = Conditions(links={(0, 1): LinkState(latency_ns=25), (1, 0): LinkState(latency_ns=25)})
+    other = replan(plan, slow, climb_ops=0).plan
+    worse = plan_of(problem, constructive("gpipe")(replace(problem, memory_limit_bytes=(None, None))))
+    proposal = replan(plan, AS_PLANNED, running=worse, climb_ops=0)
+    assert proposal.choice is Choice.KNOWN
+    assert proposal.plan is plan
+    assert replan(plan, slow, known=(other,), climb_ops=0).plan == other
+    assert replan(plan, AS_PLANNED, climb_ops=0) == Proposal(
+        plan=plan, choice=Choice.RUNNING, running_ns=plan.certificate.makespan_ns, objective_ns=plan.certificate.makespan_ns
+    )
+
+
+def test_of_equal_plans_the_running_one() -> None:
+    plan = four_ranks()
+    running = replan(plan, SLOW, climb_ops=0).plan
+    proposal = replan(plan, SLOW, running=running, known=(running,), climb_ops=0)
+    assert (proposal.choice, proposal.gain_ns) == (Choice.RUNNING, 0)
+
+
+def test_what_is_refused() -> None:
+    plan = four_ranks()
+    other = plan_of(p := make_problem(4, 4), constructive("zb-h1")(p))
+    with pytest.raises(InvalidInput, match=r"^test: pipeline\.microbatches: same-pipeline: "):
+        replan(plan, SLOW, running=other)
+    with pytest.raises(InvalidInput, match=r"^test: under the conditions: stages: length"):
+        replan(plan, Conditions(links={(0, 1): LinkState(latency_ns=2**62)}))
+
+
+def test_the_simple_bound_is_one_of_all() -> None:
+    random = Random(7)
+    for _ in range(20):
+        problem = tiny_problem(random, most_ops=18)
+        assert simple_bound(problem) in lower_bounds(problem)
