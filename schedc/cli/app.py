@@ -26,6 +26,7 @@ from schedc.cli.exports.perfetto import export_perfetto
 from schedc.cli.exports.torch_csv import export_app, lint
 from schedc.cli.init import init_command
 from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
+from schedc.cli.looks.assign import assign_command
 from schedc.cli.looks.explain import explain_command
 from schedc.cli.looks.plot import plot_command
 from schedc.cli.looks.report import report_command
@@ -307,6 +308,7 @@ app.command("compare")(compare_command)
 app.command("diff")(diff_command)
 app.command("report")(report_command)
 app.command("explain")(explain_command)
+app.command("assign")(assign_command)
 app.command("plot")(plot_command)
 app.command("sweep")(sweep_command)
 export_app.command("megatron")(export_megatron)
