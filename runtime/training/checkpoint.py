@@ -68,7 +68,11 @@ def save_checkpoint(
     def checked() -> dict[str, Any]:
         if (Path(path) / METADATA).exists():
             raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
-        return _state(pipe, optimizer, model)
+        layers = layers_of(pipe) if model is None else model
+        state = _state(pipe, optimizer, layers)
+        if optimizer is not None:
+            state["optim"].update(_under_all_names(layers, state["optim"]))
+        return state
 
     pipe.gather()
     save(_together(pipe, checked), checkpoint_id=str(path))
@@ -92,12 +96,16 @@ def load_checkpoint(
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    def checked() -> tuple[dict[str, Any], dict[str, Any]]:
+    def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():
             raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written")
-        return _state(pipe, optimizer, model), FileSystemReader(str(path)).read_metadata().state_dict_metadata
+        layers = layers_of(pipe) if model is None else model
+        if optimizer is not None and not optimizer.state and any(each.grad is not None for each in _weights_of(optimizer)):
+            raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
+        return _state(pipe, optimizer, layers), FileSystemReader(str(path)).read_metadata().state_dict_metadata, layers
 
-    state, saved = _together(pipe, checked)
+    state, saved, layers = _together(pipe, checked)
+    begins = _together(pipe, lambda: _take_new(path, state, saved))
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
     _together(pipe, lambda: _check_names(path, own, saved))
     everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
@@ -106,21 +114,21 @@ def load_checkpoint(
         raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")
     load(state, checkpoint_id=str(path))
     options = StateDictOptions(flatten_optimizer_state_dict=True)
-    layers = layers_of(pipe) if model is None else model
     set_model_state_dict(layers, state["model"], options=options)
     with torch.no_grad():
         for shard in _shards(pipe):
             whole = pipe.stages[shard.stage].get_parameter(shard.name)
             shard.weight.copy_(whole.flatten()[shard.start : shard.stop])
     if optimizer is not None:
-        set_optimizer_state_dict(layers, optimizer, state["optim"], options=options)
+        set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
+        for name in {_weight_of(key) for key in begins}:
+            del optimizer.state[layers.get_parameter(name)]
 
 
-def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, model: nn.Module | None) -> dict[str, dict[str, Any]]:
+def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Module) -> dict[str, dict[str, Any]]:
     """What is saved, or loaded into."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
-    layers = layers_of(pipe) if model is None else model
     known = set(layers.parameters())
     if not known.issuperset(weight for module in pipe.stages.values() for weight in module.parameters()):
         raise InvalidInput(f"rank {pipe.groups.rank}: model= lacks a weight of this rank's stages")
@@ -129,13 +137,53 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, model: nn.Module
         return state
     if _shards(pipe):
         raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
-    given = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if not known.issuperset(given):
+    if not known.issuperset(_weights_of(optimizer)):
         raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
-    if not optimizer.state and any(weight.grad is not None for weight in given):
-        raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
     state["optim"] = get_optimizer_state_dict(layers, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     return state
+
+
+def _weights_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _weight_of(key: str) -> str:
+    """The weight of `state.3.up.weight.exp_avg`: `3.up.weight`."""
+    return key.split(".", 1)[1].rsplit(".", 1)[0]
+
+
+def _under_all_names(layers: nn.Module, optim: dict[str, Any]) -> dict[str, Any]:
+    """What belongs to tied weights of one rank, which torch gives under the first of their names, under the others.
+
+    Another plan may have them on two ranks.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in layers.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    others = {first: rest for first, *rest in names.values() if rest}
+    found: dict[str, Any] = {}
+    for key, value in optim.items():
+        part, name, entry = key.split(".", 1)[0], _weight_of(key), key.rsplit(".", 1)[1]
+        found.update({f"{part}.{other}.{entry}": value for other in others.get(name, ())})
+    return found
+
+
+def _take_new(path: Path | str, state: dict[str, dict[str, Any]], saved: dict[str, Any]) -> dict[str, Any]:
+    """Take out of the state, and give, that of weights that had none when it was saved, as no step had given them a gradient.
+
+    They are in the checkpoint's settings, by which they differ from those of another kind of optimizer.
+
+    Raises:
+        InvalidInput: the other way round: the optimizer has no state of a weight that the checkpoint has.
+    """
+    optim = state.get("optim", {})
+    own = {key.rsplit(".", 1)[0] for key in optim}
+    there = {key.removeprefix("optim.").rsplit(".", 1)[0] for key in saved if key.startswith("optim.")}
+    for weight in sorted({_weight_of(key) for key in optim}):
+        if f"state.{weight}" in there and f"state.{weight}" not in own:
+            raise InvalidInput(f"{path}: found a state of {weight}, of which the optimizer has none; load into a new optimizer")
+    new = {weight for weight in map(_weight_of, optim) if f"param_groups.{weight}" in there and f"state.{weight}" not in there}
+    return {key: optim.pop(key) for key in [*optim] if key.startswith("state.") and _weight_of(key) in new}
 
 
 def _shards(pipe: Pipe) -> list[Shard]:

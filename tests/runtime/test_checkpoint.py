@@ -69,3 +69,11 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         assert said.endswith("model= lacks a weight of this rank's stages")
     for said in four.run(checkpoint_runs.refused, sharded, "optimizer", path):
         assert said.startswith("Unsupported: the optimizer's state is sharded over replicas (ZeRO 1); save and load without it")
+
+
+def test_tied_weights_and_weights_without_a_gradient(two: Ranks, tmp_path: Path) -> None:
+    """On one rank, on two, on one again; AdamW has no state of a weight until a step gives it a gradient."""
+    wave = plan("zb-v", [2, 1, 2, 1], 2, placement="wave", chunks=2)
+    for error in two.run(checkpoint_runs.odd_weights, [wave, plan("1f1b", [3, 3], 2), wave], str(tmp_path)):
+        assert isinstance(error, float), error
+        assert error < 1e-9

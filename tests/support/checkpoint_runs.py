@@ -14,6 +14,7 @@ import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.shared_weights import weights_digest
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -67,6 +68,62 @@ def trained(rank: int, plans: list[Plan], path: str) -> float | str:
                 same = whole[slice(*bounds)].parameters()
                 errors += [relative_error(one.detach(), two.detach()) for one, two in zip(module.parameters(), same, strict=True)]
         dist.barrier()
+    return max(errors)
+
+
+class Unused(Layer):
+    """A layer with a weight that no step gives a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+def tied_layers() -> list[nn.Module]:
+    """A whole model whose last layer has the weight of its first."""
+    torch.manual_seed(0)
+    made = [nn.Embedding(TOKENS, WIDTH), *(Unused() for _ in range(COUNT - 2)), nn.Linear(WIDTH, TOKENS)]
+    made[-1].weight = made[0].weight
+    return [layer.double() for layer in made]
+
+
+def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
+    """Two steps under each plan in turn, by a checkpoint between two, of tied weights and some without a gradient: the error of the
+    weights against a model that never stopped; and what loading says to an optimizer that has gone on without a weight's state."""
+    whole = nn.Sequential(*tied_layers())
+    reference = optimizer_of(list(whole.parameters()), "adamw")
+    errors = []
+    for number, plan in enumerate(plans):
+        stages = schedc.runtime.build_stages(tied_layers(), plan, rank)
+        mine = list(dict.fromkeys(weight for module in stages.values() for weight in module.parameters()))
+        optimizer = optimizer_of(mine, "adamw")
+        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
+            on_both = len(plan.problem.stages) == 2
+            if on_both:
+                tie_weights(pipe, {"table": next(stages[rank][-rank].parameters())})
+            if number:
+                load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
+            for step in range(2):
+                inputs, targets = make_batch(plan, 2 * number + step)
+                for one in (optimizer, reference):
+                    one.zero_grad()
+                pipe.step(inputs, targets)
+                torch.autograd.backward(loss_fn(whole(inputs), targets))
+                optimizer.step()
+                reference.step()
+            save_checkpoint(pipe, f"{path}/{number}", optimizer)
+            for stage, module in stages.items():
+                bounds = plan.problem.stages[stage].layers
+                assert bounds is not None
+                same = whole[slice(*bounds)].parameters()
+                errors += [relative_error(one.detach(), two.detach()) for one, two in zip(module.parameters(), same, strict=True)]
+            del optimizer.state[next(iter(optimizer.state))]
+            try:
+                load_checkpoint(pipe, f"{path}/{number}", optimizer)
+            except SchedcError as error:
+                assert "of which the optimizer has none; load into a new optimizer" in str(error), error
+            else:
+                return "loaded, without the state of a weight"
     return max(errors)
 
 
