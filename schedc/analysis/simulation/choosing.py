@@ -1,0 +1,231 @@
+"""A plan's times where each rank chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
+
+A rank keeps its plan's order of its F, of its B and BW, and of its W: three queues. Of their heads it runs the first by the plan
+among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what an F
+holds. If none can, it waits for the first that can.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
+from schedc.analysis.simulation.memory import memory_changes, peak_bytes
+from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived, gates_of
+from schedc.errors import CheckFailed
+from schedc.ir.ops import Kind
+from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.simulation.flow import Flow
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.problem import Problem
+
+__all__ = ["Run", "rooms_bytes", "simulate_choosing"]
+
+ENDS, ARRIVES, CHOOSES = 0, 1, 2
+"""What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""
+QUEUE_OF = {Kind.F: 0, Kind.B: 1, Kind.BW: 1, Kind.W: 2}
+
+
+class Run(NamedTuple):
+    """What the ranks have done."""
+
+    schedule: Schedule
+    """The orders in which they ran their ops."""
+    timeline: Timeline
+    """When, in these orders."""
+
+
+def rooms_bytes(problem: Problem, schedule: Schedule) -> list[int]:
+    """Per rank, how much its activations may hold: the problem's limit, or without one what the plan holds at most."""
+    peaks = peak_bytes(problem, schedule)
+    return [peak if limit is None else limit for limit, peak in zip(problem.memory_limit_bytes, peaks, strict=True)]
+
+
+def simulate_choosing(
+    problem: Problem, schedule: Schedule, later: Sequence[tuple[int, Problem]] = (), *, choose: bool = True
+) -> Run:
+    """When every op, transfer and collective happens, and in which orders.
+
+    Args:
+        problem: what ops and transfers cost from the beginning.
+        schedule: the plan's orders, which `verify_schedule` accepts.
+        later: (time_ns, problem), times ascending: what they cost from then on. An op takes what it costs when it starts. A
+            transfer takes what it costs when it enters its link, and never arrives before the transfer in front of it.
+            Collectives cost what they cost at the beginning.
+        choose: False: each rank runs its ops in the plan's order, as `simulate` says where nothing changes.
+
+    Raises:
+        CheckFailed: the ranks wait for each other in a cycle, which no schedule that `verify_schedule` accepts does.
+    """
+    flow = flow_of(problem, schedule)
+    costs = _Costs(flow, schedule, later)
+    ops, rank_of, consumer, resource = flow.ops.tolist(), flow.rank_of.tolist(), flow.consumer.tolist(), flow.resource.tolist()
+    gate, needs = gates_of(flow), _own_needs(flow)
+    taken, released = (values.tolist() for values in memory_changes(problem, schedule, flow.ops))
+    room = rooms_bytes(problem, schedule)
+    free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+    waits = flow.receives.tolist()
+    """Per op, 1 where a transfer must arrive first that has not; 0 from the arrival on."""
+    front: dict[tuple[int, int], Moment] = {}
+    """Per pair of ranks, when the last transfer between them arrives."""
+    queues = _queues(flow, problem.ranks, choose=choose)
+    heads = [[0] * len(own) for own in queues]
+    busy, held = [False] * problem.ranks, [0] * problem.ranks
+    ran = [False] * len(ops)
+    orders: list[list[int]] = [[] for _ in range(problem.ranks)]
+    times = Times.none_of(flow)
+    scatters = _Scatters(flow, free, times)
+    events: list[tuple[Moment, int, int, int]] = [(BEGIN, CHOOSES, rank, -1) for rank in range(problem.ranks)]
+    """(when, what happens, rank, op)."""
+    events += [(moment, CHOOSES, rank_of[op], -1) for op, moment in enumerate(gate) if moment > BEGIN]
+    heapq.heapify(events)
+
+    def can_run(op: int, now: Moment) -> bool:
+        rank = rank_of[op]
+        has_room = not choose or held[rank] + taken[op] <= room[rank]
+        return not waits[op] and gate[op] <= now and (needs[op] < 0 or ran[needs[op]]) and has_room
+
+    while events:
+        now, what, rank, op = heapq.heappop(events)
+        if what == ENDS:
+            busy[rank], ran[op] = False, True
+            held[rank] -= released[op]
+            if consumer[op] >= 0:
+                start = max(now, free[resource[op]])
+                occupancy_ns, latency_ns = costs.of_transfer(op, start[0])
+                free[resource[op]] = after(start, occupancy_ns)
+                pair = rank, rank_of[consumer[op]]
+                arrival = front[pair] = max(arrived(free[resource[op]], latency_ns), front.get(pair, BEGIN))
+                times.transfer_start_ns[op], times.arrival_ns[op] = start[0], arrival[0]
+                heapq.heappush(events, (arrival, ARRIVES, pair[1], consumer[op]))
+            scatters.ended(op, now)
+            heapq.heappush(events, (now, CHOOSES, rank, -1))
+            continue
+        if what == ARRIVES:
+            waits[op] = 0
+            heapq.heappush(events, (now, CHOOSES, rank, -1))
+        if what == ARRIVES or busy[rank]:
+            continue
+        own = queues[rank]
+        ready = [(own[at][head], at) for at, head in enumerate(heads[rank]) if head < len(own[at]) and can_run(own[at][head], now)]
+        if not ready:
+            continue
+        op, at = min(ready)
+        heads[rank][at] += 1
+        busy[rank] = True
+        held[rank] += taken[op]
+        orders[rank].append(op)
+        times.starts_ns[op] = now[0]
+        heapq.heappush(events, (after(now, costs.of_op(op, now[0])), ENDS, rank, op))
+    if not all(ran):
+        raise CheckFailed(waiting_text(schedule, flow, times))
+    return _run(problem, schedule, flow, times, orders, costs)
+
+
+class _Costs:
+    """What ops and transfers cost at a time."""
+
+    def __init__(self, flow: Flow, schedule: Schedule, later: Sequence[tuple[int, Problem]]) -> None:
+        flows = [flow, *(flow_of(problem, schedule) for _, problem in later)]
+        self._from_ns = [time_ns for time_ns, _ in later]
+        if self._from_ns != sorted(self._from_ns):
+            raise ValueError(f"times must ascend, got {self._from_ns}")
+        self._durations = [each.duration_ns.tolist() for each in flows]
+        self._transfers = [list(zip(each.occupancy_ns.tolist(), each.latency_ns.tolist(), strict=True)) for each in flows]
+        self.spent_ns = np.zeros(len(flow.ops), np.int64)
+        self.occupied_ns = np.zeros(len(flow.ops), np.int64)
+
+    def of_op(self, op: int, start_ns: int) -> int:
+        duration_ns: int = self._durations[bisect_right(self._from_ns, start_ns)][op]
+        self.spent_ns[op] = duration_ns
+        return duration_ns
+
+    def of_transfer(self, op: int, start_ns: int) -> tuple[int, int]:
+        """Occupancy and latency."""
+        occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, start_ns)][op]
+        self.occupied_ns[op] = occupancy_ns
+        return occupancy_ns, latency_ns
+
+
+class _Scatters:
+    """The reduce-scatters: each begins when all W and BW of its stage have ended, after those that the plan has before it.
+
+    All replicas of a rank must begin them in one order, whatever each has chosen.
+    """
+
+    def __init__(self, flow: Flow, free: list[Moment], times: Times) -> None:
+        self._flow, self._free, self._times = flow, free, times
+        self._index = {stage: at for at, stage in enumerate(flow.scatters.tolist())}
+        self._left = dict.fromkeys(self._index, 0)
+        self._waiting: list[list[int]] = [[] for _ in range(len(flow.begin) - 1)]
+        """Per rank, the stages whose reduce-scatter has not begun, in the plan's order."""
+        for op, (kind, stage, _, _) in enumerate(flow.ops.tolist()):
+            if stage in self._index and kind in (Kind.W, Kind.BW):
+                self._left[stage] += 1
+            if flow.collective_after[op] >= 0:
+                self._waiting[int(flow.rank_of[op])].append(stage)
+
+    def ended(self, op: int, now: Moment) -> None:
+        """An op has ended."""
+        kind, stage = self._flow.ops[op, :2].tolist()
+        if stage not in self._index or kind not in (Kind.W, Kind.BW):
+            return
+        self._left[stage] -= 1
+        waiting = self._waiting[int(self._flow.rank_of[op])]
+        while waiting and self._left[waiting[0]] == 0:
+            index = self._index[waiting.pop(0)]
+            resource = int(self._flow.scatter_resource[index])
+            start = max(now, self._free[resource])
+            self._free[resource] = after(start, int(self._flow.scatter_ns[index]))
+            self._times.scatter_start_ns[index] = start[0]
+
+
+def _queues(flow: Flow, ranks: int, *, choose: bool) -> list[list[list[int]]]:
+    """Per rank, its queues: its ops in the plan's order."""
+    queues: list[list[list[int]]] = [[[] for _ in range(3 if choose else 1)] for _ in range(ranks)]
+    for op, (kind, rank) in enumerate(zip(flow.ops[:, 0].tolist(), flow.rank_of.tolist(), strict=True)):
+        queues[rank][QUEUE_OF[Kind(kind)] if choose else 0].append(op)
+    return queues
+
+
+def _own_needs(flow: Flow) -> list[int]:
+    """Per op, the op of its own rank and another queue that it needs: the last part of F before B and BW, of B before W; or -1.
+
+    What it needs of its own queue is in front of it there.
+    """
+    ends: dict[tuple[int, int, int], int] = {}
+    needs = []
+    for op, (kind, stage, microbatch, _) in enumerate(flow.ops.tolist()):
+        ends[kind, stage, microbatch] = op
+        needed = {Kind.F: None, Kind.B: Kind.F, Kind.BW: Kind.F, Kind.W: Kind.B}[Kind(kind)]
+        needs.append(-1 if needed is None else ends[needed, stage, microbatch])
+    return needs
+
+
+def _run(problem: Problem, schedule: Schedule, flow: Flow, times: Times, orders: Sequence[Sequence[int]], costs: _Costs) -> Run:
+    """Everything in the orders in which it ran."""
+    began = flow.begin.tolist()
+    ran = Schedule(
+        orders=tuple(
+            tuple(order[op - first] for op in ran) for order, first, ran in zip(schedule.orders, began, orders, strict=False)
+        ),
+        parts=schedule.parts,
+    )
+    at = np.array([op for order in orders for op in order], np.int64)
+    in_order = Times(
+        starts_ns=times.starts_ns[at],
+        transfer_start_ns=times.transfer_start_ns[at],
+        arrival_ns=times.arrival_ns[at],
+        scatter_start_ns=times.scatter_start_ns,
+    )
+    as_it_was = replace(flow_of(problem, ran), duration_ns=costs.spent_ns[at], occupancy_ns=costs.occupied_ns[at])
+    return Run(ran, timeline_of(problem, as_it_was, in_order))
