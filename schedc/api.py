@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.difference.plans import PlanDifference
+    from schedc.analysis.simulation.choosing import Run
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile import Compiled
     from schedc.explain.explain import Explanation
     from schedc.frontend.job import Job
+    from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
@@ -393,6 +395,31 @@ def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decou
     if transfers not in list(Transfers):
         raise Location("transfers").refuse(repr(transfers), f"one of {', '.join(Transfers)}")
     return time_plan(plan, costs_for(plan, job), transfers=Transfers(transfers))
+
+
+def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None = None, choose: bool = True) -> Run:
+    """What happens where each rank chooses its next op by what has come: orders and times.
+
+    Args:
+        plan: whose orders the ranks prefer.
+        job: whose costs count, as of `simulate_plan`.
+        links: how the links change from the beginning of the step on; None: they do not.
+        choose: False: the ranks keep to the plan's orders.
+
+    Raises:
+        CheckFailed: the plan is not one for which ranks may choose, or as `simulate_plan`.
+    """
+    from schedc.analysis.simulation.choosing import simulate_choosing
+    from schedc.lower.conditions import problem_under
+    from schedc.verify.plan.choosing import verify_choosing
+
+    simulate_plan(plan, job)  # refuses what cannot be timed
+    violations = verify_choosing(plan) if choose else ()
+    if violations:
+        raise CheckFailed(f"{plan.name}: its ranks cannot choose inside a step: {violations[0]}")
+    problem = costs_for(plan, job)
+    later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]
+    return simulate_choosing(problem, plan.schedule(), later, choose=choose)
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

@@ -185,6 +185,8 @@ def simulate(
     transfers: Annotated[
         TransfersName, typer.Option(help="How transfers hold up compute: not at all, in one queue for each rank, or each one.")
     ] = TransfersName.decoupled,
+    choose: Annotated[bool, typer.Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
+    links: Annotated[Path | None, typer.Option(metavar="LINKTRACE", help="How links change from 0 on (CSV).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
@@ -194,6 +196,13 @@ def simulate(
     check_set(job, values, "--job JOB")
     read = read_plan(plan)
     loaded = None if job is None else read_job(job, values)
+    if choose or links is not None:
+        from schedc.cli.rendering.choosing import print_run
+
+        if transfers is not TransfersName.decoupled:
+            raise InvalidInput(f"--transfers {transfers.value}: cannot be combined with --choose or --links; leave one out")
+        print_run(read, loaded, links, choose=choose, as_json=as_json)
+        return
     timeline, problem = simulate_plan(read, loaded, transfers=transfers.value), costs_for(read, loaded)
     if as_json:
         results.print_json({"transfers": transfers.value, **results.timeline_json(problem, read.schedule(), timeline)})

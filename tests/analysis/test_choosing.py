@@ -28,7 +28,7 @@ def tight(draw: st.DrawFn, *, collectives: bool = True) -> tuple[Problem, Schedu
     """A case whose memory limits leave little or nothing above what the schedule holds, or are none."""
     problem, schedule = draw(cases(collectives=collectives))
     peaks = peak_bytes(problem, schedule)
-    limits = tuple(draw(st.sampled_from([None, peak, peak + 1, peak + 4, 1000])) for peak in peaks)
+    limits = tuple(draw(st.sampled_from([None, 0, peak, peak + 1, peak + 4, 1000])) for peak in peaks)
     return dataclasses.replace(problem, memory_limit_bytes=limits), schedule
 
 

@@ -156,6 +156,27 @@ def test_simulate_with_transfers_that_hold_up_compute(plan: Path) -> None:
     assert f"with one-queue transfers; decoupled ones take 4.543 s, so these cost {longer:+.2%}" in " ".join(shown.split())
 
 
+def test_simulate_with_ranks_that_choose(plan: Path, tmp_path: Path) -> None:
+    usual = json.loads(schedc("simulate", plan, "--json").stdout)
+    found = json.loads(schedc("simulate", plan, "--choose", "--json").stdout)
+    assert found["chooses"] and found["as_planned_ns"] == usual["makespan_ns"] > found["makespan_ns"]
+    assert (found["moved_ops"] > 0, found["busy_ns"]) == (True, usual["busy_ns"])
+    assert max(found["peak_activation_bytes"]) == 8 << 30
+    links = tmp_path / "links.csv"
+    links.write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n1000,3-4,0,\n1000,4-3,0,\n")
+    changed = json.loads(schedc("simulate", plan, "--links", links, "--json").stdout)
+    assert changed["makespan_ns"] == changed["as_planned_ns"] < usual["makespan_ns"]
+    shown = " ".join(schedc("simulate", plan, "--choose").stdout.split())
+    less = found["makespan_ns"] / usual["makespan_ns"] - 1
+    assert (
+        f"in the plan's orders it takes 4.543 s, which choosing changes by {less:+.2%}; {found['moved_ops']} ops run at another"
+        in shown
+    )
+    done = schedc("simulate", plan, "--choose", "--transfers", "blocking")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "schedc: --transfers blocking: cannot be combined with --choose or --links; leave one out\n"
+
+
 def test_simulate_names_the_cycle_where_blocking_transfers_deadlock(tmp_path: Path) -> None:
     """PipeMorph's plan has two more forwards in flight on rank 0 than on rank 1, which ends in a deadlock without queues."""
     plan = tmp_path / "plan.json"

@@ -55,8 +55,11 @@ def run_choosing(
             for index in dict.fromkeys(op.stage for op in order if op.kind is Kind.F):
                 free_ns[where] = weights_ns[index] = free_ns.get(where, 0) + parallel.all_gather_ns[index]
         collectives_ns = max(weights_ns.values())
+
+    def costs_at(time_ns: int) -> Problem:
+        return next((each for from_ns, each in reversed(later) if from_ns <= time_ns), problem)
+
     for now_ns in range(LONG_NS):
-        costs = next((each for time_ns, each in reversed(later) if time_ns <= now_ns), problem)
         again = True
         while again:  # once for each delta within the nanosecond
             again = False
@@ -95,13 +98,13 @@ def run_choosing(
                     op = min(ready, key=place.__getitem__)
                     next(queue for queue in rank.queues if queue and queue[0] == op).pop(0)
                     starts_ns[op] = now_ns
-                    rank.running, rank.end_ns = op, now_ns + schedule.duration_ns(costs, op)
+                    rank.running, rank.end_ns = op, now_ns + schedule.duration_ns(costs_at(now_ns), op)
                     rank.held += _taken(problem, op)
                     again = True
             for where, line in lines.items():
                 line.sort(key=lambda entry: entry[:3])
                 if line and free_ns.get(where, 0) <= now_ns:
-                    _, _, _, what = line.pop(0)
+                    since_ns, _, _, what = line.pop(0)
                     again = True
                     if isinstance(what, int):
                         assert parallel is not None
@@ -109,8 +112,8 @@ def run_choosing(
                         collectives_ns = max(collectives_ns, free_ns[where])
                         continue
                     pair = ends(problem, what)
-                    link = costs.link(*pair)
-                    size = costs.message_bytes(Op(Kind.B if what.is_gradient else Kind.F, what.from_stage, what.microbatch))
+                    link = costs_at(since_ns).link(*pair)
+                    size = problem.message_bytes(Op(Kind.B if what.is_gradient else Kind.F, what.from_stage, what.microbatch))
                     free_ns[where] = now_ns + link.occupancy_ns(size)
                     arrival_ns[what] = newest_ns[pair] = max(free_ns[where] + link.latency_ns, newest_ns.get(pair, 0))
         if not any(rank.running or any(rank.queues) for rank in ranks) and not any(lines.values()):

@@ -45,9 +45,12 @@ class Run(NamedTuple):
 
 
 def rooms_bytes(problem: Problem, schedule: Schedule) -> list[int]:
-    """Per rank, how much its activations may hold: the problem's limit, or without one what the plan holds at most."""
+    """Per rank, how much its activations may hold: the problem's limit, but no less than what the plan holds at most.
+
+    Without a limit it is what the plan holds, as its certificate says. A limit below that is another job's: timing applies none.
+    """
     peaks = peak_bytes(problem, schedule)
-    return [peak if limit is None else limit for limit, peak in zip(problem.memory_limit_bytes, peaks, strict=True)]
+    return [peak if limit is None else max(limit, peak) for limit, peak in zip(problem.memory_limit_bytes, peaks, strict=True)]
 
 
 def simulate_choosing(
@@ -59,7 +62,7 @@ def simulate_choosing(
         problem: what ops and transfers cost from the beginning.
         schedule: the plan's orders, which `verify_schedule` accepts.
         later: (time_ns, problem), times ascending: what they cost from then on. An op takes what it costs when it starts. A
-            transfer takes what it costs when it enters its link, and never arrives before the transfer in front of it.
+            transfer takes what it costs when it becomes ready, and never arrives before the transfer in front of it.
             Collectives cost what they cost at the beginning.
         choose: False: each rank runs its ops in the plan's order, as `simulate` says where nothing changes.
 
@@ -101,7 +104,7 @@ def simulate_choosing(
             held[rank] -= released[op]
             if consumer[op] >= 0:
                 start = max(now, free[resource[op]])
-                occupancy_ns, latency_ns = costs.of_transfer(op, start[0])
+                occupancy_ns, latency_ns = costs.of_transfer(op, now[0])
                 free[resource[op]] = after(start, occupancy_ns)
                 pair = rank, rank_of[consumer[op]]
                 arrival = front[pair] = max(arrived(free[resource[op]], latency_ns), front.get(pair, BEGIN))
@@ -149,9 +152,9 @@ class _Costs:
         self.spent_ns[op] = duration_ns
         return duration_ns
 
-    def of_transfer(self, op: int, start_ns: int) -> tuple[int, int]:
+    def of_transfer(self, op: int, ready_ns: int) -> tuple[int, int]:
         """Occupancy and latency."""
-        occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, start_ns)][op]
+        occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, ready_ns)][op]
         self.occupied_ns[op] = occupancy_ns
         return occupancy_ns, latency_ns
 
