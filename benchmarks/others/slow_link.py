@@ -30,30 +30,20 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
-from schedc.bench.pipelines import FREE, LinkTimes, both_ways, links_of
+from schedc.bench.pipelines import FREE, LinkTimes
 from schedc.errors import CheckFailed
-from schedc.ir.problem import Problem, Stage
-from schedc.lower.placement import place
 from schedc.solvers.driver.registry import constructive
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, problem_of, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-MS = 1_000_000
 MOST_ERROR = 0.05
-MICROBATCHES = 24
-SLOW_LINK, DELAYS_MS = 6, (10, 20, 30, 40, 50, 60)
-MEASURED_MS = {
-    "1F1B": (873, 1081, 1331, 1580, 1832, 2108, 2333),
-    "ZB": (756, 998, 1349, 1814, 2297, 2820, 3255),
-    "ZB with delegates": (756, 888, 1033, 1189, 1318, 1485, 1654),
-    "PipeMorph": (756, 848, 854, 877, 853, 877, 895),
-}
-"""Without delay, then with each of the delays."""
-ROOM = 16
-"""Microbatches: `ZERO_BUBBLE_MEM_LIMIT`, twice the ranks."""
 
 
 def main() -> int:
@@ -73,19 +63,7 @@ def print_runs(console: Console, layers: Sequence[Mapping[str, Any]]) -> bool:
     table.add_column("method")
     for header in ("delay", "measured", "decoupled", "one-queue", "blocking", "pair in turn", "predicted", "to measured", "+ rest"):
         table.add_column(header, justify="right")
-    stages = [
-        Stage(
-            rank=rank,
-            forward_ns=(layer["forward_ms"] * MS,),
-            backward_input_ns=(layer["backward_input_ms"] * MS,),
-            backward_weight_ns=(layer["backward_weight_ms"] * MS,),
-            backward_ns=((layer["backward_input_ms"] + layer["backward_weight_ms"]) * MS,),
-            activation_bytes=2,
-            activation_after_input_bytes=1,
-        )
-        for rank, layer in enumerate(layers)
-    ]
-
+    stages = stages_of(layers)
     room = (2 * ROOM,) * len(stages)
     usual = constructive("pipemorph{policy=initial}")(replace(problem_of(stages, FREE), memory_limit_bytes=room))
     ratio = 0.0
@@ -116,22 +94,6 @@ def print_runs(console: Console, layers: Sequence[Mapping[str, Any]]) -> bool:
     console.print(table)
     console.print(f"1F1B under {DELAYS_MS[-1]} ms: predicted to measured {ratio:.3f}")
     return abs(ratio - 1) < MOST_ERROR
-
-
-def problem_of(stages: Sequence[Stage], delay: LinkTimes) -> Problem:
-    """The pipeline without memory limits, its slow link with this delay both ways, all others free."""
-    placed = place("unidirectional", len(stages))
-    return Problem(
-        name=f"{delay} on the slow link",
-        ranks=len(stages),
-        microbatches=MICROBATCHES,
-        stages=tuple(stages),
-        paths=placed.paths,
-        path_of=placed.path_of(MICROBATCHES),
-        links=links_of(placed, dict.fromkeys(placed.crossed(), FREE) | both_ways((SLOW_LINK,), delay)),
-        memory_limit_bytes=(None,) * len(stages),
-        placement="unidirectional",
-    )
 
 
 def time_ms(problem: Problem, schedule: Schedule, transfers: Transfers = Transfers.DECOUPLED) -> float | None:
