@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
-from schedc.runtime.emulation.errands import Errands
 from schedc.runtime.emulation.stamped import InjectedTransport, message_tag
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.delegate import found_elsewhere

@@ -11,9 +11,9 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
-from schedc.runtime.emulation.errands import Errands
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
 

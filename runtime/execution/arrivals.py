@@ -1,0 +1,122 @@
+"""What has come to a rank, known without waiting for it: a thread of each wire waits for its receives, one after the other.
+
+gloo does not say whether a receive has ended unless someone waits for it, so someone does. A thread runs only while its wire has
+receives that are posted; it ends when the last has come, or failed, as all do when the wire is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.runtime.common.errands import Errands
+from schedc.runtime.common.failure import NoAnswer
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.transports.gloo import FOREVER_S
+
+if TYPE_CHECKING:
+    import torch
+
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.program import Wire
+    from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """The wires of one rank that are watched, and what has come on them."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.changed = threading.Condition()
+        """Notified when something has come; held while it is asked what has."""
+        self.expired = False
+        """Whether the rank has waited as long as it may: who takes what has not come waits no more."""
+        self._ends: dict[tuple[int, int, str], _Watched] = {}
+
+    def around(self, wrap: Wrap | None) -> Wrap:
+        """For a Wiring: what `wrap` puts around the ends of a wire, and around that the watching.
+
+        Raises:
+            Unsupported: tensors come to a device, where the host does not know what has.
+        """
+
+        def watched(wire: Wire, ends: Ends) -> Ends:
+            inner = ends if wrap is None else wrap(wire, ends)
+            if inner.settle is not None:
+                raise Unsupported(
+                    f"rank {wire.source} sends to rank {wire.destination} from device to device, and the host does not see what has"
+                    " come; ranks choose inside a step with stages on the CPU only"
+                )
+            data = self._ends[_key(wire)] = _Watched(inner.data, self)
+            return inner._replace(data=data)
+
+        return watched
+
+    def has_come(self, wire: Wire, at: int) -> bool:
+        """Whether all of a transfer has come, whose receives are posted; also if it has failed."""
+        return self._ends[_key(wire)].pending[at] == 0
+
+
+def _key(wire: Wire) -> tuple[int, int, str]:
+    return wire.source, wire.destination, wire.name
+
+
+class _Incoming:
+    """A tensor that a thread waits for."""
+
+    __slots__ = ("_arrivals", "come", "error", "inner", "value")
+
+    def __init__(self, inner: Incoming, arrivals: Arrivals) -> None:
+        self.inner = inner
+        self._arrivals = arrivals
+        self.come = False
+        self.value: torch.Tensor | None = None
+        self.error: Exception | None = None
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        with self._arrivals.changed:
+            if not self._arrivals.changed.wait_for(lambda: self.come, 0 if self._arrivals.expired else timeout_s):
+                raise NoAnswer(f"nothing came in {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+        assert self.value is not None
+        value, self.value = self.value, None
+        return value
+
+
+class _Watched:
+    """The end of a wire for its tensors, with tags as channels give them."""
+
+    def __init__(self, inner: Transport, arrivals: Arrivals) -> None:
+        self._inner = inner
+        self._arrivals = arrivals
+        self._errands = Errands()
+        self.pending: Counter[int] = Counter()
+        """By place of the transfer in the wire, how many of its tensors have been asked for and have not come."""
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        """As `Transport.send`."""
+        return self._inner.send(tensor, tag)
+
+    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+        """As `Transport.receive`."""
+        incoming = _Incoming(self._inner.receive(kind, tag), self._arrivals)
+        with self._arrivals.changed:
+            self.pending[tag // TAGS] += 1
+        self._errands.add(lambda: self._watch(incoming, tag // TAGS))
+        return incoming
+
+    def _watch(self, incoming: _Incoming, at: int) -> None:
+        try:
+            incoming.value = incoming.inner.wait(FOREVER_S)
+        except Exception as error:  # for who takes it
+            incoming.error = error
+        with self._arrivals.changed:
+            incoming.come = True
+            self.pending[at] -= 1
+            self._arrivals.changed.notify_all()

@@ -1,0 +1,219 @@
+"""The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
+
+It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, and
+waits for an arrival while none is. Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
+`schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind, token
+from schedc.runtime.execution.executor import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.plan import Plan
+    from schedc.runtime.common.hooks import ReplicaHooks
+    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.program import Instruction, Program, Slot
+    from schedc.runtime.execution.arrivals import Arrivals
+    from schedc.runtime.execution.executor import Compute
+    from schedc.runtime.execution.wiring import Wiring
+
+__all__ = ["AHEAD", "ChoosingExecutor"]
+
+AHEAD = 4
+"""How many receives of each wire are posted that have not been taken: what may be under way on a slow link without waiting for the
+receiver. Each has a buffer for its tensors, beside the plan's memory."""
+NOTHING = -1
+QUEUE_OF = {Kind.F: 0, Kind.B: 1, Kind.BW: 1, Kind.W: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What decides about one op of the plan's compute queue."""
+
+    instruction: Instruction
+    """Without posts, and without the end of a stage's gradients: these no longer depend on the op's place."""
+    after: int
+    """The op of another queue that must have run, or `NOTHING`."""
+    takes_bytes: int
+    gives_back_bytes: int
+    transfers: bool
+    """Whether it sends or receives."""
+
+
+class ChoosingExecutor(Executor):
+    """Runs one rank's program, step after step, each op as soon as it can run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        wiring: Wiring,
+        arrivals: Arrivals,
+        compute: Compute,
+        observer: Observer | None,
+        hooks: ReplicaHooks | None,
+        now: Callable[[], int],
+        timeout_s: float,
+    ) -> None:
+        """Take what the rank does and with what.
+
+        Args:
+            plan: one that `verify_choosing` accepts.
+            program: the plan's, of this rank.
+            wiring: whose ends `arrivals` watches.
+            arrivals: what has come.
+            compute: as for `Executor`, with the next two.
+            observer: is called with the ops in the order in which they run.
+            hooks: called with the stages whose gradients are complete in the plan's order, whatever the order in which they are.
+            now: the observer's clock.
+            timeout_s: how long to wait for another rank.
+        """
+        super().__init__(program, wiring, compute, observer, hooks, now)
+        self._arrivals = arrivals
+        self._patience_s = timeout_s
+        rank = program.rank
+        limit_bytes = plan.problem.memory_limit_bytes[rank]
+        self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
+        self._choices = _choices(plan, program)
+        self._queues: list[list[int]] = [[], [], []]
+        self._completing = [one.op.stage for one in program.instructions if one.completes]
+        for at, choice in enumerate(self._choices):
+            self._queues[QUEUE_OF[choice.instruction.op.kind]].append(at)
+        self._receiving = {wire: len(each.messages) for wire, each in enumerate(program.wires) if each.destination == rank}
+        self._inputs = {message.boundary for wire in self._receiving for message in program.wires[wire].messages}
+
+    def run(self) -> None:
+        """As `Executor.run`."""
+        if not self._inputs <= self._wiring.boundaries.keys():
+            super().run()
+            return
+        self._wiring.begin()
+        self._heads = [0, 0, 0]
+        self._ran = [False] * len(self._choices)
+        self._held_bytes = 0
+        self._taken = dict.fromkeys(self._receiving, 0)
+        left, transfers = len(self._choices), sum(choice.transfers for choice in self._choices)
+        completing = list(self._completing)
+        gradients = Counter(one.op.stage for one in self._program.instructions if one.op.kind in (Kind.W, Kind.BW))
+        asked_ns = self._now()
+        while left:
+            at = self._next()
+            choice = self._choices[at]
+            op = choice.instruction.op
+            try:
+                self._held_bytes += choice.takes_bytes
+                asked_ns = self._run(choice.instruction, asked_ns)
+                self._held_bytes -= choice.gives_back_bytes
+                if op.kind in (Kind.W, Kind.BW):
+                    gradients[op.stage] -= 1
+                    while completing and not gradients[completing[0]]:
+                        stage = completing.pop(0)
+                        if self._hooks is not None:
+                            self._hooks.on_gradients_complete(stage)
+                transfers -= choice.transfers
+                if choice.transfers and not transfers:
+                    self._wiring.all_through()
+            except Exception as error:
+                error.add_note(f"in {token(op)} on rank {self._program.rank}")
+                raise
+            left -= 1
+            self._ran[at] = True
+            self._heads[QUEUE_OF[op.kind]] += 1
+            if choice.instruction.receive is not None:
+                self._taken[choice.instruction.receive.wire] += 1
+
+    def _next(self) -> int:
+        """Post receives, and wait for the first op that is ready: its place in the plan's compute queue."""
+        heads = sorted(queue[head] for queue, head in zip(self._queues, self._heads, strict=True) if head < len(queue))
+        possible = [at for at in heads if self._lacks_only_its_input(at)]
+        assert possible, "the plan's next op always lacks its input only"
+        for wire, count in self._receiving.items():
+            due = min(count, self._taken[wire] + AHEAD)
+            if due:
+                self._wiring.receivers[wire].post(due - 1)
+        for slot in (self._choices[at].instruction.receive for at in possible):
+            if slot is not None:
+                self._wiring.receivers[slot.wire].post(slot.at)
+
+        def first() -> int | None:
+            return next((at for at in possible if self._has_come(self._choices[at].instruction.receive)), None)
+
+        with self._arrivals.changed:
+            if self._arrivals.changed.wait_for(lambda: first() is not None, self._patience_s):
+                found = first()
+                assert found is not None
+                return found
+        self._arrivals.expired = True
+        return possible[0]  # it finds out who does not answer
+
+    def _lacks_only_its_input(self, at: int) -> bool:
+        choice = self._choices[at]
+        has_room = not choice.takes_bytes or self._held_bytes + choice.takes_bytes <= self._room_bytes
+        return has_room and (choice.after == NOTHING or self._ran[choice.after])
+
+    def _has_come(self, slot: Slot | None) -> bool:
+        return slot is None or self._arrivals.has_come(self._program.wires[slot.wire], slot.at)
+
+
+def _choices(plan: Plan, program: Program) -> list[_Choice]:
+    """What decides about each op of the program."""
+    found: list[_Choice] = []
+    ends: dict[tuple[Kind, int, int], int] = {}
+    proofs = _proofs(plan, program)
+    for at, one in enumerate(program.instructions):
+        kind, stage, microbatch = block = one.op[:3]
+        ends[block] = at
+        before = {Kind.F: None, Kind.B: Kind.F, Kind.BW: Kind.F, Kind.W: Kind.B}[kind]
+        costs = plan.problem.stages[stage]
+        whole, after_input = costs.activation_bytes, costs.activation_after_input_bytes
+        released = {Kind.F: 0, Kind.B: whole - after_input, Kind.BW: whole, Kind.W: after_input}[kind]
+        arrived = () if one.receive is None else proofs.get(one.receive, ())
+        found.append(
+            _Choice(
+                instruction=replace(one, posts=(), completes=False, arrived=arrived),
+                after=NOTHING if before is None else ends[before, stage, microbatch],
+                takes_bytes=whole if kind is Kind.F and one.first else 0,
+                gives_back_bytes=released if one.last else 0,
+                transfers=one.send is not None or one.receive is not None,
+            )
+        )
+    return found
+
+
+def _proofs(plan: Plan, program: Program) -> dict[Slot, tuple[Slot, ...]]:
+    """Per transfer to this rank, the rank's sends to that peer that it proves to have been used.
+
+    It proves less than in the plan's order: the peer's ops of the same queue, up to the one that sends it; and for each B or BW of
+    these its F, with the F before it.
+    """
+    from schedc.runtime.common.program import program_of
+
+    proofs: dict[Slot, tuple[Slot, ...]] = {}
+    for peer in {program.wires[one.receive.wire].source for one in program.instructions if one.receive is not None}:
+        theirs = program_of(plan, peer).instructions
+        forwards = [one for one in theirs if one.op.kind is Kind.F]
+        backwards = [one for one in theirs if one.op.kind in (Kind.B, Kind.BW)]
+        place = {one.op[1:3]: at for at, one in enumerate(forwards)}
+        for queue, upstream in ((forwards, False), (backwards, True)):
+            proven: list[Slot] = []
+            reached = 0
+            for one in queue:
+                if one.receive is not None:
+                    proven.append(one.receive)
+                if upstream:
+                    upto = place[one.op[1:3]] + 1
+                    proven += [each.receive for each in forwards[reached:upto] if each.receive is not None]
+                    reached = max(reached, upto)
+                if one.send is not None and program.wires[one.send.wire].destination == program.rank:
+                    own = tuple(slot for slot in proven if program.wires[slot.wire].source == program.rank)
+                    proofs[one.send] = own
+                    proven = []
+    return proofs

@@ -1,0 +1,82 @@
+"""A loaded plan whose ranks choose their next op by what has come: `load(..., kind=ChoosingPipe)`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.arrivals import Arrivals
+from schedc.runtime.execution.choosing import ChoosingExecutor
+from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.transports.wishes import stage_device
+from schedc.verify.plan.choosing import verify_choosing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from schedc.ir.plan import Plan
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.execution.wiring import Wrap
+
+__all__ = ["ChoosingPipe"]
+
+
+class ChoosingPipe(Pipe):
+    """One rank's part of a plan, which it runs out of order where something is late (docs/adapting.md, "Choosing inside a step").
+
+    Ranks that choose and ranks that do not may be mixed. Where it moves to a plan for which ranks may not choose, it keeps that
+    plan's order, and warns.
+    """
+
+    def __init__(self, plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, *, wrap: Wrap | None, **others: Any) -> None:
+        """As `Pipe`.
+
+        Raises:
+            Unsupported: the stages are not on the CPU.
+            CheckFailed: the plan is none for which ranks may choose.
+        """
+        device = stage_device(stages)
+        if device.type != "cpu":
+            raise Unsupported(
+                f"rank {groups.rank} has its stages on {device}; ranks choose inside a step with stages on the CPU only"
+            )
+        self._arrivals = Arrivals()
+        self._timeout_s = others["timeout_s"]
+        if reason := _refusal(plan):
+            raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {reason}")
+        super().__init__(plan, stages, groups, wrap=self._arrivals.around(wrap), **others)
+
+    def write_trace(self, path: Path | str) -> None:
+        """Refused: a trace has the ops of all its steps in the plan's order."""
+        raise InvalidInput(
+            f"{path}: a trace has the plan's order, in which ranks that choose do not run; record with a pipe that does not choose"
+        )
+
+    def _use(self, plan: Plan) -> None:
+        super()._use(plan)
+        if reason := _refusal(plan):
+            message = f"rank {self.groups.rank} keeps to the order of plan {plan.name!r}, inside which it cannot choose: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            return
+        program = program_of(plan, self.groups.rank)
+        self._executor = ChoosingExecutor(
+            plan,
+            program,
+            self._wiring,
+            self._arrivals,
+            self._training,
+            self._observer,
+            self.hooks,
+            self._now,
+            self._timeout_s,
+        )
+
+
+def _refusal(plan: Plan) -> str | None:
+    """Why its ranks may not choose, or None."""
+    return next(map(str, verify_choosing(plan)), None)

@@ -1,0 +1,118 @@
+"""Ranks that choose their next op by what has come: they do reorder, and gradients and losses are those of the plan's order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import choosing_runs
+import pytest
+from plans import plan_of
+from problems import make_problem
+from rank_processes import Ranks, rank_processes
+
+from schedc.ir.conditions import LinkState
+from schedc.ir.link_trace import LinkTrace
+from schedc.ir.ops import Kind, parse_op
+from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.choosing import QUEUE_OF, _choices
+from schedc.solvers.driver.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.ir.plan import Plan
+
+RANKS = 3
+SLOW = LinkTrace.of([(0, pair, LinkState(latency_ns=15_000_000)) for pair in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2))])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with rank_processes(RANKS, tmp_path_factory.mktemp("choosing")) as processes:
+        yield processes
+
+
+def plan_by(method: str, **options: Any) -> Plan:
+    problem = make_problem(RANKS, 6, in_flight=5, **options)
+    return plan_of(replace(problem, name=method), constructive(method)(problem))
+
+
+def peak(plan: Plan, rank: int, order: list[str]) -> int:
+    """What the plan's sizes say that the order holds at most."""
+    held = most = 0
+    for op in map(parse_op, order):
+        stage = plan.problem.stages[op.stage]
+        held += stage.activation_bytes if op.kind is Kind.F else 0
+        most = max(most, held)
+        after = stage.activation_after_input_bytes
+        held -= {Kind.F: 0, Kind.B: stage.activation_bytes - after, Kind.W: after, Kind.BW: stage.activation_bytes}[op.kind]
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        (plan_by("1f1b"), {"recompute": True}),
+        (plan_by("zb-h1"), {"channels": "delegate"}),
+        (plan_by("greedy", placement="loop", chunks=2), {}),
+    ],
+    ids=["1f1b, recomputed", "zb-h1, delegate", "loop"],
+)
+def test_they_reorder_and_gradients_are_those_of_the_plan_bit_by_bit(ranks: Ranks, plan: Plan, options: dict[str, Any]) -> None:
+    planned = ranks.run(choosing_runs.train, plan, [False] * RANKS, None, options)
+    chosen = ranks.run(choosing_runs.train, plan, [True] * RANKS, SLOW, options)
+    for rank, (one, other) in enumerate(zip(planned, chosen, strict=True)):
+        assert other["gradients"] == one["gradients"]
+        assert other["losses"] == one["losses"]
+        assert other["warned"] == []
+        in_order = one["orders"][0]
+        assert other["orders"][0] == in_order  # shapes are not known yet
+        for order in other["orders"][1:]:
+            assert sorted(order) == sorted(in_order)
+            limit_bytes = plan.problem.memory_limit_bytes[rank]
+            assert limit_bytes is not None
+            assert peak(plan, rank, order) <= limit_bytes
+            for queue in range(3):
+                assert [op for op in order if QUEUE_OF[parse_op(op).kind] == queue] == [
+                    op for op in in_order if QUEUE_OF[parse_op(op).kind] == queue
+                ]
+    assert any(order != each["orders"][0] for each in chosen for order in each["orders"][1:])
+
+
+@pytest.mark.slow
+def test_ranks_that_choose_and_ranks_that_do_not_swap_together(ranks: Ranks) -> None:
+    first, second = plan_by("1f1b"), plan_by("zb-h1")
+    planned = ranks.run(choosing_runs.train, first, [False] * RANKS, None, {}, second)
+    for refused in ("", "zb-h1"):
+        chosen = ranks.run(choosing_runs.train, first, [True, False, True], SLOW, {}, second, refused)
+        for rank, (one, other) in enumerate(zip(planned, chosen, strict=True)):
+            assert (other["gradients"][-1], other["losses"]) == (one["gradients"][-1], one["losses"])
+            expected = f"rank {rank} keeps to the order of plan 'zb-h1', inside which it cannot choose: zb-h1 is refused"
+            assert other["warned"] == ([expected] if refused and rank != 1 else [])
+            if refused or rank == 1:
+                assert other["orders"][-1] == one["orders"][-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "line"), [("raises", "another rank has ended"), ("hangs", "no answer in 1 s")])
+def test_a_rank_that_fails_ends_the_step_of_all(tmp_path: object, how: str, line: str) -> None:
+    with rank_processes(RANKS, tmp_path) as processes:  # type: ignore[arg-type]
+        said = processes.run(choosing_runs.fail, plan_by("1f1b"), 1, how)
+    assert all(each.startswith("TransferFailed") for each in (said[0], said[2])), said
+    assert said[1].startswith("ValueError: enough" if how == "raises" else "TransferFailed"), said
+    if how == "hangs":
+        assert any(line in each for each in said), said
+
+
+def test_what_a_transfer_proves_has_been_used_in_every_order() -> None:
+    """A gradient proves the peer's F of its microbatch, and those before it; and in a loop of three the sends in the other way."""
+    plan = plan_by("zb-h1")
+    choices = _choices(plan, program_of(plan, 0))
+    proven: set[tuple[int, int]] = set()
+    for choice in choices:
+        if choice.instruction.op.kind is Kind.B:
+            proven |= set(choice.instruction.arrived)
+            assert {slot.at for slot in choice.instruction.arrived} <= set(range(choice.instruction.op.microbatch + 1))
+    assert {at for _, at in proven} == set(range(6))
