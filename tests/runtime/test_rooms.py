@@ -16,6 +16,7 @@ ORDER = (
     "profiling",
     "session",
     "training",
+    "adapt",
     "emulation",
     "frameworks",
 )

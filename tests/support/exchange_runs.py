@@ -58,7 +58,7 @@ def layers(seed: int, dropout: float, dtype: torch.dtype) -> list[nn.Module]:
 def optimizer_of(kind: str, stages: Mapping[int, nn.Module]) -> Any:
     """With two groups, of matrices and of the rest."""
     weights = [weight for module in stages.values() for weight in module.parameters() if weight.requires_grad]
-    groups = [
+    groups: Any = [
         {"params": [w for w in weights if w.dim() >= 2], "weight_decay": 0.1},
         {"params": [w for w in weights if w.dim() < 2]},
     ]
