@@ -76,6 +76,8 @@ def replan(
 ) -> Proposal:
     """The best plan under the conditions. Of equal ones the running plan, then the given ones in their order, then a new one.
 
+    Where nothing differs from what the job's plan expects, that plan comes first and no new one is made: who compiled it had time.
+
     Args:
         plan: the job's plan, whose costs the conditions differ from. It is among the candidates.
         conditions: what links and ranks cost.
@@ -96,12 +98,15 @@ def replan(
         raise InvalidInput(f"{plan.name}: under the conditions: {violations[0]}")
     tables = tables_of(problem)
     now = running or plan
+    as_planned = not conditions.links and not conditions.slowdown
     best, choice = now, Choice.RUNNING
     running_ns = best_ns = simulate(problem, _orders(now, problem), tables=tables).objective_ns(problem.objective)
-    for other in (plan, *known):
+    for other in (plan, *known) if plan is not now else known:
         other_ns = simulate(problem, _orders(other, problem), tables=tables).objective_ns(problem.objective)
-        if other_ns < best_ns:
+        if other_ns < best_ns or (as_planned and other is plan and other_ns == best_ns):
             best, best_ns, choice = other, other_ns, Choice.KNOWN
+    if as_planned:
+        return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
     try:
         schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops))
     except Unsupported:  # the rules do not hold one microbatch; what ran before holds

@@ -30,7 +30,8 @@ MAY_SEE = {
     "solvers": IR | QUESTIONS | FRONT | {"models", "compiled"},
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
-    "replan": COMPILER | {"processes"},
+    "replan": COMPILER,
+    "proposer": COMPILER | {"processes", "replan"},
     "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
@@ -40,7 +41,7 @@ MAY_SEE = {
     "explain": COMPILER | {"compile", "compile_layouts"},
     "plot": IR | QUESTIONS | {"files"},
     "report": IR | QUESTIONS | {"text"},
-    "runtime": IR | QUESTIONS | {"files", "text"},
+    "runtime": IR | QUESTIONS | {"files", "text", "processes"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {

@@ -107,6 +107,15 @@ def test_the_old_plan_itself_comes_back() -> None:
     )
 
 
+def test_where_nothing_differs_the_jobs_own_plan_comes_first() -> None:
+    plan = four_ranks()
+    running = replace(plan, made_by=replace(plan.made_by, method="another"))
+    proposal = replan(plan, AS_PLANNED, running=running)
+    assert (proposal.choice, proposal.gain_ns) == (Choice.KNOWN, 0)
+    assert proposal.plan is plan
+    assert replan(plan, SLOW, running=running, climb_ops=0).choice is not Choice.KNOWN
+
+
 def test_of_equal_plans_the_running_one() -> None:
     plan = four_ranks()
     running = replan(plan, SLOW, climb_ops=0).plan

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.retry import StepStart
-    from schedc.runtime.session.swap import Mover, Swap
+    from schedc.runtime.session.swap import Mover, Received, Swap
     from schedc.runtime.stage.batches import Batch
     from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
@@ -98,7 +98,7 @@ class Pipe:
         self._training: Training
         self._executor: Executor
         self._use(plan)
-        self._lockstep = lockstep
+        self.lockstep = lockstep
         self._mover: Mover | None = None
         if lockstep is not None:
             self._make_mover()  # with the peers
@@ -176,7 +176,7 @@ class Pipe:
         with self._closing_on_errors():
             from schedc.runtime.session.evaluation import Evaluation
 
-            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self._lockstep
+            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
             again = self._until_it_counts if self.retries else None
             shares = self._shares(weights, divide_by)
             total, self._losses = Evaluation(self._plan, self._losses_of, *parts).run(inputs, targets, outputs, shares, again)
@@ -212,7 +212,7 @@ class Pipe:
         """The plan that the next step runs."""
         return self._plan
 
-    def swap(self, plan: Path | str | Plan) -> Swap:
+    def swap(self, plan: Path | str | Plan | Received) -> Swap:
         """Move to another plan of the same stages, between two steps; all ranks call it, each between any two of its steps.
 
         It waits for no other rank. When the last rank has called it, say before its step n, all ranks, of all pipelines of a
@@ -223,7 +223,7 @@ class Pipe:
         microbatches: `pipe.plan` says what the next step takes.
 
         Args:
-            plan: the plan file, or the plan.
+            plan: the plan file, or the plan; or one that another process has verified.
 
         Returns:
             What has become of it: pending, done from which step on, or refused why.
@@ -256,8 +256,8 @@ class Pipe:
         self._wiring.close()
         self._training.close()
         self.hooks.close()
-        if self._lockstep is not None:
-            self._lockstep.close()
+        if self.lockstep is not None:
+            self.lockstep.close()
         self.groups.close()
 
     def __enter__(self) -> Pipe:
@@ -317,7 +317,7 @@ class Pipe:
         self._training.finish()
         here = self._wiring.finish()
         self._losses = losses.gather()
-        everywhere = here if self._lockstep is None or not self.retries else self._lockstep.all_see(here)
+        everywhere = here if self.lockstep is None or not self.retries else self.lockstep.all_see(here)
         self.hooks.step_counts = everywhere
         loss = self.hooks.end_step(losses.mean())
         self._offered = bool(losses.word(self._looking))
@@ -330,7 +330,7 @@ class Pipe:
     def _make_mover(self) -> Mover:
         from schedc.runtime.session.swap import Mover
 
-        self._mover = Mover(self.groups, self._lockstep, self._fits, self.hooks)
+        self._mover = Mover(self.groups, self.lockstep, self._fits, self.hooks)
         return self._mover
 
     def _use(self, plan: Plan) -> None:

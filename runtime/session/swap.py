@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from schedc.errors import InvalidInput, SchedcError
+from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.handshake import Handshake
 from schedc.runtime.session.offers import Offer, disagreement, plan_digest
@@ -19,7 +20,19 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.session.lockstep import Lockstep
 
-__all__ = ["Mover", "Swap", "check_same_stages"]
+__all__ = ["Mover", "Received", "Swap", "check_same_stages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A plan from a process of the job that has verified it (`schedc.runtime.adapt`): this rank does not verify it again."""
+
+    plan: Plan | None
+    """None: it did not come whole."""
+    digest: str = ""
+    """Of the bytes that came, which are those that were published."""
+    refusal: str = ""
+    """Why there is no plan."""
 
 
 class Swap:
@@ -69,12 +82,12 @@ class Mover:
         """Whether this rank has offered a plan, and does not know yet what becomes of it."""
         return self._pending is not None
 
-    def offer(self, running: Plan, other: Path | str | Plan) -> Swap:
+    def offer(self, running: Plan, other: Path | str | Plan | Received) -> Swap:
         """Offer a plan to the other ranks; returns at once.
 
         Args:
             running: the plan that runs.
-            other: the plan file, or the plan.
+            other: the plan file, or the plan; or one that another process has verified.
 
         Raises:
             InvalidInput: the move before it is still pending.
@@ -84,11 +97,11 @@ class Mover:
             raise InvalidInput("another swap is pending until all ranks have called it; wait until its state is not 'pending'")
         plan: Plan | None = None
         try:
-            found = read(other, verify=True)
+            found, digest = _taken(other)
             self._fits(found)
             self._hooks.check_swap(running, found)
             check_same_stages(running, found)
-            offer = Offer(refusal=None, digest=plan_digest(found))
+            offer = Offer(refusal=None, digest=digest)
             plan = found
         except SchedcError as error:
             offer = Offer(refusal=str(error), digest="")
@@ -133,6 +146,16 @@ class Mover:
         use(plan)
         swap.state = "done"
         return None
+
+
+def _taken(other: Path | str | Plan | Received) -> tuple[Plan, str]:
+    """The plan, which has been verified here or by who sent it, and its digest."""
+    if not isinstance(other, Received):
+        plan = read(other, verify=True)
+        return plan, plan_digest(plan)
+    if other.plan is None:
+        raise CheckFailed(other.refusal)
+    return other.plan, other.digest
 
 
 def check_same_stages(running: Plan, other: Plan) -> None:

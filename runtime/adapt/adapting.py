@@ -1,0 +1,269 @@
+"""Adapting a pipe to what links and ranks cost while it trains: one call between two steps, on every rank.
+
+    with adapting(pipe, monitor) as adaptation:
+        for inputs, targets in batches:
+            loss = pipe.step(inputs, targets)
+            optimizer.step()
+            adaptation.between_steps()
+
+Each rank's monitor says what that rank has measured. One rank, the leader, has a proposer: a process of its own that makes a plan
+for what all ranks have measured, and verifies it. Where the predicted gain pays (`Hysteresis`), the leader publishes the plan's
+bytes in the job's store; every rank takes them, checks their digest, and offers the plan (`Pipe.swap`). All of that but the offer
+is done by a thread of each process, so the thread of the step neither schedules nor verifies nor waits.
+
+The leader publishes a plan only once the one before it is settled, so no two are under way at once. A plan that does not come
+whole is refused by all ranks. If the proposer dies or hangs, training goes on with the plan that it has.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.ir.conditions import Conditions
+from schedc.runtime.adapt.bulletin import Bulletin
+from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.session.swap import Received
+from schedc.text.plan.plan_file import parse_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from schedc.runtime.adapt.bulletin import Notice
+    from schedc.runtime.adapt.proposer import Answer, Proposer
+    from schedc.runtime.session.pipe import Pipe
+    from schedc.runtime.session.swap import Swap
+
+__all__ = ["Adaptation", "Measures", "adapting"]
+
+LOOK_S = 0.1
+"""How often each rank's thread looks at the job's store."""
+PATIENCE_S = 60.0
+MOST_REFUSALS = 3
+"""After this many refused plans in a row there are no more: the next would most likely be refused, too."""
+
+
+class Measures(Protocol):
+    """What a monitor is to this."""
+
+    def conditions(self) -> Conditions | None:
+        """What this rank has found to differ from the plan that the pipe was loaded with; None: nothing has been measured yet.
+
+        Called between two steps, in the thread of the step.
+        """
+        ...
+
+
+def adapting(
+    pipe: Pipe,
+    monitor: Measures | None,
+    *,
+    leader: int = 0,
+    hysteresis: Hysteresis | None = None,
+    look_s: float = LOOK_S,
+    patience_s: float = PATIENCE_S,
+) -> Adaptation:
+    """Let the pipe adapt from now on; all ranks call it, with the plan that the pipe was loaded with. It waits for nothing.
+
+    While it does, leave `pipe.swap` to it.
+
+    Args:
+        pipe: a loaded pipe.
+        monitor: of this rank; None: it measures nothing.
+        leader: the rank that has the proposer.
+        hysteresis: when a move pays; None: `Hysteresis()`.
+        look_s: how often the job's store is looked at.
+        patience_s: how long the proposer may take for a plan before it counts as stuck.
+
+    Raises:
+        InvalidInput: there is no rank `leader`.
+        Unsupported: the pipe moves together with others (`swap_group`), whose links may ask for other plans.
+    """
+    if not 0 <= leader < pipe.groups.size:
+        raise InvalidInput(f"adapting: leader: found {leader}, expected a rank from 0 to {pipe.groups.size - 1}")
+    if pipe.lockstep is not None:
+        raise Unsupported(
+            "adapting: the pipelines of a swap_group move to one plan together, and each would propose its own; load without a"
+            " swap_group, or call pipe.swap with a plan for all of them"
+        )
+    return Adaptation(pipe, monitor, leader, hysteresis or Hysteresis(), look_s, patience_s)
+
+
+class Settled(NamedTuple):
+    """What became of a plan that was published."""
+
+    number: int
+    moved: bool
+    """Whether it runs now."""
+    step: int
+    """After this many steps it was known."""
+
+
+class Adaptation:
+    """One rank's side of it; as a context manager, it ends with the block."""
+
+    def __init__(
+        self, pipe: Pipe, monitor: Measures | None, leader: int, hysteresis: Hysteresis, look_s: float, patience_s: float
+    ) -> None:
+        """Start; `adapting` says what with."""
+        self.steps = 0
+        """How often `between_steps` has been called."""
+        self.swaps: list[Swap] = []
+        """What has become of each plan that this rank has offered."""
+        self._pipe = pipe
+        self._monitor = monitor
+        self._leader = leader
+        self._hysteresis = hysteresis
+        self._look_s = look_s
+        self._bulletin = Bulletin(pipe.groups.store_of(range(pipe.groups.size)), pipe.groups.rank, pipe.groups.size)
+        self._measured: Conditions | None = None
+        self._received: Received | None = None
+        """A plan that this rank's thread has taken, and the thread of the step has not offered yet."""
+        self._settled: Settled | None = None
+        """What became of the last plan that was published."""
+        self._ended: str | None = None
+        """Why there is no more adapting, until it has been said."""
+        self._stop = threading.Event()
+        self.proposer: Proposer | None = None
+        """On the leader."""
+        if pipe.groups.rank == leader:
+            from schedc.runtime.adapt.proposer import Proposer
+
+            self.proposer = Proposer(pipe.plan, patience_s)
+        self._thread = threading.Thread(target=self._run, name="schedc adapting", daemon=True)
+        self._thread.start()
+
+    def between_steps(self) -> None:
+        """Take note of what was measured, and offer a plan that has come; once after each step, on every rank.
+
+        Raises:
+            TransferFailed: the job's store is lost.
+        """
+        self.steps += 1
+        if self._monitor is not None:
+            self._measured = self._monitor.conditions()
+        offered = len(self.swaps)
+        if offered and self.swaps[-1].state != "pending" and (self._settled is None or self._settled.number < offered):
+            self._settled = Settled(offered, self.swaps[-1].state == "done", self.steps)
+        if self._received is not None:
+            received, self._received = self._received, None
+            try:
+                self.swaps.append(self._pipe.swap(received))
+            except InvalidInput:  # the job has called swap itself, and that is pending
+                self._received = received
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            warnings.warn(f"no more adapting: {ended}; plan {self._pipe.plan.name!r} goes on", RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """End the thread, and the proposer with it. Closing again does nothing."""
+        self._stop.set()
+        if self.proposer is not None:
+            self.proposer.close()
+        self._thread.join()
+
+    def __enter__(self) -> Adaptation:
+        """The adaptation itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End it."""
+        self.close()
+
+    def _run(self) -> None:
+        """What this rank's thread does."""
+        leading = None
+        if self.proposer is not None:
+            leading = _Leading(self.proposer, self._bulletin, self._hysteresis)
+        posted: Conditions | None = None
+        taken = 0
+        try:
+            while not self._stop.wait(self._look_s):
+                if self._measured is not None and self._measured != posted:
+                    posted = self._measured
+                    self._bulletin.post(posted)
+                if leading is not None:
+                    leading.go_on(self._settled, self.steps)
+                    if leading.ended is not None:
+                        self._ended, leading = leading.ended, None
+                        assert self.proposer is not None
+                        self.proposer.close()
+                if self._bulletin.newest() > taken:  # by one: all ranks have settled those before
+                    taken += 1
+                    self._received = self._take(taken)
+        except RuntimeError as error:
+            self._ended = f"the job's store is lost: {str(error).splitlines()[0]}"
+
+    def _take(self, number: int) -> Received:
+        try:
+            notice, content = self._bulletin.take(number)
+            return Received(plan=parse_plan(content, f"plan {number} of the proposer"), digest=notice.sha256)
+        except SchedcError as error:
+            return Received(plan=None, refusal=str(error))
+
+
+class _Leading:
+    """What the leader's thread does: asks the proposer, decides, publishes."""
+
+    def __init__(self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis) -> None:
+        self.ended: str | None = None
+        """Why there are no more proposals."""
+        self._proposer = proposer
+        self._bulletin = bulletin
+        self._hysteresis = hysteresis
+        self._running: str | None = None
+        """The digest of the plan that runs."""
+        self._asked: tuple[str, Conditions] | None = None
+        self._answer: Answer | None = None
+        """The newest, while it may still be published."""
+        self._number = 0
+        self._under_way: Notice | None = None
+        self._refusals = 0
+
+    def go_on(self, settled: Settled | None, step: int) -> None:
+        """Do what there is to do now.
+
+        Args:
+            settled: what became of the last plan that was published.
+            step: how many steps there have been.
+        """
+        if self._under_way is not None and settled is not None and settled.number == self._under_way.number:
+            self._refusals = 0 if settled.moved else self._refusals + 1
+            self._running = self._under_way.sha256 if settled.moved else self._running
+            self._bulletin.remove(self._under_way)
+            self._under_way = self._asked = None
+            if self._refusals == MOST_REFUSALS:
+                self.ended = f"the ranks have refused {MOST_REFUSALS} plans in a row"
+                return
+        if self._proposer.ended is not None:
+            self.ended = f"the proposer has ended: {self._proposer.ended}"
+            return
+        self._running = self._running or self._proposer.own_sha256
+        conditions = _together(self._bulletin.posted())
+        if self._running is None or conditions is None or self._under_way is not None:
+            return
+        if (self._running, conditions) != self._asked:
+            self._asked = self._running, conditions
+            self._proposer.ask(*self._asked)
+        self._answer = self._proposer.answer() or self._answer
+        if self._answer is not None and self._pays(self._answer, None if settled is None else step - settled.step):
+            self._number += 1
+            self._under_way = self._bulletin.publish(self._number, self._answer.content)
+            self._answer = None
+
+    def _pays(self, answer: Answer, since_move: int | None) -> bool:
+        if answer.refusal is not None or answer.running_sha256 != self._running or answer.sha256 == self._running:
+            return False
+        return self._hysteresis.pays(answer.running_ns, answer.proposed_ns, since_move=since_move, back=answer.back)
+
+
+def _together(measured: Mapping[int, Conditions]) -> Conditions | None:
+    """What all ranks have measured; None: nothing. Of a link that two have measured, what the higher one says counts."""
+    if not measured:
+        return None
+    ranks = sorted(measured)
+    links = {pair: state for rank in ranks for pair, state in measured[rank].links.items()}
+    return Conditions(links=links, slowdown={key: factor for rank in ranks for key, factor in measured[rank].slowdown.items()})

@@ -1,0 +1,79 @@
+"""The proposer's process, beside a training job: is asked for the best plan under conditions, and answers with its bytes.
+
+`schedc.runtime.adapt.proposer` asks it. The first question is the job's plan, pickled; the answer is the digest of its bytes. Every
+further one is `(digest of the plan that runs, conditions)`; the answer are the fields of `Answer` behind those.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING
+
+from schedc.compiled.compiler import compile_ahead
+from schedc.errors import SchedcError
+from schedc.ir.conditions import Conditions
+from schedc.ir.ops import Kind
+from schedc.processes.serve import serve
+from schedc.replan import Choice, replan
+from schedc.solvers.kernel.climb import climb_of, climbing_board
+from schedc.text.plan.plan_to_file import plan_json
+
+if TYPE_CHECKING:
+    from schedc.ir.plan import Plan
+
+__all__ = ["Answering"]
+
+NICE = 10
+"""The training processes of the machine go first."""
+
+
+class Answering:
+    """Answers of one process; the first question has the job's plan."""
+
+    def __init__(self) -> None:
+        """No plan yet."""
+        self._own = ""
+        self._plans: dict[str, tuple[Plan, bytes]] = {}
+        """By the digest of their bytes: the job's own, the one that runs, and the one proposed last."""
+
+    def __call__(self, question: bytes) -> bytes:
+        """The answer."""
+        asked = pickle.loads(question)
+        return pickle.dumps(self._answer(*asked)) if self._own else self._begin(asked)
+
+    def _begin(self, plan: Plan) -> bytes:
+        self._own = self._keep(plan)
+        compile_ahead(climb_of(climbing_board(plan.problem)))  # until it is, the kernel runs plain
+        replan(plan, Conditions(slowdown={(0, Kind.F): 2.0}))  # what is imported and made once is at hand then
+        gc.collect()
+        gc.freeze()  # a collection that looks at all modules takes as long as a proposal
+        return self._own.encode()
+
+    def _answer(self, running: str, conditions: Conditions) -> tuple[str | None, bool, int, int, str, bytes]:
+        own, _ = self._plans[self._own]
+        try:
+            proposal = replan(own, conditions, running=self._plans[running][0])
+        except SchedcError as error:
+            return str(error), False, 0, 0, running, b""
+        self._plans = {key: self._plans[key] for key in (self._own, running)}
+        sha256 = running
+        if proposal.choice is not Choice.RUNNING:
+            sha256 = self._own if proposal.plan is own else self._keep(proposal.plan)
+        back = sha256 == self._own != running and not conditions.links and not conditions.slowdown
+        content = b"" if sha256 == running else self._plans[sha256][1]
+        return None, back, proposal.running_ns, proposal.objective_ns, sha256, content
+
+    def _keep(self, plan: Plan) -> str:
+        content = plan_json(plan)
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._plans[sha256] = plan, content
+        return sha256
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    serve(int(sys.argv[1]), Answering())

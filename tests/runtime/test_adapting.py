@@ -1,0 +1,139 @@
+"""Adapting while training: the plan follows what the monitors say; what goes wrong neither ends training nor spoils a gradient."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import adapt_runs
+import pytest
+from adapt_runs import Fault
+from plans import plan_of
+from problems import make_problem
+from rank_processes import DEAD, Ranks, rank_processes
+
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.solvers.driver.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.plan import Plan
+
+SLOW = Conditions(links={(0, 1): LinkState(latency_ns=150)})
+SLOW_BACK = Conditions(links={(1, 0): LinkState(latency_ns=60)})
+
+
+def job() -> Plan:
+    problem = make_problem(2, 6, costs_ns=(18, 19, 11), in_flight=6)
+    return plan_of(problem, constructive("rule-table")(problem))
+
+
+def assert_trained(results: Sequence[Any]) -> None:
+    """Every gradient was right, and all ranks ran the same plans."""
+    for result in results:
+        assert isinstance(result, dict), result
+        assert result["error"] < 1e-9
+        assert result["plans"] == results[0]["plans"]
+        assert [swap[:2] for swap in result["swaps"]] == [swap[:2] for swap in results[0]["swaps"]]
+
+
+def assert_gone(pid: int) -> None:
+    """The process has ended."""
+    end_s = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def test_to_another_plan_and_back(two: Ranks) -> None:
+    """Each rank measures the link to it; when both are as planned, the job's own plan comes back."""
+    scripts = [[SLOW_BACK, AS_PLANNED], [SLOW, AS_PLANNED]]
+    results = two.run(adapt_runs.adapt_while_training, job(), scripts, 2)
+    assert_trained(results)
+    for result in results:
+        assert [state for state, *_ in result["swaps"]] == ["done", "done"]
+        assert result["plans"] == ["test", "replan", "test"]
+        assert result["same"]
+        assert result["warnings"] == []
+    assert results[1]["pid"] is None
+    assert_gone(results[0]["pid"])
+
+
+def test_nothing_measured_nothing_moved(two: Ranks) -> None:
+    results = two.run(adapt_runs.adapt_while_training, job(), [[None], [None]], 0, Fault(), 60)
+    assert_trained(results)
+    assert [result["swaps"] for result in results] == [[], []]
+
+
+@pytest.mark.parametrize("way", ["garble", "drop"])
+def test_a_plan_that_comes_torn(two: Ranks, way: str) -> None:
+    """No rank moves, each says so once, and the next plan is taken."""
+    results = two.run(adapt_runs.adapt_while_training, job(), [[SLOW], [SLOW]], 2, Fault(way))
+    assert_trained(results)
+    for result in results:
+        assert [state for state, *_ in result["swaps"]] == ["refused", "done"]
+        (warning,) = result["warnings"]
+        assert "has refused the plan: plan 1 of the proposer " in warning and "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("way", "after", "after_s", "reason"),
+    [
+        ("kill", 0, 0.0, "it ended by SIGKILL"),
+        ("stop", 1, 0.0, "it had no answer after 1 s"),
+        pytest.param("kill", 1, 0.003, "it ended by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("kill", 2, 0.02, "it ended by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("kill", 3, 0.05, "it ended by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_proposer_that_dies_or_hangs(two: Ranks, way: str, after: int, after_s: float, reason: str) -> None:
+    """Plans come and go; then training goes on with the one it has. The leader says so once; nothing is started again."""
+    script = [[SLOW, AS_PLANNED] * 300] * 2
+    results = two.run(adapt_runs.adapt_while_training, job(), script, 10**6, Fault(way, after, after_s))
+    assert_trained(results)
+    (warning,) = results[0]["warnings"]
+    assert warning == f"RuntimeWarning: no more adapting: the proposer has ended: {reason}; plan 'test' goes on"
+    assert results[1]["warnings"] == []
+    assert len(results[0]["swaps"]) >= after
+    assert_gone(results[0]["pid"])
+
+
+def test_a_rank_that_dies_in_a_swap(tmp_path: Path) -> None:
+    """The others end with one line."""
+    with rank_processes(2, tmp_path) as ranks:
+        lost, dead = ranks.run(adapt_runs.adapt_while_training, job(), [[SLOW], [SLOW]], 1, Fault("die"))
+    assert dead == DEAD
+    assert "TransferFailed: rank 0" in lost and "\n" not in lost
+
+
+def test_the_proposer_ends_with_a_job_that_is_killed(tmp_path: Path) -> None:
+    """However its rank ends."""
+    with rank_processes(1, tmp_path) as ranks:
+        (pid,) = ranks.run(adapt_runs.start_and_stay)
+        assert Path(f"/proc/{pid}").exists()
+    assert_gone(pid)
+
+
+def test_what_adapting_refuses(two: Ranks) -> None:
+    said = two.run(adapt_runs.adapt_wrongly, job())
+    leader = "InvalidInput: adapting: leader: found 2, expected a rank from 0 to 1"
+    assert [first for first, _ in said] == [leader] * 2
+    for _, second in said:
+        assert (
+            second.startswith("Unsupported: adapting: the pipelines of a swap_group move to one plan together")
+            and "\n" not in second
+        )
+
+
+def test_plans_that_the_ranks_refuse(two: Ranks) -> None:
+    """After a few of them there are no more: they would be refused, too."""
+    results = two.run(adapt_runs.adapt_while_training, job(), [[SLOW], [SLOW]], 10**6, Fault("refuse"))
+    assert_trained(results)
+    for result in results:
+        assert [state for state, *_ in result["swaps"]] == ["refused"] * 3
+    assert results[1]["warnings"] == results[0]["warnings"][:3]
+    assert results[0]["warnings"][3:] == [
+        "RuntimeWarning: no more adapting: the ranks have refused 3 plans in a row; plan 'test' goes on"
+    ]
