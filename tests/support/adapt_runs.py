@@ -148,7 +148,7 @@ def adapt_while_training(
                 if pid is not None and signals and done >= fault.after:
                     threading.Timer(fault.after_s, os.kill, (pid, signals.pop())).start()
                 late = time.monotonic() - begun_s > most_s or (
-                    fault.way in ("kill", "stop", "refuse") and "no more" in str(heard[-1:])
+                    fault.way in ("kill", "stop", "refuse") and any("no more" in str(each.message) for each in heard)
                 )
                 # `done` is the same everywhere after the same step; the rest is not, so only the first rank looks at it
                 left -= done >= settled or _agreed(pipe, late)
