@@ -31,7 +31,7 @@ MAY_SEE = {
     "compile": COMPILER,
     "compile_layouts": COMPILER | {"compile"},
     "replan": COMPILER,
-    "proposer": COMPILER | {"processes", "replan"},
+    "proposer": COMPILER | {"compiled", "processes", "replan"},
     "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
