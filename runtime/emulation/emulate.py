@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
 
-__all__ = ["SHORTEST_OP_NS", "Emulation", "emulate"]
+__all__ = ["SHORTEST_OP_NS", "Emulation", "check_request", "emulate", "request_of", "results_of"]
 
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""
@@ -80,17 +80,32 @@ def emulate(
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
-    _check(plan, scale, runs, queues)
-    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
-    request = Request(
-        plan=plan,
-        scale=scale,
-        runs=runs,
-        one_queue=queues == 1,
-        delegate=delegate,
-        timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s,
-        links=links,
+    check_request(plan, scale, runs, queues)
+    request = request_of(plan, scale, runs, links, one_queue=queues == 1, delegate=delegate)
+    results = results_of(request, report)
+    trace = trace_of(plan, [result.record for result in results], scale=scale)
+    return Emulation(
+        trace=trace,
+        before_others=all(result.before_others for result in results),
+        begun_ns=results[0].begun_ns,
     )
+
+
+def request_of(plan: Plan, scale: float, runs: int, links: LinkTrace | None, **options: bool) -> Request:
+    """What the ranks are asked for, with a limit on how long they wait for each other; arguments as of `emulate` and `Request`."""
+    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
+    return Request(
+        plan=plan, scale=scale, runs=runs, links=links, timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s, **options
+    )
+
+
+def results_of(request: Request, report: Callable[[int], None]) -> list[RankResult]:
+    """What came of it on each rank; `report` is called with how many of the runs have ended.
+
+    Raises:
+        CheckFailed: a rank has failed.
+    """
+    plan = request.plan
     results: dict[int, RankResult] = {}
     failures: list[tuple[bool, int, str]] = []
     with _processes(request) as answers:
@@ -112,12 +127,7 @@ def emulate(
         raise CheckFailed(f"the emulation of {plan.name!r} has failed on rank {rank}: {reason}")
     if len(results) < plan.problem.ranks:
         raise CheckFailed(f"the emulation of {plan.name!r} has failed: its processes have ended without a word")
-    trace = trace_of(plan, [results[rank].record for rank in range(plan.problem.ranks)], scale=scale)
-    return Emulation(
-        trace=trace,
-        before_others=all(result.before_others for result in results.values()),
-        begun_ns=results[0].begun_ns,
-    )
+    return [results[rank] for rank in range(plan.problem.ranks)]
 
 
 def _delays_ns(plan: Plan, links: LinkTrace | None) -> int:
@@ -138,7 +148,8 @@ def _way_ns(link: Link, problem: Problem, op: Op) -> int:
     return link.latency_ns + link.occupancy_ns(problem.message_bytes(op))
 
 
-def _check(plan: Plan, scale: float, runs: int, queues: int) -> None:
+def check_request(plan: Plan, scale: float, runs: int, queues: int = 4) -> None:
+    """Refuse what `emulate` cannot run."""
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
     if runs < 1:

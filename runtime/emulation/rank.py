@@ -13,6 +13,8 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.timer import keep_sharp, wait_until
 from schedc.runtime.emulation.waiting import Waiting
+from schedc.runtime.execution.arrivals import Arrivals
+from schedc.runtime.execution.choosing import ChoosingExecutor
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.measure.recording import Recorder
@@ -44,12 +46,14 @@ class Request:
     """What all of the plan's times are multiplied by."""
     runs: int
     """How many are recorded; one more goes before them."""
-    one_queue: bool
-    """Whether each rank's transfers go through one queue (`OneQueue`)."""
-    delegate: bool
-    """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
     timeout_s: float
     """How long an op waits for another rank."""
+    one_queue: bool = False
+    """Whether each rank's transfers go through one queue (`OneQueue`)."""
+    delegate: bool = False
+    """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
+    choose: bool = False
+    """Whether each rank chooses its next op by what has come (docs/adapting.md)."""
     links: LinkTrace | None = None
     """How the links change, from the first recorded run on; None: they do not."""
 
@@ -109,12 +113,18 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
         program = program_of(plan, rank)
         injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue, trace=request.links)
         connect = connect_delegate if request.delegate else connect_gloo
-        wiring = Wiring(plan, groups, request.timeout_s, only(connect), injection.wrap)
+        arrivals = Arrivals()
+        wrap = arrivals.around(injection.wrap) if request.choose else injection.wrap
+        wiring = Wiring(plan, groups, request.timeout_s, only(connect), wrap)
         parallel = plan.problem.data_parallel
         trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
         compute = Waiting(plan, rank, scale, trunk)
         recorder = Recorder(request.runs, skip=1, keep="first")
-        executor = Executor(program, wiring, compute, _TrueBegin(compute, recorder))
+        begins = _TrueBegin(compute, recorder)
+        executor = Executor(program, wiring, compute, begins)
+        if request.choose:
+            patience_s = request.timeout_s
+            executor = ChoosingExecutor(plan, program, wiring, arrivals, compute, begins, None, perf_counter_ns, patience_s)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection takes longer than the timers are off

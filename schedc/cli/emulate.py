@@ -31,6 +31,7 @@ def emulate_command(
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure, after one that does not count.")] = 5,
     queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
     links: Annotated[FileOption, typer.Option(metavar="LINKTRACE", help="How links change while it runs (CSV).")] = None,
+    choose: Annotated[bool, typer.Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
     trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
@@ -54,6 +55,16 @@ def emulate_command(
     check_outputs({"--trace": trace}, (plan,) if links is None else (plan, links))
     read = read_plan(plan)
     changes = None if links is None else read_link_trace(links, read.problem)
+    if choose:
+        from schedc.cli.rendering.choosing import print_emulated
+        from schedc.runtime.emulation.choosing import emulate_choosing
+
+        if queues == 1 or trace is not None:
+            raise InvalidInput("--choose: cannot be combined with --queues 1 or --trace; leave them out")
+        with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
+            emulated = emulate_choosing(read, scale=scale, runs=runs, links=changes, report=report)
+        print_emulated(read, changes, emulated, scale=scale, as_json=as_json)
+        return
     from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while
 
     timeline = time_plan(read)

@@ -50,3 +50,8 @@ class LinkTrace:
         """The conditions at a time; a negative one is before the first entry."""
         place = bisect_right(self.entries, time_ns, key=lambda entry: entry[0])
         return self.entries[place - 1][1] if place else AS_PLANNED
+
+    def since(self, time_ns: int) -> LinkTrace:
+        """The trace on a clock that begins at this time."""
+        after = tuple((at_ns - time_ns, conditions) for at_ns, conditions in self.entries if at_ns > time_ns)
+        return LinkTrace(((0, self.at(time_ns)), *after))

@@ -76,3 +76,23 @@ def test_text(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "the worst-placed op",
     ):
         assert words in result.stdout
+
+
+@pytest.mark.slow
+def test_ranks_that_choose(tmp_path: Path) -> None:
+    """The link is 15 ms slower than the plan says, so rank 0 runs its third F before its first backward."""
+    problem = make_problem(2, 3, costs_ns=(2 * MS, 2 * MS, 2 * MS), in_flight=3)
+    write_plan(plan_of(problem, one_f_one_b(problem)), tmp_path / "plan.json")
+    links = tmp_path / "links.csv"
+    links.write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n0,0-1,15,\n")
+    arguments = [str(tmp_path / "plan.json"), "--choose", "--runs", "2", "--scale", "2", "--links", str(links)]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert len(found["runs_ns"]) == len(found["simulated_ns"]) == 2
+    simulated_ns, planned_ns = found["simulated_ns"][0], found["as_planned_ns"][0]
+    assert simulated_ns - 100 <= min(found["runs_ns"])
+    assert simulated_ns < planned_ns
+    assert found["moved_ops"][0] > 0
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    assert format_duration_ns(planned_ns, 2) in shown
+    refused = CliRunner().invoke(app, [*arguments, "--queues", "1"])
+    assert str(refused.exception) == "--choose: cannot be combined with --queues 1 or --trace; leave them out"

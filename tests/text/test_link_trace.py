@@ -89,4 +89,6 @@ def test_at_each_time_the_last_change_counts(changes: list[tuple[int, tuple[int,
         for since_ns, link, state in changes:
             if since_ns <= time_ns:
                 expected[link] = state
+        assert trace.since(time_ns).at(0) == trace.at(time_ns)
+        assert trace.since(time_ns).at(7) == trace.at(time_ns + 7)
         assert trace.at(time_ns).links == {link: state for link, state in expected.items() if state != LinkState()}
