@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
 
-__all__ = ["NO_TAG", "Delay", "OwnLink", "Reservable", "TraceClock", "WireDelay", "delay_of", "same_transfer", "traced_delay"]
+__all__ = [
+    "NO_TAG",
+    "Delay",
+    "OwnLink",
+    "Reservable",
+    "TraceClock",
+    "WireDelay",
+    "delay_of",
+    "last_of",
+    "same_transfer",
+    "traced_delay",
+]
 
 NO_TAG = -1
 """Of the message before the first."""
@@ -112,6 +123,14 @@ def same_transfer(before: int, tag: int) -> bool:
     The tensors of a transfer follow each other and have rising tags; together they occupy the link once.
     """
     return before // TAGS == tag // TAGS and before < tag
+
+
+def last_of(before: int, tag: int) -> int:
+    """Of two messages, one behind the other, which the next is compared with.
+
+    What has a transfer's last tag lies beside its tensors, more of which may follow.
+    """
+    return before if tag % TAGS == TAGS - 1 else tag
 
 
 def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
-from schedc.runtime.emulation.delays import NO_TAG, same_transfer
+from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
 
@@ -74,7 +74,7 @@ class ObservedTransport:
     def receive(self, kind: TensorKind, tag: int) -> _Incoming:
         """As `Transport.receive`."""
         place = None if same_transfer(self._last_tag, tag) else tag // TAGS
-        self._last_tag = tag
+        self._last_tag = last_of(self._last_tag, tag)
         incoming = _Incoming(self._inner.receive(kind, tag))
         self._errands.add(lambda: self._watch(incoming, place))
         return incoming

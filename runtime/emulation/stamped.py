@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.runtime.common.header import TensorKind
-from schedc.runtime.emulation.delays import NO_TAG, same_transfer
+from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
 
@@ -116,7 +116,7 @@ class InjectedTransport:
             self._arrival_ns = self._link.reserve(now_ns, delay.occupancy_ns[tag // TAGS]) + delay.latency_ns
             if self._queue is not None:
                 self._queue.hold(self._arrival_ns)
-        self._last_tag = tag
+        self._last_tag = last_of(self._last_tag, tag)
         return self._control.send(torch.tensor([self._arrival_ns]), stamp_tag(tag))
 
     def receive(self, kind: TensorKind, tag: int) -> _Incoming:

@@ -1,0 +1,157 @@
+"""A sequential test for a change of level, with a stated rate of false alarms and no assumption that noise is Gaussian.
+
+One number comes per step: how long a link's messages took, or an op. While nothing changes, these are draws from one unknown
+distribution. The test learns a pool of them, and then takes every later one as evidence:
+
+- Let u be the distance of the pool's k-th largest of n from its median b, k about 2 % of n, and at least what counts as a change.
+  By Clopper and Pearson, with probability 1 - eta the next one is above b + u with a probability of at most q, a quantile of a
+  Beta distribution. So (1 if x > b + u, else 0) / q is an e-value: its mean is at most 1.
+- Beyond the pool's largest (k = 1), it is assumed that being r times as far away is at most 1 / r^2 as likely. Then
+  min(r, 100) / (2 q) is an e-value, too. Steps' quartiles of several messages have far lighter tails.
+
+e = 1 - LAMBDA + LAMBDA (mean of the two) has a mean of at most 1, whatever came before. R := (1 + R) e (Shiryaev and Roberts) then
+has a mean of at most t after t steps, and by Doob's inequality exceeds c within T steps with a probability of at most T / c. Half
+of the rate is for that, half for the eta of all calibrations. The same downwards. (Shin, Ramdas, Rinaldo: E-detectors, 2022.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CALIBRATIONS", "ChangeTest", "Rate", "most_likely_share"]
+
+LAMBDA = 0.8
+"""What of the evidence is staked on a change: a step that shows none divides R by 5."""
+RARE = 0.02
+"""About which share of the pool is beyond the nearer threshold."""
+FARTHEST = 100.0
+"""From here on a farther value counts no more: three steps at least have to show a change."""
+FIRST, CALIBRATIONS = 16, 7
+"""The pool is learned at 16 steps, 32, 64, … 1024."""
+POOL = FIRST << (CALIBRATIONS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often all tests together may give a false alarm."""
+
+    tests: int
+    """How many share it."""
+    probability: float = 0.01
+    """Of any false alarm of any of them."""
+    steps: int = 10_000
+    """Within this many."""
+
+    @property
+    def threshold(self) -> float:
+        """What R must reach, each way."""
+        return 4 * self.tests * self.steps / self.probability
+
+    @property
+    def eta(self) -> float:
+        """How often a calibration of one test, one way and one threshold may be wrong."""
+        return self.probability / (8 * self.tests * CALIBRATIONS)
+
+
+class ChangeTest:
+    """The test of one series."""
+
+    def __init__(self, rate: Rate, *, least: float, relative: float = 0.1, pool: Sequence[float] = ()) -> None:
+        """Begin to learn.
+
+        Args:
+            rate: of false alarms.
+            least: a change by less does not count.
+            relative: nor does one by less than this share of the level.
+            pool: what is known before.
+        """
+        self._rate = rate
+        self._least = least
+        self._relative = relative
+        self._pool = list(pool[-POOL:])
+        self._learned = 0
+        self._evidence = [0.0, 0.0]  # upwards, downwards
+        self._doubtful = 0  # the last values of the pool, which look like a change
+        self._near, self._far = ([math.inf, math.inf] for _ in range(2))
+        self._near_share = self._far_share = 1.0
+        self.level = math.nan
+        """The median of the pool; not a number until 16 are known."""
+        self._learn()
+
+    @property
+    def pool(self) -> Sequence[float]:
+        """What has been learned from."""
+        return self._pool
+
+    def add(self, value: float) -> int:
+        """Take the next step's value; 1: the level has risen, -1: it has fallen, 0: nothing says so.
+
+        After an alarm the test begins to gather evidence anew, with what it has learned.
+        """
+        alarm = 0
+        if self._learned:
+            for way, sign in enumerate((1, -1)):
+                distance = sign * (value - self.level)
+                near = (distance > self._near[way]) / self._near_share
+                far = min(FARTHEST, distance / self._far[way]) / (2 * self._far_share) if distance > self._far[way] else 0.0
+                factor = 1 - LAMBDA + LAMBDA * (near + far) / 2
+                self._evidence[way] = (1 + self._evidence[way]) * factor
+                if self._evidence[way] >= self._rate.threshold:
+                    alarm = sign
+        if alarm:
+            self._evidence = [0.0, 0.0]
+            if self._doubtful:
+                del self._pool[-self._doubtful :]
+                self._doubtful = self._learned = 0
+                self._learn()
+        elif len(self._pool) < POOL:
+            self._pool.append(value)
+            self._doubtful = self._doubtful + 1 if self.suspicious else 0
+            self._learn()
+        return alarm
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the last steps look like a change."""
+        return max(self._evidence) > 1.0
+
+    def forgive(self) -> None:
+        """Gather evidence anew: what looked like a change was none."""
+        self._evidence = [0.0, 0.0]
+
+    def _learn(self) -> None:
+        known = len(self._pool)
+        size = FIRST << max(0, (known // FIRST).bit_length() - 1)
+        if known < FIRST or size <= self._learned:
+            return
+        self._learned = size
+        values = sorted(self._pool)
+        self.level = median(values)
+        count = 1 + math.floor(RARE * known)
+        least = max(self._least, self._relative * abs(self.level))
+        self._near = [max(least, values[-count] - self.level), max(least, self.level - values[count - 1])]
+        self._far = [max(least, values[-1] - self.level), max(least, self.level - values[0])]
+        self._near_share = most_likely_share(count, known, self._rate.eta)
+        self._far_share = most_likely_share(1, known, self._rate.eta)
+
+
+@cache
+def most_likely_share(count: int, known: int, eta: float) -> float:
+    """The share of a distribution that is beyond the `count`-th largest of `known` draws, but for a probability of `eta` at most.
+
+    It is Beta(count, known + 1 - count), whose upper quantile this is: fewer than `count` of `known` draws are beyond a
+    share of q with probability eta.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        fewer = sum(math.comb(known, hits) * share**hits * (1 - share) ** (known - hits) for hits in range(count))
+        low, high = (share, high) if fewer > eta else (low, share)
+    return high

@@ -1,0 +1,236 @@
+"""What a rank measures while it trains: the links to it, and its own speed; what of it has certainly changed.
+
+    monitor = Monitor()
+    pipe = schedc.runtime.load(plan, stages=stages, observe=monitor, wrap=monitor.wrap)
+    ...
+    monitor.conditions()  # None while nothing has been measured; else what differs from the plan
+
+Transit times come from stamps beside the messages (`stamps`), durations from the ops; `link_state` and `speeds` tell changes from
+noise (`change`: with which rate of false alarms), in a thread of their own. Levels are compared with what this job's first steps
+measured, and only the difference is added to the plan's costs: a profile that is off is not a change, and no reason to move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import defaultdict
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from schedc.ir.conditions import Conditions, LinkState
+from schedc.runtime.adapt.change import Rate
+from schedc.runtime.adapt.link_state import LinkWatch
+from schedc.runtime.adapt.pair_clock import PairClock
+from schedc.runtime.adapt.speeds import SpeedWatch
+from schedc.runtime.adapt.stamps import UNKNOWN, InLink, OutLink, StampedEnd
+from schedc.runtime.common.observer import Observer
+from schedc.runtime.emulation.observed import ObservedTransport
+from schedc.runtime.profiling.ping import clock_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from schedc.ir.ops import Kind, Op
+    from schedc.ir.problem import Problem
+    from schedc.runtime.adapt.stamps import Stamp
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.observer import OpTimes
+    from schedc.runtime.common.program import Wire
+    from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.transports.base import Ends
+
+__all__ = ["Monitor"]
+
+SKIPPED = 8
+"""How many first steps are not measured: they allocate and compile."""
+
+
+class Monitor(Observer):
+    """One rank's measurements, as the pipe's observer and around its wires."""
+
+    def __init__(self, *, false_alarms: float = 0.01, steps: int = 10_000) -> None:
+        """Measure nothing yet.
+
+        Args:
+            false_alarms: the probability that any test of any rank gives a false alarm, before a ping has to confirm it.
+            steps: within this many steps.
+        """
+        self._false_alarms = false_alarms
+        self._steps = steps
+        self._problem: Problem | None = None
+        self._rank = 0
+        self._clock = int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:7]) if clock_name() else 0
+        self._in: dict[int, InLink] = {}
+        self._out: dict[int, OutLink] = {}
+        self.links: dict[int, LinkWatch] = {}
+        """By the rank that sends on it, what is known of the link to this one."""
+        self._clocks: dict[int, PairClock] = {}
+        self._expected: dict[int, int] = {}
+        """By peer, how often pings have been asked for, where the last have not been taken yet."""
+        self._rate = Rate(64, false_alarms, steps)
+        self.speeds = SpeedWatch(self._rate)
+        """This rank's."""
+        self._ops: list[tuple[Op, int]] = []
+        self._ended: SimpleQueue[list[tuple[Op, int]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._conditions: Conditions | None = None
+
+    def wrap(
+        self,
+        problem: Problem,
+        groups: Groups,
+        device: torch.device,
+        *,
+        around: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
+    ) -> Wrap:
+        """For `load(..., wrap=monitor.wrap)`: puts stamps beside the messages.
+
+        Args:
+            problem: the plan's.
+            groups: of its ranks.
+            device: of this rank's stages.
+            around: what is put around the ends first, such as `inject_links`; None: nothing. Links that are injected between
+                hosts, or around the delegate, are not seen.
+        """
+        self._problem, self._rank = problem, groups.rank
+        self._rate = Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps)
+        self.speeds = SpeedWatch(self._rate)
+        inner = None if around is None else around(problem, groups, device)
+
+        def stamped(wire: Wire, ends: Ends) -> Ends:
+            # Pings are expected long before they come: where a receive holds back those behind it, they go with the control.
+            free = ends.data is ends.control
+            ends = ends if inner is None else inner(wire, ends)
+            beside = ends.data if free and not isinstance(ends.data, ObservedTransport) else ends.control
+            link: InLink | OutLink
+            if wire.source == self._rank:
+                link = self._out.setdefault(wire.destination, OutLink())
+            else:
+                link = self._in.setdefault(wire.source, InLink())
+            return ends._replace(data=StampedEnd(ends.data, beside, link, len(wire.transfers)))
+
+        return stamped
+
+    def conditions(self) -> Conditions | None:
+        """What of the links to this rank, and of its speed, has certainly changed from the plan; None: nothing is known yet."""
+        return self._conditions
+
+    def op(self, times: OpTimes) -> None:
+        """As `Observer.op`."""
+        self._ops.append((times.op, times.ended_ns - times.begun_ns))
+
+    def end_step(self, step: int, now_ns: int) -> None:
+        """As `Observer.end_step`; sends the pings that peers have asked for, and waits for nothing."""
+        ops, self._ops = self._ops, []
+        if step < SKIPPED:
+            return
+        for peer, link in self._in.items():
+            out = self._out.get(peer)
+            if out is not None and out.kind is not None and link.words.wanted > out.words.pinged:
+                out.ping()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        self._ended.put(ops)
+
+    def close(self) -> None:
+        """End the threads. Training goes on as before, and `conditions` stay what they are."""
+        self._ended.put(None)
+        for link in self._in.values():
+            link.close()
+
+    def _work(self) -> None:
+        while (ops := self._ended.get()) is not None:
+            self.measure(ops)
+
+    def measure(self, ops: Sequence[tuple[Op, int]]) -> None:
+        """Take what has come since the last call as one step: stamps and pings, and what the step's ops took."""
+        self.speeds.step(ops)
+        for peer, link in self._in.items():
+            stamps = [link.stamps.popleft() for _ in range(len(link.stamps))]
+            if stamps:
+                self._take(peer, link, stamps)
+        if self.speeds.known or any(watch.known for watch in self.links.values()):
+            self._conditions = Conditions(links=self._changed(), slowdown=self._slower())
+
+    def _take(self, peer: int, link: InLink, stamps: Sequence[Stamp]) -> None:
+        """What the stamps of one link say."""
+        watch = self.links.get(peer)
+        if watch is None:
+            watch = self.links[peer] = LinkWatch(self._rate)
+        out, last = self._out.get(peer), stamps[-1]
+        ways_ns = [stamp.came_ns - stamp.sent_ns for stamp in stamps]
+        offset_ns = self._offset_ns(peer, last, min(ways_ns))
+        if offset_ns is not None:
+            watch.step([way_ns - offset_ns for way_ns in ways_ns])
+        if out is None:
+            return
+        asked, wanted = self._expected.get(peer), out.words.wanted
+        if asked is not None and last.words.pinged >= asked and link.pings_ns is not None:
+            del self._expected[peer]
+            if watch.wants_ping and offset_ns is not None:
+                came_ns = zip(link.pings_ns, last.words.pings_ns, strict=True)
+                watch.pinged([arrival_ns - sent_ns - offset_ns for arrival_ns, sent_ns in came_ns])
+        elif asked is None and watch.wants_ping and link.expect_pings():
+            wanted = self._expected[peer] = wanted + 1
+        with out.lock:
+            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), wanted=wanted)
+
+    def _offset_ns(self, peer: int, last: Stamp, way_ns: int) -> float | None:
+        """By how much this rank's clock is ahead of the peer's; None: it is not known yet."""
+        if self._clock and last.words.clock == self._clock:
+            return 0.0
+        if last.words.clock == 0 and last.words.way_ns == UNKNOWN:
+            return None  # it has said nothing yet
+        clock = self._clocks.get(peer)
+        if clock is None:
+            clock = self._clocks[peer] = PairClock(self._unequal_ns(peer))
+        if last.words.way_ns != UNKNOWN:
+            clock.add(last.came_ns, way_ns, last.words.way_ns)
+        return clock.offset_ns(last.came_ns) if clock.known else None
+
+    def _unequal_ns(self, peer: int) -> int:
+        """By how much the way from the peer takes longer than the one to it, as the plan says."""
+        assert self._problem is not None
+        here, there = self._problem.link(peer, self._rank), self._problem.link(self._rank, peer)
+        return (
+            here.latency_ns
+            - there.latency_ns
+            + here.occupancy_ns(_message_bytes(self._problem, peer, self._rank))
+            - there.occupancy_ns(_message_bytes(self._problem, self._rank, peer))
+        )
+
+    def _changed(self) -> dict[tuple[int, int], LinkState]:
+        assert self._problem is not None
+        found = {}
+        for peer, watch in self.links.items():
+            if watch.excess_ns:
+                planned = self._problem.link(peer, self._rank)
+                size_bytes = _message_bytes(self._problem, peer, self._rank)
+                more_ns = watch.occupancy_excess_ns if size_bytes else 0
+                occupancy_ns = max(1, planned.occupancy_ns(size_bytes) + more_ns)
+                found[peer, self._rank] = LinkState(
+                    latency_ns=max(0, planned.latency_ns + watch.excess_ns - more_ns),
+                    bytes_per_second=max(1, size_bytes * 10**9 // occupancy_ns) if more_ns else None,
+                )
+        return found
+
+    def _slower(self) -> dict[tuple[int, Kind], float]:
+        return {(self._rank, kind): factor for kind, factor in self.speeds.slowdown().items()}
+
+
+def _message_bytes(problem: Problem, source: int, destination: int) -> int:
+    """The size of most messages from one rank to another, by the plan's costs."""
+    sizes: defaultdict[int, int] = defaultdict(int)
+    for path in problem.paths:
+        for before, after in pairwise(path):
+            ranks = problem.stages[before].rank, problem.stages[after].rank
+            if ranks == (source, destination):
+                sizes[problem.stages[before].message_bytes] += 1
+            elif ranks == (destination, source):
+                sizes[problem.stages[before].gradient_message_bytes] += 1
+    return max(sizes, key=lambda size: sizes[size], default=0)

@@ -1,0 +1,77 @@
+"""How fast a rank computes, from its ops' own durations, which waiting for others is no part of; pure.
+
+The median of a step's ops of one kind and stage passes over what the machine slows down now and then. What is compared with is this
+rank's own first steps, and not the plan: a profile that is off by a few percent is no change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import median
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind
+from schedc.runtime.adapt.change import ChangeTest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from schedc.ir.ops import Op
+    from schedc.runtime.adapt.change import Rate
+
+__all__ = ["SpeedWatch"]
+
+LEAST = 0.05
+"""Of the usual duration."""
+RECENT = 3
+
+
+class SpeedWatch:
+    """One rank's ops."""
+
+    def __init__(self, rate: Rate) -> None:
+        """Know nothing yet."""
+        self._rate = rate
+        self._tests: dict[Kind, ChangeTest] = {}
+        self._recent: defaultdict[Kind, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._usual_ns: dict[tuple[Kind, int, object], float] = {}
+        self._factor: dict[Kind, float] = {}
+        self.alarms = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything has been learned yet."""
+        return any(test.level == test.level for test in self._tests.values())
+
+    def slowdown(self) -> dict[Kind, float]:
+        """By kind, F, B and W, what durations are multiplied by; nothing for a kind that has not certainly changed."""
+        found: dict[Kind, float] = {kind: factor for kind, factor in self._factor.items() if kind is not Kind.BW}
+        if Kind.BW in self._factor:
+            for kind in (Kind.B, Kind.W):
+                found.setdefault(kind, self._factor[Kind.BW])
+        return found
+
+    def step(self, durations_ns: Iterable[tuple[Op, int]]) -> None:
+        """Take what the ops of one step took."""
+        found: defaultdict[tuple[Kind, int, object], list[int]] = defaultdict(list)
+        for op, duration_ns in durations_ns:
+            found[op.kind, op.stage, op.part].append(duration_ns)
+        ratios: defaultdict[Kind, list[float]] = defaultdict(list)
+        for key, values in found.items():
+            usual_ns = self._usual_ns.setdefault(key, max(1.0, median(values)))
+            ratios[key[0]].append(median(values) / usual_ns)
+        for kind, values_of_kind in ratios.items():
+            self._take(kind, median(values_of_kind))
+
+    def _take(self, kind: Kind, ratio: float) -> None:
+        self._recent[kind].append(ratio)
+        test = self._tests.setdefault(kind, ChangeTest(self._rate, least=LEAST))
+        if test.add(ratio):
+            self.alarms += 1
+            level = median(self._recent[kind])
+            first = test.level / self._factor.get(kind, 1.0)
+            self._factor.pop(kind, None)
+            if abs(level / first - 1) > LEAST:
+                self._factor[kind] = level / first
+            pool = [level * value / test.level for value in test.pool[-128:]]
+            self._tests[kind] = ChangeTest(self._rate, least=LEAST, pool=pool)

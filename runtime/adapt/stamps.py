@@ -1,0 +1,232 @@
+"""Stamps beside a wire's messages, and pings: when messages were sent and truly arrived, which their receiver's ops cannot know.
+
+Behind the first tensor of some transfers of a step the sender sends a few numbers: its time, and what else it has to say. On
+the receiving side a thread waits for them, so that slack in the plan hides no slow link, and the step's thread waits for nothing
+more than before. The same numbers ask the peer for pings of its link to here: messages of the usual size that are sent
+between two steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.common.header import MAX_TENSORS, TensorKind
+from schedc.runtime.emulation.delays import NO_TAG, same_transfer
+from schedc.runtime.common.errands import Errands
+from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.transports.gloo import FOREVER_S
+
+if TYPE_CHECKING:
+    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
+
+__all__ = ["PINGS", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
+
+MOST_STAMPS = 8
+"""About how many transfers of a wire are stamped in a step."""
+PINGS = 3
+"""How many are sent one right behind the other: the gaps between their arrivals are what one occupies the link for."""
+MOST_PING_BYTES = 16 << 20
+STAMP_TAG, PING_TAG = MAX_TENSORS, MAX_TENSORS - 1
+"""Behind those of the tensors; a boundary with as many tensors as there can be is not pinged."""
+UNKNOWN = -(2**62)
+"""Of a time: there is none yet."""
+
+
+class Words(NamedTuple):
+    """What the sender of a stamp has to say."""
+
+    clock: int
+    """Equal on ranks whose `time.perf_counter_ns` is the same clock."""
+    way_ns: int
+    """The shortest way of the receiver's messages to the sender in the last step, by their two clocks; `UNKNOWN`: none."""
+    wanted: int
+    """How often the sender has asked the receiver for pings."""
+    pinged: int
+    """How often the sender has sent pings."""
+    pings_ns: tuple[int, ...]
+    """When it sent the last ones."""
+
+
+class Stamp(NamedTuple):
+    """A stamp that has come."""
+
+    came_ns: int
+    sent_ns: int
+    words: Words
+
+
+SILENT = Words(0, UNKNOWN, 0, 0, (0,) * PINGS)
+STAMP = TensorKind(torch.int64, (5 + PINGS,))
+
+
+class OutLink:
+    """The sending end of a link, whichever plan's wire lies over it."""
+
+    def __init__(self) -> None:
+        """Nothing to say."""
+        self.words = SILENT
+        self.lock = threading.Lock()
+        """Held while something is sent, or the words change."""
+        self.end: Transport | None = None
+        self.kind: TensorKind | None = None
+        """What the wire's first transfer begins with."""
+        self._pings: list[Outgoing] = []
+
+    def ping(self) -> None:
+        """Send the pings; between two steps."""
+        assert self.end is not None
+        assert self.kind is not None
+        message = torch.zeros(self.kind.shape, dtype=self.kind.dtype)
+        sent_ns = []
+        with self.lock:
+            self._pings.clear()  # they have come long ago, as later ones were asked for
+            for _ in range(PINGS):
+                sent_ns.append(perf_counter_ns())
+                self._pings.append(self.end.send(message, PING_TAG))
+            self.words = self.words._replace(pinged=self.words.pinged + 1, pings_ns=tuple(sent_ns))
+
+
+class InLink:
+    """The receiving end of a link, whichever plan's wire lies over it."""
+
+    def __init__(self) -> None:
+        """Nothing has come."""
+        self.stamps: deque[Stamp] = deque()
+        """Those that have come, which their reader removes."""
+        self.words = SILENT
+        """The last that came."""
+        self.lock = threading.Lock()
+        self.end: Transport | None = None
+        self.kind: TensorKind | None = None
+        self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._errands = Errands()
+        self._pings_ns: list[int] = []
+
+    def expect(self, stamp: Incoming) -> None:
+        """Take note of when a stamp comes, behind those that were expected before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        self._expected.put(stamp)
+
+    def expect_pings(self) -> bool:
+        """Be ready for pings; False: no message has shown yet what they are."""
+        if self.end is None or self.kind is None:
+            return False
+        self._pings_ns = []
+        with self.lock:
+            coming = [self.end.receive(self.kind, PING_TAG) for _ in range(PINGS)]
+        times_ns = self._pings_ns
+        for ping in coming:
+            self._errands.add(partial(self._take, ping, times_ns))
+        return True
+
+    @property
+    def pings_ns(self) -> list[int] | None:
+        """When all pings that were last expected had come; None: not yet."""
+        return self._pings_ns if len(self._pings_ns) == PINGS else None
+
+    def close(self) -> None:
+        """End the thread, unless it waits for a stamp: the end of the connection ends that."""
+        self._expected.put(None)
+
+    def _watch(self) -> None:
+        while (stamp := self._expected.get()) is not None:
+            try:
+                said = stamp.wait(FOREVER_S)
+            except (ConnectionLost, NoAnswer):
+                return  # who waits for the message itself says so
+            came_ns = perf_counter_ns()
+            sent_ns, clock, way_ns, wanted, pinged, *pings_ns = said.tolist()
+            self.words = Words(clock, way_ns, wanted, pinged, tuple(pings_ns))
+            self.stamps.append(Stamp(came_ns, sent_ns, self.words))
+
+    @staticmethod
+    def _take(ping: Incoming, times_ns: list[int]) -> None:
+        try:
+            ping.wait(FOREVER_S)
+        except (ConnectionLost, NoAnswer):
+            return
+        times_ns.append(perf_counter_ns())
+
+
+class StampedEnd:
+    """The end of a wire for its tensors, with tags as channels give them, and its stamps beside them."""
+
+    def __init__(self, inner: Transport, beside: Transport, link: OutLink | InLink, transfers: int) -> None:
+        """Wrap an end.
+
+        Args:
+            inner: what carries the messages.
+            beside: what carries stamps and pings: the same, unless a receive there holds back those behind it.
+            link: this end of the link.
+            transfers: how many the wire has in a step.
+        """
+        self._inner = inner
+        self._beside = beside
+        self._link = link
+        self._every = -(-transfers // MOST_STAMPS)
+        self._last_tag = NO_TAG
+        link.end = beside
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        """As `Transport.send`."""
+        link = self._link
+        assert isinstance(link, OutLink)
+        with link.lock:
+            sent_ns = perf_counter_ns()
+            message = self._inner.send(tensor, tag)
+            if not self._stamps(tag):
+                return message
+            if link.kind is None:
+                link.kind = _ping_kind(TensorKind.of(tensor))
+            words = link.words
+            numbers = torch.tensor([sent_ns, *words[:4], *words.pings_ns])
+            return _Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
+
+    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+        """As `Transport.receive`."""
+        link = self._link
+        assert isinstance(link, InLink)
+        with link.lock:
+            message = self._inner.receive(kind, tag)
+            if self._stamps(tag):
+                if link.kind is None:
+                    link.kind = _ping_kind(kind)
+                link.expect(self._beside.receive(STAMP, tag // TAGS * TAGS + STAMP_TAG))
+            return message
+
+    def _stamps(self, tag: int) -> bool:
+        """Whether this tensor has a stamp; both ends say the same."""
+        first = not same_transfer(self._last_tag, tag)
+        self._last_tag = tag
+        return first and tag // TAGS % self._every == 0
+
+
+class _Both:
+    """A message and its stamp on their way."""
+
+    __slots__ = ("_message", "_stamp")
+
+    def __init__(self, message: Outgoing, stamp: Outgoing) -> None:
+        self._message = message
+        self._stamp = stamp
+
+    def wait(self, timeout_s: float) -> None:
+        self._message.wait(timeout_s)
+        self._stamp.wait(timeout_s)
+
+
+def _ping_kind(kind: TensorKind) -> TensorKind:
+    """What a ping is: as large as a message, up to a limit."""
+    most = MOST_PING_BYTES // kind.dtype.itemsize
+    return TensorKind(kind.dtype, (min(most, max(1, torch.Size(kind.shape).numel())),))

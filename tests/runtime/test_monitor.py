@@ -1,0 +1,232 @@
+"""The monitor: what it makes of transit times and durations, and of links that change under real processes."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import monitored_runs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import plan_of
+from problems import MS, make_problem
+from rank_processes import rank_processes
+
+from schedc.ir.conditions import LinkState
+from schedc.ir.link_trace import LinkTrace
+from schedc.ir.ops import Kind, Op
+from schedc.runtime.adapt.change import ChangeTest, Rate, most_likely_share
+from schedc.runtime.adapt.link_state import LinkWatch
+from schedc.runtime.adapt.pair_clock import PairClock
+from schedc.runtime.adapt.speeds import SpeedWatch
+from schedc.solvers.driver.registry import constructive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.plan import Plan
+
+RATE = Rate(50)
+HEAVY: dict[str, Callable[[random.Random], float]] = {
+    "pareto": lambda draw: draw.paretovariate(2.0),
+    "lognormal": lambda draw: draw.lognormvariate(0.0, 1.0),
+    "normal": lambda draw: draw.gauss(10.0, 1.0),
+    "rare stalls": lambda draw: draw.gauss(10.0, 0.1) + (100.0 if draw.random() < 0.02 else 0.0),
+}
+
+
+def test_the_share_is_a_betas_quantile() -> None:
+    """For the largest there is a formula; for others, draws say so."""
+    for known in (16, 128, 1024):
+        assert most_likely_share(1, known, 1e-5) == pytest.approx(1 - 1e-5 ** (1 / known))
+    draws = np.random.default_rng(0).beta(3, 98, 400_000)
+    assert most_likely_share(3, 100, 1e-3) == pytest.approx(float(np.quantile(draws, 1 - 1e-3)), rel=0.03)
+
+
+@pytest.mark.parametrize("noise", HEAVY)
+def test_false_alarms_keep_to_the_rate(noise: str) -> None:
+    """With a rate that allows one in two series: far fewer give one, however heavy the tails."""
+    rate = Rate(1, probability=0.5, steps=400)
+    alarms = 0
+    for seed in range(100):
+        draw, test = random.Random(seed), ChangeTest(rate, least=0.0)
+        alarms += any(test.add(HEAVY[noise](draw)) for _ in range(400))
+    assert alarms <= 15
+
+
+@given(calm=st.integers(64, 400), ratio=st.sampled_from([0.4, 0.7, 1.2, 1.5, 2.0, 10.0]), seed=st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_changes_are_found(calm: int, ratio: float, seed: int) -> None:
+    """Either way, in a few steps, the sooner the more is known; and what is learned is not what has changed."""
+    draw, test = random.Random(seed), ChangeTest(RATE, least=0.0)
+    assert not any(test.add(draw.gauss(10, 0.2)) for _ in range(calm))
+    alarms = [test.add(ratio * draw.gauss(10, 0.2)) for _ in range(14)]
+    assert next(alarm for alarm in alarms if alarm) == (1 if ratio > 1 else -1)
+    assert test.level == pytest.approx(10, rel=0.05)
+
+
+def test_small_changes_do_not_count() -> None:
+    draw, test = random.Random(1), ChangeTest(RATE, least=2.0)
+    assert not any(test.add(draw.gauss(10, 0.2)) for _ in range(200))
+    assert not any(test.add(draw.gauss(11.2, 0.2)) for _ in range(2000))
+
+
+class Link:
+    """A link with noise, and what watches it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.draw = random.Random(seed)
+        self.watch = LinkWatch(RATE)
+        self.latency_ns, self.occupancy_ns = 5.0 * MS, 1.0 * MS
+
+    def _transit_ns(self, at: int = 0) -> float:
+        return self.latency_ns + (1 + at) * self.occupancy_ns + self.draw.expovariate(1 / 50_000)
+
+    def steps(self, count: int, *, answers: bool = True, calm_ping: bool = False) -> int:
+        """How many steps it took until the link was known to have changed, or not any more; the count: it did not change."""
+        before = bool(self.watch.excess_ns)
+        for step in range(count):
+            self.watch.step([self._transit_ns() for _ in range(8)])
+            if self.watch.wants_ping and answers:
+                now_ns = self.latency_ns
+                self.latency_ns = 5.0 * MS if calm_ping else now_ns
+                self.watch.pinged([self._transit_ns(at) for at in range(3)])
+                self.latency_ns = now_ns
+            if bool(self.watch.excess_ns) != before:
+                return step + 1
+        return count
+
+
+def test_a_link_slows_down_and_recovers() -> None:
+    link = Link()
+    assert link.steps(200) == 200
+    link.latency_ns = 30.0 * MS
+    assert link.steps(20) <= 6
+    assert link.watch.excess_ns == pytest.approx(25 * MS, rel=0.02)
+    assert link.watch.occupancy_excess_ns == 0
+    assert link.steps(100) == 100
+    link.latency_ns = 5.0 * MS
+    assert link.steps(20) <= 8
+    assert (link.watch.excess_ns, link.watch.alarms, link.watch.confirmed, link.watch.rejected) == (0, 2, 2, 0)
+
+
+def test_a_link_that_carries_fewer_messages() -> None:
+    """Pings one right behind the other tell occupancy from latency."""
+    link = Link()
+    link.steps(100)
+    link.occupancy_ns = 9.0 * MS
+    assert link.steps(20) <= 9
+    assert link.watch.excess_ns == pytest.approx(8 * MS, rel=0.05)
+    assert link.watch.occupancy_excess_ns == pytest.approx(8 * MS, rel=0.05)
+
+
+def test_only_pings_confirm_a_change() -> None:
+    """Calm pings reject it; without an answer nothing is believed, and another alarm asks again."""
+    for answers in (True, False):
+        link = Link()
+        link.steps(100)
+        link.latency_ns = 30.0 * MS
+        assert link.steps(60, answers=answers, calm_ping=True) == 60
+        assert link.watch.confirmed == 0
+        assert link.watch.rejected >= 1 if answers else link.watch.unanswered >= 2
+
+
+@given(
+    offset_ns=st.integers(-(10**15), 10**15),
+    drift=st.floats(-1e-4, 1e-4),
+    unequal_ns=st.integers(-5 * MS, 5 * MS),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=40)
+def test_clocks_that_drift(offset_ns: int, drift: float, unequal_ns: int, seed: int) -> None:
+    """The offset is known to within the jitter; a way that slows down does not move it, a clock that is set does."""
+    draw, clock, jitter_ns = random.Random(seed), PairClock(unequal_ns), 20_000
+
+    def ahead_ns(now_ns: int) -> float:
+        return offset_ns + drift * now_ns
+
+    def add(step: int, slower_ns: int = 0) -> None:
+        now_ns = step * 500 * MS
+        here_ns, there_ns = (10 * MS + draw.uniform(0, jitter_ns) for _ in range(2))
+        clock.add(now_ns, round(here_ns + unequal_ns + slower_ns + ahead_ns(now_ns)), round(there_ns - ahead_ns(now_ns)))
+
+    assert not clock.known
+    for step in range(100):
+        add(step)
+    for step in range(100, 130):
+        add(step, slower_ns=30 * MS)
+        now_ns = step * 500 * MS
+        assert abs(clock.offset_ns(now_ns) - ahead_ns(now_ns)) <= 2 * jitter_ns
+    offset_ns += 10**12
+    for step in range(130, 130 + 600):
+        add(step)
+    now_ns = 729 * 500 * MS
+    assert abs(clock.offset_ns(now_ns) - ahead_ns(now_ns)) <= 2 * jitter_ns
+
+
+def test_a_rank_slows_down_and_recovers() -> None:
+    """Kinds apart; a fused backward counts for B and for W; single slow ops count for nothing."""
+    draw, watch = random.Random(3), SpeedWatch(RATE)
+
+    def steps(count: int, factors: dict[Kind, float]) -> None:
+        for _ in range(count):
+            ops = [Op(kind, stage, at) for kind in (Kind.F, Kind.BW) for stage in (0, 4) for at in range(6)]
+            stalls = {draw.randrange(len(ops)) for _ in range(2)}
+            watch.step(
+                (op, round((1 + op.stage) * MS * factors.get(op.kind, 1.0) * draw.gauss(1, 0.01) * (9 if at in stalls else 1)))
+                for at, op in enumerate(ops)
+            )
+
+    steps(100, {})
+    assert watch.known
+    assert watch.slowdown() == {}
+    steps(12, {Kind.BW: 1.5})
+    assert watch.slowdown() == pytest.approx({Kind.B: 1.5, Kind.W: 1.5}, rel=0.05)
+    steps(100, {Kind.BW: 1.5, Kind.F: 2.0})
+    assert watch.slowdown() == pytest.approx({Kind.F: 2.0, Kind.B: 1.5, Kind.W: 1.5}, rel=0.05)
+    steps(40, {})
+    assert watch.slowdown() == {}
+
+
+def small_plan(latency_ns: int) -> Plan:
+    """Three ranks."""
+    pairs = [pair for a, b in pairwise(range(3)) for pair in ((a, b), (b, a))]
+    problem = make_problem(3, 3, links=dict.fromkeys(pairs, (latency_ns, 0)))
+    return plan_of(problem, constructive("zb-h1")(problem))
+
+
+@pytest.mark.slow
+def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is the one that is slow, as slow as it is, and it is found to be well again; other ranks say that they see no change."""
+    latency_ns = 150 * MS
+    trace = LinkTrace.of(
+        [(0, (0, 1), LinkState()), (10**12, (0, 1), LinkState(latency_ns=latency_ns)), (10**15, (0, 1), LinkState())]
+    )
+    plan = small_plan(2 * MS)
+    with rank_processes(3, tmp_path_factory.mktemp("monitored")) as ranks:
+        found = ranks.run(monitored_runs.train, plan, 140, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=120)
+    said: list[list[Any]] = [each["found"] for each in found]
+    assert said[0][0] is None
+    assert all(conditions is None or (0, 1) not in conditions.links for conditions in (*said[0], *said[2], *said[1][:50]))
+    slow = said[1][89].links[0, 1]
+    assert slow.latency_ns == pytest.approx(latency_ns, rel=0.1)
+    assert (0, 1) not in said[1][-1].links
+    assert found[1]["watches"][0][1] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", ["gloo", "delegate"])
+def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    plan = small_plan(0)
+    with rank_processes(3, tmp_path_factory.mktemp("beside")) as ranks:
+        without = ranks.run(monitored_runs.train, plan, 4, None, None, False, channels)
+        monitored = ranks.run(monitored_runs.train, plan, 30, None, None, True, channels)
+        few = ranks.run(monitored_runs.train, plan, 4, None, None, True, channels)
+    assert [each["gradients"] for each in few] == [each["gradients"] for each in without]
+    for each in monitored:
+        assert each["found"][7] is None
+        assert each["found"][-1] is not None
+        assert each["watches"]

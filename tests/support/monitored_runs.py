@@ -1,0 +1,82 @@
+"""What the rank processes of the monitor's tests run: training steps with a monitor, over links that change at given steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline_runs import loss_fn, make_batch, make_stages
+
+import schedc.runtime
+from schedc.runtime.adapt.monitor import Monitor
+from schedc.runtime.emulation.injected import Injection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.execution.wiring import Wrap
+
+
+def train(
+    rank: int,
+    plan: Plan,
+    steps: int,
+    trace: LinkTrace | None = None,
+    at_steps: Mapping[int, int] | None = None,
+    monitored: bool = True,
+    channels: Literal["gloo", "delegate"] = "gloo",
+) -> dict[str, Any]:
+    """Train.
+
+    Args:
+        rank: this one.
+        plan: what is run.
+        steps: how many.
+        trace: of links that are injected; None: none are.
+        at_steps: by step, to which nanosecond the trace's clock is set before it.
+        monitored: whether with a monitor.
+        channels: what carries the tensors.
+
+    Returns:
+        By step, what has changed by then; the gradients' sum; of each link to here, alarms, confirmed, rejected and unanswered.
+    """
+    monitor, injections = Monitor(), []
+
+    def inject(problem: Problem, groups: Groups, device: torch.device) -> Wrap:
+        injections.append(Injection(problem, groups, device=device, trace=trace))
+        return injections[0].wrap
+
+    wrap = None if not monitored else monitor.wrap if trace is None else partial(monitor.wrap, around=inject)
+    stages = make_stages(plan, rank)
+    found = []
+    with schedc.runtime.load(
+        plan,
+        stages=stages,
+        loss_fn=loss_fn,
+        timeout_s=60,
+        observe=monitor if monitored else None,
+        wrap=wrap,
+        channels=channels,
+    ) as pipe:
+        for step in range(steps):
+            if step in (at_steps or {}):
+                injections[0].clock.start(perf_counter_ns() - (at_steps or {})[step])
+            pipe.step(*make_batch(plan, step))
+            found.append(monitor.conditions())
+    monitor.close()
+    return {
+        "found": found,
+        "gradients": [
+            parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None
+        ],
+        "watches": {
+            peer: (watch.alarms, watch.confirmed, watch.rejected, watch.unanswered) for peer, watch in monitor.links.items()
+        },
+    }
