@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import MAX_TENSORS, TensorKind
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
-from schedc.runtime.common.errands import Errands
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.gloo import FOREVER_S
 
