@@ -20,11 +20,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.runtime.adapt.change import Rate
-from schedc.runtime.adapt.link_state import LinkWatch
-from schedc.runtime.adapt.pair_clock import PairClock
-from schedc.runtime.adapt.speeds import SpeedWatch
-from schedc.runtime.adapt.stamps import UNKNOWN, InLink, OutLink, StampedEnd
+from schedc.runtime.adapt.monitoring.change import Rate
+from schedc.runtime.adapt.monitoring.link_state import LinkWatch
+from schedc.runtime.adapt.monitoring.pair_clock import PairClock
+from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
+from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, StampedEnd
 from schedc.runtime.common.observer import Observer
 from schedc.runtime.emulation.observed import ObservedTransport
 from schedc.runtime.profiling.ping import clock_name
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Kind, Op
     from schedc.ir.problem import Problem
-    from schedc.runtime.adapt.stamps import Stamp
+    from schedc.runtime.adapt.monitoring.stamps import Stamp
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.common.program import Wire

@@ -18,10 +18,10 @@ from rank_processes import rank_processes
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.adapt.change import ChangeTest, Rate, most_likely_share
-from schedc.runtime.adapt.link_state import LinkWatch
-from schedc.runtime.adapt.pair_clock import PairClock
-from schedc.runtime.adapt.speeds import SpeedWatch
+from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate, most_likely_share
+from schedc.runtime.adapt.monitoring.link_state import LinkWatch
+from schedc.runtime.adapt.monitoring.pair_clock import PairClock
+from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.runtime.adapt.change import ChangeTest
+from schedc.runtime.adapt.monitoring.change import ChangeTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.ir.ops import Op
-    from schedc.runtime.adapt.change import Rate
+    from schedc.runtime.adapt.monitoring.change import Rate
 
 __all__ = ["SpeedWatch"]
 

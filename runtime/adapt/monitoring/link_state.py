@@ -11,12 +11,12 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.runtime.adapt.change import ChangeTest
+from schedc.runtime.adapt.monitoring.change import ChangeTest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.runtime.adapt.change import Rate
+    from schedc.runtime.adapt.monitoring.change import Rate
 
 __all__ = ["LinkWatch"]
 
