@@ -32,6 +32,7 @@ MAY_SEE = {
     "compile_layouts": COMPILER | {"compile"},
     "replan": COMPILER,
     "proposer": COMPILER | {"compiled", "processes", "replan"},
+    "relayout": COMPILER | {"compile", "replan"},
     "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
