@@ -30,6 +30,7 @@ from schedc.cli.looks.assign import assign_command
 from schedc.cli.looks.explain import explain_command
 from schedc.cli.looks.plot import plot_command
 from schedc.cli.looks.report import report_command
+from schedc.cli.many.robust import SAMPLES, check_robust, compile_robustly
 from schedc.cli.many.sweep import sweep_command
 from schedc.cli.many.tune import tune_command
 from schedc.cli.model import model_command
@@ -99,10 +100,21 @@ def compile_command(
     deterministic_limit: Annotated[
         float | None, typer.Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
     ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(metavar="LINKTRACE|DISTRIBUTION", help='Links that change: a link trace (CSV), or "normal(30 ms, 10 ms)".'),
+    ] = None,
+    robust_percentile: Annotated[
+        float | None, typer.Option(min=0, max=100, help="With --robust: minimize this percentile, not the mean.")
+    ] = None,
+    robust_samples: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="With --robust: how many states of the links. Default: 64.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
 ) -> None:
     """Compile a job into a plan."""
+    check_robust(robust, robust_percentile, robust_samples)
     from schedc.files.outputs import is_standard
     from schedc.solvers.common.interruption import Interruption
 
@@ -131,6 +143,20 @@ def compile_command(
             deterministic_limit=deterministic_limit,
             option="--method",
         )
+        if robust is not None:
+            compile_robustly(
+                loaded,
+                output,
+                robust,
+                percentile=robust_percentile,
+                samples=robust_samples or SAMPLES,
+                method=chosen,
+                limits=limits,
+                interruption=interruption,
+                as_json=as_json,
+                quiet=quiet,
+            )
+            return
         with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
             compiled = compile_job(
                 loaded,

@@ -22,7 +22,7 @@ from schedc.solvers.kernel.tables import NEVER as STRANDED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OrderClimber", "Orders", "polish"]
+__all__ = ["DRAWS", "OrderClimber", "Orders", "Room", "copy_orders", "exchange", "move_op", "polish", "room_of", "time_orders"]
 
 F, B, W, BW = (int(kind) for kind in Kind)
 DRAWS = 16
@@ -182,8 +182,8 @@ def polish(
     stages, most, ranks = len(facts.stage_rank), scratch.ready.shape[2], len(orders.lengths)
     current_ns = time_orders(facts, duration, orders, scratch)
     best_ns = current_ns
-    _copy(orders, current)
-    _copy(orders, best)
+    copy_orders(orders, current)
+    copy_orders(orders, best)
     codes, lengths = current
     for number in range(evaluations):
         if stop[0]:
@@ -204,7 +204,7 @@ def polish(
             target = min(length - 1, max(0, source + distance))
             if source == target:
                 continue
-            _move(codes, rank, source, target)
+            move_op(codes, rank, source, target)
         moved_ns = time_orders(facts, duration, current, scratch)
         warm = heat * (1.0 - number / evaluations)
         if moved_ns <= current_ns or (
@@ -213,14 +213,14 @@ def polish(
             current_ns = moved_ns
             if moved_ns < best_ns:
                 best_ns = moved_ns
-                _copy(current, best)
+                copy_orders(current, best)
         elif exchanged:
             for position in range(length):
                 codes[rank, position] = before[position]
             lengths[rank] = length
         else:
-            _move(codes, rank, target, source)
-    _copy(best, orders)
+            move_op(codes, rank, target, source)
+    copy_orders(best, orders)
     return best_ns
 
 
@@ -246,11 +246,11 @@ def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: 
         lengths[rank] = length + 1
         if side == 0:
             codes[rank, at] = code - 2 * blocks
-            _move(codes, rank, length, min(length, at + 1 + apart))
+            move_op(codes, rank, length, min(length, at + 1 + apart))
         else:
             codes[rank, at] = code - 2 * blocks
-            _move(codes, rank, length, at + 1)
-            _move(codes, rank, at, max(0, at - apart))
+            move_op(codes, rank, length, at + 1)
+            move_op(codes, rank, at, max(0, at - apart))
         return True
     step = 1 if kind == B else -1
     half = code + step * blocks
@@ -261,13 +261,14 @@ def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: 
         return False
     keep, leave = (min(at, other), max(at, other)) if side == 0 else (max(at, other), min(at, other))
     codes[rank, keep] = code + (BW - kind) * blocks
-    _move(codes, rank, leave, length - 1)
+    move_op(codes, rank, leave, length - 1)
     lengths[rank] = length - 1
     return True
 
 
 @kernel()
-def _copy(orders: Orders, target: Orders) -> None:
+def copy_orders(orders: Orders, target: Orders) -> None:
+    """Make `target` the same."""
     for rank in range(len(orders.lengths)):
         target.lengths[rank] = orders.lengths[rank]
         for position in range(orders.lengths[rank]):
@@ -275,7 +276,8 @@ def _copy(orders: Orders, target: Orders) -> None:
 
 
 @kernel()
-def _move(codes: Any, rank: int, source: int, target: int) -> None:
+def move_op(codes: Any, rank: int, source: int, target: int) -> None:
+    """Move what a rank has at one position to another; what is between makes room."""
     code = codes[rank, source]
     step = 1 if target > source else -1
     while source != target:

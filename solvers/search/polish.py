@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
+    from schedc.solvers.kernel.facts import Facts
 
-__all__ = ["polish_schedule"]
+__all__ = ["EXCHANGES", "REACH", "durations_by_visit_ns", "packed_orders", "polish_schedule", "unpacked_schedule"]
 
 CLIMBS = 2
 """Searches beside each other in one round; each next round starts from the best of them."""
@@ -64,20 +65,10 @@ def polish_schedule(
         ValueError: the schedule has blocks that are cut.
     """
     facts = facts_of(problem)
-    stages, most = len(problem.stages), int(facts.count.max())
-    visits = microbatches_by_stage(problem)
-    number = [{microbatch: at for at, microbatch in enumerate(each)} for each in visits]
     exchanges = EXCHANGES if can_pay(problem) else 0
-    lengths = np.array([len(order) for order in schedule.orders], np.int64)
-    width = lengths if not exchanges else 3 * np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(np.int64)
-    orders = Orders(np.zeros((problem.ranks, int(width.max())), np.int64), lengths)
-    for rank, order in enumerate(schedule.orders):
-        for at, op in enumerate(order):
-            if op.part >= 0:
-                raise ValueError(f"{op} cannot be moved as a whole block")
-            orders.codes[rank, at] = (op.kind * stages + op.stage) * most + number[op.stage][op.microbatch]
-    evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(lengths.sum())))
-    climbers = [OrderClimber(facts, _durations_ns(problem, visits), REACH, exchanges) for _ in range(CLIMBS)]
+    orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
+    evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
+    climbers = [OrderClimber(facts, durations_by_visit_ns(problem), REACH, exchanges) for _ in range(CLIMBS)]
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
         best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
@@ -97,12 +88,31 @@ def polish_schedule(
             if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
-    return Found(_schedule(orders, visits, most), best_ns, cut_short, ended_by)
+    return Found(unpacked_schedule(problem, orders), best_ns, cut_short, ended_by)
 
 
-def _durations_ns(problem: Problem, visits: list[list[int]]) -> NDArray[np.int64]:
+def packed_orders(problem: Problem, facts: Facts, schedule: Schedule, *, exchanges: bool) -> Orders:
+    """The schedule's orders as codes; with `exchanges` there is room to split every backward.
+
+    Raises:
+        ValueError: the schedule has blocks that are cut.
+    """
+    stages, most = len(problem.stages), int(facts.count.max())
+    number = [{microbatch: at for at, microbatch in enumerate(each)} for each in microbatches_by_stage(problem)]
+    lengths = np.array([len(order) for order in schedule.orders], np.int64)
+    width = lengths if not exchanges else 3 * np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(np.int64)
+    orders = Orders(np.zeros((problem.ranks, int(width.max())), np.int64), lengths)
+    for rank, order in enumerate(schedule.orders):
+        for at, op in enumerate(order):
+            if op.part >= 0:
+                raise ValueError(f"{op} cannot be moved as a whole block")
+            orders.codes[rank, at] = (op.kind * stages + op.stage) * most + number[op.stage][op.microbatch]
+    return orders
+
+
+def durations_by_visit_ns(problem: Problem) -> NDArray[np.int64]:
     """[kind, stage, number of the microbatch on its stage]; only the first of the last where microbatches are alike."""
-    by_microbatch = tables_of(problem).duration_ns
+    visits, by_microbatch = microbatches_by_stage(problem), tables_of(problem).duration_ns
     if (by_microbatch == by_microbatch[:, :, :1]).all():
         return by_microbatch[:, :, :1].copy()
     duration_ns = np.zeros((len(Kind), len(visits), max(map(len, visits))), np.int64)
@@ -111,8 +121,10 @@ def _durations_ns(problem: Problem, visits: list[list[int]]) -> NDArray[np.int64
     return duration_ns
 
 
-def _schedule(orders: Orders, visits: list[list[int]], most: int) -> Schedule:
-    kinds, stages = tuple(Kind), len(visits)
+def unpacked_schedule(problem: Problem, orders: Orders) -> Schedule:
+    """The schedule of the codes."""
+    visits = microbatches_by_stage(problem)
+    kinds, stages, most = tuple(Kind), len(visits), max(map(len, visits))
 
     def op(code: int) -> Op:
         block, n = divmod(code, most)

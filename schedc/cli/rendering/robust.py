@@ -1,0 +1,83 @@
+"""What `schedc compile --robust` prints: what the plan takes in which state of the links, beside a plan for the mean; or JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from schedc.cli.rendering.results import certificate_lines, console, plain_table
+from schedc.files.location import one_line
+from schedc.files.outputs import is_standard
+from schedc.prepared.aim import MEAN, percentile_of
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.prepared.robust import Outcome, Robust
+
+__all__ = ["PERCENTILES", "print_robust", "robust_json"]
+
+PERCENTILES = (5, 25, 50, 75, 95, 100)
+
+
+def print_robust(robust: Robust, output: Path) -> None:
+    """The table and the certificate; on standard error where the plan is on standard output."""
+    plan, stderr = robust.compiled.plan, is_standard(output)
+    out, count = console(stderr=stderr), len(robust.states.conditions)
+    objective = plan.problem.objective
+    table = plain_table(f"{plan.name}: {objective} of one order in {count} states of its links, each for a whole step")
+    table.add_column("", no_wrap=True)
+    for header in ("robust plan", "plan for the mean", "plan for the job's costs"):
+        table.add_column(header, justify="right")
+    columns = [_values(robust, outcome) for outcome in (robust.robust, robust.for_mean, robust.as_planned)]
+    for row in columns[0]:
+        table.add_row(row, *(format_duration_ns(round(column[row])) for column in columns))
+    out.print(table)
+    out.print(
+        Text(
+            f"{robust.aim.text} {format_duration_ns(round(robust.value_ns))}; no single order has less than"
+            f" {format_duration_ns(round(robust.bound_ns))}: gap {robust.gap:.2%}"
+        )
+    )
+    for line in certificate_lines(plan.certificate):
+        out.print(Text(f"under the mean conditions, whose costs the plan has: {line}" if line.startswith(objective) else line))
+    where = "standard output" if stderr else one_line(str(output))
+    out.print(Text(f"written to {where} in {robust.compiled.seconds:.2f} s: {robust.compiled.ended}"))
+
+
+def _values(robust: Robust, outcome: Outcome) -> dict[str, float]:
+    """By the name of the row."""
+    ends, weights = outcome.ends_ns, robust.states.weights
+    rows: dict[str, float] = {"at the job's costs": outcome.as_planned_ns, "at the mean of the states": outcome.mean_ns}
+    rows["mean over the states"] = MEAN.of(ends, weights)
+    names: dict[float, str] = {100: "the worst state", 50: "median"}
+    shown = sorted({*PERCENTILES, robust.aim.percentile or 50})
+    return rows | {names.get(each, f"percentile {each:g}"): percentile_of(ends, weights, each) for each in shown}
+
+
+def robust_json(robust: Robust) -> dict[str, Any]:
+    """The object `robust` of `compile --json`."""
+
+    def told(outcome: Outcome) -> dict[str, Any]:
+        weights = robust.states.weights
+        return {
+            "as_planned_ns": outcome.as_planned_ns,
+            "at_mean_ns": outcome.mean_ns,
+            "mean_ns": MEAN.of(outcome.ends_ns, weights),
+            "percentiles_ns": {str(each): percentile_of(outcome.ends_ns, weights, each) for each in PERCENTILES},
+            "states_ns": list(outcome.ends_ns),
+        }
+
+    return {
+        "aim": robust.aim.text,
+        "value_ns": robust.value_ns,
+        "lower_bound_ns": robust.bound_ns,
+        "gap": robust.gap,
+        "states": len(robust.states.conditions),
+        "weights": list(robust.states.weights),
+        "plan": told(robust.robust),
+        "plan_for_mean": told(robust.for_mean),
+        "plan_as_planned": told(robust.as_planned),
+    }

@@ -1,0 +1,199 @@
+"""Local search over orders that are run under many conditions: the mean of their ends, or a percentile; a kernel, compiled.
+
+The samples are the same problem with other costs. A pass over all ops times one sample (`order_evaluator.time_orders`); what an
+order cannot reach any more, because the samples so far have cost too much, is given up before the last sample.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from schedc.compiled.compiler import compiled
+from schedc.compiled.kernel import kernel
+from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.facts import Facts, example_facts
+from schedc.solvers.kernel.order_evaluator import (
+    DRAWS,
+    Orders,
+    Room,
+    copy_orders,
+    exchange,
+    move_op,
+    room_of,
+    time_orders,
+)
+from schedc.solvers.kernel.tables import NEVER as STRANDED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Sampled", "SampledClimber", "polish_sampled"]
+
+SLACK = 1e-12
+"""Of a sum of shares: what rounding may make of it."""
+
+
+class Sampled(NamedTuple):
+    """What differs from sample to sample, and what makes one number of their ends."""
+
+    occupancy: Any
+    """[sample, kind × stages + stage], as `Facts.occupancy`."""
+    latency: Any
+    """The same shape."""
+    duration: Any
+    """[sample, kind, stage, n], as `time_orders` takes them; with one sample, the same for all."""
+    share: Any
+    """Per sample, of the whole weight."""
+    percentile: float
+    """The share of the samples that end by then; 0: the mean counts."""
+    rest_ns: Any
+    """Per sample, a lower bound on what it and those after it add to the mean; one more at the end."""
+    ends_ns: Any
+    """Room, by sample."""
+
+
+@kernel()
+def value_of(facts: Facts, duration: Any, sampled: Sampled, orders: Orders, scratch: Room, limit_ns: Any) -> Any:
+    """What the orders' ends come to; `STRANDED` if they cannot run; anything above `limit_ns` if it is above that.
+
+    `facts` and `duration` are changed to each sample's in turn.
+    """
+    total_ns = 0.0
+    late = 0.0
+    samples = len(sampled.share)
+    for sample in range(samples):
+        for entry in range(len(facts.latency)):
+            facts.latency[entry] = sampled.latency[sample, entry]
+            facts.occupancy[entry] = sampled.occupancy[sample, entry]
+        if len(sampled.duration) > 1 or sample == 0:
+            for kind in range(duration.shape[0]):
+                for stage in range(duration.shape[1]):
+                    for n in range(duration.shape[2]):
+                        duration[kind, stage, n] = sampled.duration[sample, kind, stage, n]
+        end_ns = time_orders(facts, duration, orders, scratch)
+        if end_ns >= STRANDED:
+            return 1.0 * STRANDED
+        sampled.ends_ns[sample] = end_ns
+        total_ns += sampled.share[sample] * end_ns
+        if sampled.percentile == 0.0:
+            if total_ns + sampled.rest_ns[sample + 1] > limit_ns * (1.0 + SLACK):
+                return 2.0 * limit_ns + 1.0
+        elif end_ns > limit_ns:
+            late += sampled.share[sample]
+            if late > 1.0 - sampled.percentile + SLACK:
+                return 2.0 * limit_ns + 1.0
+    if sampled.percentile == 0.0:
+        return total_ns
+    best_ns = 1.0 * STRANDED
+    for sample in range(samples):
+        by_then = 0.0
+        for other in range(samples):
+            if sampled.ends_ns[other] <= sampled.ends_ns[sample]:
+                by_then += sampled.share[other]
+        if by_then >= sampled.percentile - SLACK:
+            best_ns = min(best_ns, 1.0 * sampled.ends_ns[sample])
+    return best_ns
+
+
+def _example() -> tuple[Any, ...]:
+    facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
+    table, shares = np.zeros((1, 1), np.int64), np.zeros(1, np.float64)
+    sampled = Sampled(table, table, np.zeros((1, 4, 1, 1), np.int64), shares, 0.0, shares, row)
+    orders = Orders(table, row)
+    rooms = orders, orders, room_of(facts), row
+    return facts, duration, sampled, orders, *rooms, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+
+
+@kernel(_example, lean=True)
+def polish_sampled(
+    facts: Facts,
+    duration: Any,
+    sampled: Sampled,
+    orders: Orders,
+    current: Orders,
+    best: Orders,
+    scratch: Room,
+    before: Any,
+    ranges: Any,
+    evaluations: int,
+    draws: Draws,
+    heat: float,
+    stop: Any,
+) -> Any:
+    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose value is returned.
+
+    As `order_evaluator.polish`, whose arguments these are, but for the samples.
+    """
+    two, reach, exchanges = ranges
+    stages, most, ranks = len(facts.stage_rank), scratch.ready.shape[2], len(orders.lengths)
+    current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
+    best_ns = current_ns
+    copy_orders(orders, current)
+    copy_orders(orders, best)
+    codes, lengths = current
+    for number in range(evaluations):
+        if stop[0]:
+            break
+        rank = below(ranks, draws)
+        if lengths[rank] < 2:
+            continue
+        source = below(lengths[rank], draws)
+        exchanged, length, target = False, lengths[rank], source
+        if exchanges > 0 and below(exchanges, draws) == 0:
+            for position in range(length):
+                before[position] = codes[rank, position]
+            exchanged = exchange(current, rank, source, stages * most, below(two, draws), below(reach, draws))
+        if not exchanged:
+            distance = 1 + below(reach, draws)
+            if below(two, draws) == 0:
+                distance = -distance
+            target = min(length - 1, max(0, source + distance))
+            if source == target:
+                continue
+            move_op(codes, rank, source, target)
+        limit_ns = current_ns
+        warm = heat * (1.0 - number / evaluations)
+        if warm > 0:
+            limit_ns = current_ns - warm * best_ns * math.log(1.0 - fraction(draws))
+        moved_ns = value_of(facts, duration, sampled, current, scratch, limit_ns)
+        if moved_ns <= limit_ns and moved_ns < STRANDED:
+            current_ns = moved_ns
+            if moved_ns < best_ns:
+                best_ns = moved_ns
+                copy_orders(current, best)
+        elif exchanged:
+            for position in range(length):
+                codes[rank, position] = before[position]
+            lengths[rank] = length
+        else:
+            move_op(codes, rank, target, source)
+    copy_orders(best, orders)
+    return best_ns
+
+
+class SampledClimber:
+    """The compiled kernel at work on one problem and its samples, for one thread."""
+
+    def __init__(self, facts: Facts, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
+        """Waits until the kernel is compiled. It changes nothing that it is given.
+
+        Args:
+            facts: the problem.
+            sampled: its samples; there must be one.
+            reach: how far an op may be moved.
+            exchanges: one in this many changes fuses or splits a backward; 0: none.
+        """
+        self._facts = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
+        self._duration, self._sampled = sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
+        self._ranges = 2, reach, exchanges
+        self._room, self._polish = room_of(facts), compiled(polish_sampled)
+
+    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
+        """The best value of that many changes of the orders, which become the best."""
+        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
+        before = np.empty_like(orders.codes[0])
+        given = self._facts, self._duration, self._sampled, orders, *rooms, self._room, before, self._ranges
+        return float(self._polish(*given, evaluations, draws, heat, stop))
