@@ -266,6 +266,19 @@ def test_narrow_windows_do_not_scroll_sideways(browser: Browser, folder: Path) -
             assert state(page, "selected")["title"] == "F0.1"
 
 
+def test_a_page_without_width_waits_until_it_has_some(browser: Browser, folder: Path) -> None:
+    with opened(browser, folder / "plan.html") as page:
+        for hidden in ("document.body.style.display = 'none'", "document.body.style.width = '60px'"):
+            page.evaluate(hidden)
+            settled(page)
+            marks = "() => { const { report } = window.schedcReport; report.layout(); return report.painter.marks(report.view).marks }"
+            assert len(page.evaluate(marks)) < 9  # a negative width asked for one each nanosecond
+            page.evaluate("document.body.removeAttribute('style')")
+            settled(page)
+            page.mouse.move(*place_of(page, Op(Kind.F, 0, 1)))
+            assert page.locator("#tooltip").inner_text().startswith("F0.1")
+
+
 def test_planned_and_measured_are_one_above_the_other(browser: Browser, folder: Path) -> None:
     with opened(browser, folder / "trace.html") as page:
         assert state(page, "ops") == [len(TIMELINE.ops)] * 2

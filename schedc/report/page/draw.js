@@ -13,7 +13,8 @@ function axisStep(length, width) {
 // Where things are on the canvas, in device pixels.
 function layoutOf(canvas, ratio) {
   const labels = (canvas.clientWidth < 560 ? LABEL_ROOM.narrow : LABEL_ROOM.wide) * ratio;
-  return { left: labels, top: AXIS_HEIGHT * ratio, width: canvas.width - labels, height: canvas.height - AXIS_HEIGHT * ratio, ratio };
+  const width = Math.max(1, canvas.width - labels); // a window may be narrower than the names of the rows
+  return { left: labels, top: AXIS_HEIGHT * ratio, width, height: canvas.height - AXIS_HEIGHT * ratio, ratio };
 }
 
 class Painter {

@@ -65,6 +65,7 @@ class Report {
   }
 
   paint() {
+    if (!this.canvas.width || !this.overview.canvas.width) return; // the page is not shown: its first width draws it
     const begin = performance.now();
     const { view, lanes, colours, hovered, selected, rowsHeight } = this;
     this.painter.frame({
