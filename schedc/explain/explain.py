@@ -26,6 +26,7 @@ from schedc.explain.resolve import Resolved, Solver
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
+from schedc.verify.job import check_costs, check_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,9 +135,13 @@ def explain_plan(
     if violations:
         raise CheckFailed(f"{plan.name}: {violations[0]} (`schedc verify` lists all {len(violations)})")
     problem, schedule = plan.problem, plan.schedule()
-    if job is not None and (unlike := problem_for(plan, job))[0] != problem:
-        why = unlike[1][0] if unlike[1] else "the costs differ"
-        raise CheckFailed(f"{plan.name}: is not a plan of the job: {why} (`schedc verify --job` lists all)")
+    if job is not None:
+        of_job, unlike = problem_for(plan, job)
+        if of_job is not None:
+            unlike += check_pipeline(plan, of_job) + check_costs(plan, of_job)
+        if unlike:
+            first = unlike[0]
+            raise CheckFailed(f"{plan.name}: is not a plan of the job: {first.place} differs (`schedc verify --job` lists all)")
     timeline = time_plan(plan)
     waits = waits_of(problem, timeline)
     idle = idle_of(problem, schedule, timeline, waits)
@@ -155,7 +160,7 @@ def explain_plan(
     planned_ns = timeline.objective_ns(problem.objective)
     if most == 0:
         base = Resolved(objective_ns=planned_ns, lower_bound_ns=best_bound(problem).value_ns, schedule=schedule)
-        chosen = _Chosen([], [], ["changes: --most 0"])
+        chosen = _Chosen([], [], ["all changes: --most 0 was given"])
     else:
         on_work("the unchanged problem")
         base = solver.settle(problem, schedule)
@@ -165,10 +170,12 @@ def explain_plan(
         if not solver.interruption.requested:
             on_work(change.text)
             gains += _gain(change, problem, base, solver)
-    others, why_not = (
-        ([], ["other placements: they need the plan's job (--job)"]) if job is None else other_placements(job, problem)
-    )
-    not_tried += why_not
+    others: list[Change] = []
+    if job is None:
+        not_tried.append("other placements: they need the plan's job (--job)")
+    elif most:
+        others, why_not = other_placements(job, problem)
+        not_tried += why_not
     for change in others:
         if not solver.interruption.requested:
             on_work(change.text)

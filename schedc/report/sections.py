@@ -168,18 +168,19 @@ def _links(figures: Figures) -> Markup:
         ]
         for link in sorted(figures.links, key=lambda link: (link.allowed_ns or 0, link.slack_ns, -link.busy_ns))
     ]
+    longer = f"≤ {percent(ALLOWED, 1, 0)} longer"
     headers = [
         "messages",
         "busy",
-        "slack of one",
-        *(["adds nothing", f"adds at most {percent(ALLOWED, 1, 0)}"] if computed else []),
+        "slack",
+        *(["no longer", longer] if computed else []),
     ]
-    note = "How much later any one of its messages could leave with the step no longer"
+    note = "Slack: how much later any one of its messages could leave, with the step no longer. "
     if computed:
-        note += "; the latency that could be added to all of them with the step no longer, or a little."
+        note += f"No longer, {longer}: the latency that could be added to all of its messages so that the step is that."
         note += " Orders are kept: with others, a plan may tolerate more."
     else:
-        note += ". What all of them together tolerate is not computed for a plan of this size: schedc explain does."
+        note += "What all of them together tolerate is not computed for a plan of this size: schedc explain does."
     content = table("The link that tolerates least first", [Cell("link"), *(Cell(text, "number") for text in headers)], rows)
     if len(rows) > MOST_LINKS:
         content = element("details", element("summary", f"All {len(rows)} links"), content)

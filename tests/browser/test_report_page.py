@@ -271,7 +271,9 @@ def test_a_page_without_width_waits_until_it_has_some(browser: Browser, folder: 
         for hidden in ("document.body.style.display = 'none'", "document.body.style.width = '60px'"):
             page.evaluate(hidden)
             settled(page)
-            marks = "() => { const { report } = window.schedcReport; report.layout(); return report.painter.marks(report.view).marks }"
+            marks = (
+                "() => { const { report } = window.schedcReport; report.layout(); return report.painter.marks(report.view).marks }"
+            )
             assert len(page.evaluate(marks)) < 9  # a negative width asked for one each nanosecond
             page.evaluate("document.body.removeAttribute('style')")
             settled(page)

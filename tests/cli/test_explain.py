@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from command_line import schedc
 from problems import make_problem, with_fused_backward
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.api import explain_plan
+from schedc.api import explain_plan, verify_plan
 from schedc.cli.rendering.explanation import print_explanation
 from schedc.compile import certify
 from schedc.errors import CheckFailed
@@ -32,11 +33,10 @@ from schedc.text.plan.plan_to_file import write_plan
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LINKS = {(0, 1): (40, 10), (1, 0): (40, 10)}
 
 
@@ -141,7 +141,11 @@ def test_what_the_bound_says_of_a_plan_and_the_columns_of_80(
     text = capsys.readouterr().out
     assert "no schedule is more than 50.00% shorter" in " ".join(text.split())
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "45")
+    print_explanation(plan, said)
+    text = capsys.readouterr().out
+    assert all(line.rstrip().endswith("…") for line in text.splitlines() if "rank 0" in line and "%" in line)  # cut, and says so
 
 
 def test_changes() -> None:
@@ -201,7 +205,17 @@ def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     done = schedc("explain", tmp_path / "plan.json", "--job", tmp_path / "job.toml", width=300)
     assert done.returncode == 1
-    assert "is not a plan of the job" in done.stderr
+    assert "is not a plan of the job: costs.stages[0] differs" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_job_of_another_name_is_the_plans_job() -> None:
+    job = load_job(EXAMPLES / "pipemorph-4x12/job.toml")
+    plan = certified(replace(job.problem, name="another"), one_f_one_b(job.problem))
+    assert verify_plan(plan, job) == ()
+    explanation = explain_plan(plan, job, most=0)
+    assert explanation.gains == ()  # nothing is solved again: no placement either
+    assert explanation.not_tried == ("all changes: --most 0 was given",)
 
 
 def test_pipemorphs_rule_is_theorem_1_where_times_are_equal() -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from schedc.cli.rendering.results import console, plain_table
 from schedc.explain.changes import ChangeKind
 from schedc.ir.ops import Op, token
@@ -51,13 +53,16 @@ def print_explanation(plan: Plan, explanation: Explanation) -> None:
     more = f": the {MOST_RANKS} ranks with most of it (--json has all)" if problem.ranks > MOST_RANKS else ""
     out.print(f"\nIdle time of the ranks, in shares of the step{more}", style="bold")
     out.print(_idle_table(explanation))
-    out.print(f"\nWhat would help: {_time(explanation.base_ns)} now, each change solved again", style="bold")
-    if any(gain.searched for gain in explanation.gains):
+    searched = any(gain.searched for gain in explanation.gains)
+    again = f": {_time(explanation.base_ns)} now, each change solved again" if searched else ""
+    out.print(f"\nWhat would help{again}", style="bold")
+    if searched:
         out.print(_gain_table(explanation))
     for line in _gain_lines(explanation):
         out.print(line)
     if explanation.delays:
-        out.print("\nLatency that can be added to one link", style="bold")
+        allowed = _percent(explanation.allowed)
+        out.print(f"\nLatency that can be added to one link, the step no longer or ≤ {allowed} longer", style="bold")
         out.print(_delay_table(explanation))
         if len(explanation.delays) > MOST_LINKS:
             out.print(f"and {len(explanation.delays) - MOST_LINKS} more links, which tolerate more; --json has all")
@@ -149,7 +154,7 @@ def _path_table(explanation: Explanation) -> Table:
     table.add_column("", no_wrap=True, min_width=14)
     for header, width in (("time", 9), ("share", 6)):
         table.add_column(header, justify="right", no_wrap=True, min_width=width)
-    table.add_column("most of it", overflow="ellipsis", no_wrap=True)
+    table.add_column("most of it", overflow="ellipsis")
     total_ns = max(1, explanation.timeline.makespan_ns)
     times_ns, places = Counter[str](), dict[str, Counter[str]]()
     for segment in explanation.path:
@@ -158,7 +163,7 @@ def _path_table(explanation: Explanation) -> Table:
         places.setdefault(segment.kind.value, Counter())[where] += segment.length_ns
     for kind, time_ns in times_ns.most_common():
         most = ", ".join(f"{where} {_percent(spent_ns / total_ns)}" for where, spent_ns in places[kind].most_common(4))
-        table.add_row(kind, _time(time_ns), _percent(time_ns / total_ns), most)
+        table.add_row(kind, _time(time_ns), _percent(time_ns / total_ns), _cut(most))
     return table
 
 
@@ -170,12 +175,12 @@ def _idle_table(explanation: Explanation) -> Table:
     table = plain_table()
     for header, width in (("rank", 4), ("idle", 6)):
         table.add_column(header, justify="right", no_wrap=True, min_width=width)
-    table.add_column("waiting for", overflow="ellipsis", no_wrap=True)
+    table.add_column("waiting for", overflow="ellipsis")
     for rank in shown:
         causes = ", ".join(
             f"{name} {_percent(time_ns / total_ns)}" for name, time_ns in _causes(rank, explanation.idle[rank], total_ns)
         )
-        table.add_row(str(rank), _percent(idle_ns[rank] / total_ns), causes)
+        table.add_row(str(rank), _percent(idle_ns[rank] / total_ns), _cut(causes or "–"))
     return table
 
 
@@ -241,7 +246,7 @@ def _delay_table(explanation: Explanation) -> Table:
     """The links that tolerate least."""
     allowed = _percent(explanation.allowed)
     table = plain_table()
-    for header in ("link", "slack of one message", "adds nothing", f"adds ≤ {allowed}", "solved again", "impossible"):
+    for header in ("link", "message slack", "no longer", f"≤ {allowed} longer", "solved again", "proven too much"):
         table.add_column(header, justify="left" if header == "link" else "right", no_wrap=True)
     for delay in explanation.delays[:MOST_LINKS]:
         table.add_row(f"{delay.source}>{delay.destination}", *_delay_cells(delay))
@@ -266,6 +271,11 @@ def _pair_table(explanation: Explanation) -> Table:
         exact = "any" if pair.exact_ns is None else _time(pair.exact_ns)
         table.add_row(f"{rule.source}–{rule.destination}", str(rule.slackness), _time(rule.delay_ns), by_rule, exact)
     return table
+
+
+def _cut(content: str) -> Text:
+    """A cell of one line, which ends with … where the table is too narrow for it."""
+    return Text(content, overflow="ellipsis", no_wrap=True)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
