@@ -22,6 +22,7 @@ from schedc.lower.conditions import problem_under
 from schedc.lower.plan import lower
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.verify.job import check_pipeline
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Proposal", "replan"]
 
-CLIMB_OPS = 60_000
-"""How many ops the climbs from the best rules may place: about 5 ms, compiled."""
+CLIMB_OPS = 12_000
+"""How many ops the climbs from the best rules may place: under 1 ms, compiled."""
 METHOD = "replan"
 
 
@@ -108,7 +109,7 @@ def replan(
     if as_planned:
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
     try:
-        schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops))
+        schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops), rules=slow_link_rules)
     except Unsupported:  # the rules do not hold one microbatch; what ran before holds
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
     timeline = simulate(problem, schedule, tables=tables)

@@ -19,6 +19,9 @@ from schedc.ir.ops import Kind
 from schedc.lower.conditions import problem_under
 from schedc.replan import Choice, Proposal, replan
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.heuristics.pipemorph import pipemorph
+from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
+from schedc.solvers.kernel.climb import climbing_board
 from schedc.text.plan.plan_file import parse_plan
 from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.job import check_pipeline
@@ -137,3 +140,20 @@ def test_the_simple_bound_is_one_of_all() -> None:
     for _ in range(20):
         problem = tiny_problem(random, most_ops=18)
         assert simple_bound(problem) in lower_bounds(problem)
+
+
+def test_no_worse_than_pipemorph_where_a_link_is_slow() -> None:
+    for slow in ((0, 1), (1, 2), (2, 3)):
+        plan = four_ranks()
+        conditions = Conditions(links=dict.fromkeys((slow, slow[::-1]), LinkState(latency_ns=45)))
+        now = problem_under(plan.problem, conditions)
+        assert replan(plan, conditions, climb_ops=0).objective_ns <= simulate(now, pipemorph(now)).makespan_ns
+
+
+def test_the_rules_for_slow_links_are_the_first_of_the_table() -> None:
+    problem = make_problem(3, 5)
+    board = climbing_board(problem)
+    few, many = slow_link_rules(problem, board, 20), slow_link_rules(problem, board, 50)
+    assert (len(few), len(many)) == (12, 50)
+    for one, other in zip(few, many, strict=False):
+        assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))

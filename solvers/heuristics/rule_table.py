@@ -22,6 +22,8 @@ from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
@@ -51,12 +53,18 @@ CLIMBS = 2
 """The climbs start from this many best rules of the table."""
 
 
-def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions()) -> Schedule:
+def rule_table(
+    problem: Problem,
+    options: RuleTableOptions = RuleTableOptions(),
+    *,
+    rules: Callable[[Problem, Board, int], list[PackedRule]] | None = None,
+) -> Schedule:
     """The best schedule of a table of rules and of climbs from its best.
 
     Args:
         problem: any placement, links and memory limits.
         options: how much the climbs may do.
+        rules: what gives the table; None: `table_of_rules`.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
@@ -64,7 +72,7 @@ def rule_table(problem: Problem, options: RuleTableOptions = RuleTableOptions())
     board = climbing_board(problem)
     blocks = len(board.blocks)
     ops = blocks * (3 if problem.split_backward else 2)
-    table = table_of_rules(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    table = (rules or table_of_rules)(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
     placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + board.settings[0].mixes)
     climber = _climber(board, placed)
     values = np.array([climber.run(rule) for rule in table])

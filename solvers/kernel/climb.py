@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -243,9 +244,9 @@ def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
 def longest_op_ns(board: Board) -> int:
     """The longest op."""
     longest_ns = 0
-    for block in board.blocks:
-        backward_ns = block.backward_ns if block.fused else max(block.backward_input_ns, block.weight_ns)
-        longest_ns = max(longest_ns, block.forward_ns, backward_ns)
+    costs = attrgetter("fused", "forward_ns", "backward_ns", "backward_input_ns", "weight_ns")
+    for fused, forward_ns, backward_ns, backward_input_ns, weight_ns in set(map(costs, board.blocks)):  # most are alike
+        longest_ns = max(longest_ns, forward_ns, backward_ns if fused else max(backward_input_ns, weight_ns))
     return longest_ns
 
 

@@ -53,16 +53,17 @@ class ListSchedule:
     def schedule(self) -> Schedule:
         """The schedule."""
         orders = []
-        kinds, width = tuple(Kind), self.width
+        ends = [(kind, part - 1) for kind in Kind for part in range(self.width)]
+        stages, count = self.stages, len(ends)
         cut: set[int] = set()
         for packed in self.packed:
             order = []
             for code in packed:
-                block, part = divmod(code, width)
-                block, kind = divmod(block, len(kinds))
-                microbatch, stage = divmod(block, self.stages)
-                order.append(Op(kinds[kind], stage, microbatch, part - 1))
-                if part:
+                block, end = divmod(code, count)
+                microbatch, stage = divmod(block, stages)
+                kind, part = ends[end]
+                order.append(Op(kind, stage, microbatch, part))
+                if part >= 0:
                     cut.add(stage)
             orders.append(tuple(order))
         parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * self.parts_of[stage]) for stage in sorted(cut))
