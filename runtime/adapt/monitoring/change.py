@@ -3,7 +3,7 @@
 One number comes per step: how long a link's messages took, or an op. While nothing changes, these are draws from one unknown
 distribution. The test learns a pool of them, and then takes every later one as evidence:
 
-- Let u be the distance of the pool's k-th largest of n from its median b, k about 2 % of n, and at least what counts as a change.
+- Let u be the distance of the pool's k-th largest of n from its median b, k about 5 % of n, and at least what counts as a change.
   By Clopper and Pearson, with probability 1 - eta the next one is above b + u with a probability of at most q, a quantile of a
   Beta distribution. So (1 if x > b + u, else 0) / q is an e-value: its mean is at most 1.
 - Beyond the pool's largest (k = 1), it is assumed that being r times as far away is at most 1 / r^2 as likely. Then
@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ __all__ = ["CALIBRATIONS", "ChangeTest", "Rate", "most_likely_share"]
 
 LAMBDA = 0.8
 """What of the evidence is staked on a change: a step that shows none divides R by 5."""
-RARE = 0.02
-"""About which share of the pool is beyond the nearer threshold."""
+RARE = 0.05
+"""About which share of the pool is beyond the nearer threshold: so many steps may stall without making the test blind."""
 FARTHEST = 100.0
 """From here on a farther value counts no more: three steps at least have to show a change."""
 FIRST, CALIBRATIONS = 16, 7
@@ -79,11 +79,14 @@ class ChangeTest:
         self._learned = 0
         self._evidence = [0.0, 0.0]  # upwards, downwards
         self._doubtful = 0  # the last values of the pool, which look like a change
-        self._near, self._far = ([math.inf, math.inf] for _ in range(2))
-        self._near_share = self._far_share = 1.0
-        self.level = math.nan
-        """The median of the pool; not a number until 16 are known."""
+        self._known: _Thresholds | None = None
+        self._waiting: _Thresholds | None = None
         self._learn()
+
+    @property
+    def level(self) -> float:
+        """The median of the pool; not a number until 16 values are known."""
+        return math.nan if self._known is None else self._known.level
 
     @property
     def pool(self) -> Sequence[float]:
@@ -96,11 +99,11 @@ class ChangeTest:
         After an alarm the test begins to gather evidence anew, with what it has learned.
         """
         alarm = 0
-        if self._learned:
+        if (known := self._known) is not None:
             for way, sign in enumerate((1, -1)):
-                distance = sign * (value - self.level)
-                near = (distance > self._near[way]) / self._near_share
-                far = min(FARTHEST, distance / self._far[way]) / (2 * self._far_share) if distance > self._far[way] else 0.0
+                distance = sign * (value - known.level)
+                near = (distance > known.near[way]) / known.near_share
+                far = min(FARTHEST, distance / known.far[way]) / (2 * known.far_share) if distance > known.far[way] else 0.0
                 factor = 1 - LAMBDA + LAMBDA * (near + far) / 2
                 self._evidence[way] = (1 + self._evidence[way]) * factor
                 if self._evidence[way] >= self._rate.threshold:
@@ -127,19 +130,35 @@ class ChangeTest:
         self._evidence = [0.0, 0.0]
 
     def _learn(self) -> None:
+        """Take thresholds from the pool when it has 16 values, 32, …; while a change is suspected, the new ones wait."""
         known = len(self._pool)
         size = FIRST << max(0, (known // FIRST).bit_length() - 1)
-        if known < FIRST or size <= self._learned:
-            return
-        self._learned = size
-        values = sorted(self._pool)
-        self.level = median(values)
-        count = 1 + math.floor(RARE * known)
-        least = max(self._least, self._relative * abs(self.level))
-        self._near = [max(least, values[-count] - self.level), max(least, self.level - values[count - 1])]
-        self._far = [max(least, values[-1] - self.level), max(least, self.level - values[0])]
-        self._near_share = most_likely_share(count, known, self._rate.eta)
-        self._far_share = most_likely_share(1, known, self._rate.eta)
+        if known >= FIRST and size > self._learned:
+            self._learned = size
+            values = sorted(self._pool)
+            level = median(values)
+            count = 1 + math.floor(RARE * known)
+            least = max(self._least, self._relative * abs(level))
+            self._waiting = _Thresholds(
+                level,
+                (max(least, values[-count] - level), max(least, level - values[count - 1])),
+                (max(least, values[-1] - level), max(least, level - values[0])),
+                most_likely_share(count, known, self._rate.eta),
+                most_likely_share(1, known, self._rate.eta),
+            )
+        if self._waiting is not None and not self.suspicious:
+            self._known, self._waiting = self._waiting, None
+
+
+class _Thresholds(NamedTuple):
+    """What has been learned; distances from the level upwards and downwards."""
+
+    level: float
+    near: tuple[float, float]
+    far: tuple[float, float]
+    near_share: float
+    """How likely it is at most that a value is beyond the near threshold."""
+    far_share: float
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.runtime.adapt.monitoring.change import ChangeTest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from schedc.runtime.adapt.monitoring.change import Rate
 
@@ -24,10 +24,12 @@ LEAST_NS = 200_000
 """Smaller changes of a link do not count: waking up takes about as long."""
 UNANSWERED = 16
 """After this many steps without an answer, a ping is asked for once more, and the alarm forgotten."""
-CALM_EVERY = 128
-"""After this many calm steps the link is pinged, so that it is known what pings take."""
+CALM_EVERY, FIRST_CALM_EVERY, CALM_PINGS = 128, 8, 5
+"""After this many calm steps the link is pinged, so that it is known what pings take: sooner until this many are known."""
 RECENT = 3
 """From this many last steps a new level is estimated."""
+MIDDLES, AGAIN = 64, 16
+"""Of this many last steps at most the estimate is the median; how often it is made again."""
 
 
 class Ping(NamedTuple):
@@ -49,12 +51,17 @@ class LinkWatch:
         self._usual: ChangeTest | None = None
         """What was learned before the first change."""
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._middles: deque[float] = deque(maxlen=MIDDLES)
+        """The medians of this level's last steps."""
+        self._usual_middle_ns = 0.0
+        self._excess_ns = 0
+        self._steps = 0
         self._alarm = 0
         self._since_ping = CALM_EVERY
         self._asked = 0
-        self._ping: Ping | None = None
-        """The last one of this level."""
-        self._usual_ping: Ping | None = None
+        self._pings: deque[Ping] = deque(maxlen=CALM_PINGS)
+        """The last of this level."""
+        self._usual_pings = self._pings
         self.wants_ping = False
         """Whether a ping is to be asked for; its answer goes to `pinged`."""
         self.alarms = self.confirmed = self.rejected = self.unanswered = 0
@@ -67,16 +74,17 @@ class LinkWatch:
 
     @property
     def excess_ns(self) -> int:
-        """By how much a message takes longer than at first; 0: nothing has certainly changed."""
-        return 0 if self._usual is None else round(self._test.level - self._usual.level)
+        """By how much a message takes longer than at first, to three digits; 0: nothing has certainly changed."""
+        return self._excess_ns
 
     @property
     def occupancy_excess_ns(self) -> int:
         """What of it is more time on the link for each message, so that the link carries fewer of them."""
-        if self._usual is None or self._usual_ping is None or self._ping is None:
+        if self._usual is None or not self._usual_pings or not self._pings:
             return 0
-        more_ns = self._ping.gap_ns - self._usual_ping.gap_ns
-        shift_ns = abs(self._ping.transit_ns - self._usual_ping.transit_ns)
+        now, before = _middle(self._pings), _middle(self._usual_pings)
+        more_ns = now.gap_ns - before.gap_ns
+        shift_ns = abs(now.transit_ns - before.transit_ns)
         return round(more_ns) if abs(more_ns) > max(LEAST_NS, shift_ns / 4) else 0
 
     def step(self, transits_ns: Sequence[float]) -> None:
@@ -85,6 +93,7 @@ class LinkWatch:
             return
         value = sorted(transits_ns)[(len(transits_ns) - 1) // 4]
         self._recent.append(value)
+        self._middles.append(median(transits_ns))
         if self._alarm:
             self._asked += 1
             if self._asked > UNANSWERED:
@@ -98,8 +107,15 @@ class LinkWatch:
             self._asked = 0
             self.wants_ping = True
             return
+        self._steps += 1
+        if self._usual is not None and self._steps % AGAIN == 0 and not self._test.suspicious:
+            self._estimate()
         self._since_ping += 1
-        if self.known and self._since_ping >= CALM_EVERY and not self._test.suspicious:
+        if (
+            self.known
+            and self._since_ping >= (CALM_EVERY if len(self._pings) == CALM_PINGS else FIRST_CALM_EVERY)
+            and not self._test.suspicious
+        ):
             self._since_ping = 0
             self.wants_ping = True
 
@@ -110,10 +126,10 @@ class LinkWatch:
         self.wants_ping = False
         if not self._alarm:
             if not self._test.suspicious:
-                self._ping = found
+                self._pings.append(found)
             return
         level_ns = median(self._recent)
-        before_ns = self._test.level if self._ping is None else self._ping.transit_ns
+        before_ns = _middle(self._pings).transit_ns if self._pings else self._test.level
         if self._alarm * (found.transit_ns - before_ns) >= self._alarm * (level_ns - self._test.level) / 2:
             self._move(level_ns, found)
         else:
@@ -125,16 +141,34 @@ class LinkWatch:
         self.confirmed += 1
         self._alarm = 0
         if self._usual is None:
-            self._usual, self._usual_ping = self._test, self._ping
+            self._usual, self._usual_pings = self._test, self._pings
+            before = list(self._middles)[: -2 * RECENT] or list(self._middles)
+            self._usual_middle_ns = median(before)
+        while len(self._middles) > RECENT:
+            self._middles.popleft()
+        self._steps = 0
         usual = self._usual
         if abs(level_ns - usual.level) <= max(LEAST_NS, 0.1 * usual.level):
-            self._test, self._ping, self._usual = usual, self._usual_ping, None
+            self._test, self._pings, self._usual = usual, self._usual_pings, None
+            self._excess_ns = 0
             return
         # how much it varies is known of the usual level only: as much for its size, at first
         self._test = ChangeTest(self._rate, least=LEAST_NS, pool=[level_ns * value / usual.level for value in usual.pool[-128:]])
-        self._ping = ping
+        self._pings = deque([ping], maxlen=CALM_PINGS)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """By how much messages take longer. The middle of a step, not its fast ones: a plan is best for what is usual."""
+        excess_ns = median(self._middles) - self._usual_middle_ns
+        if abs(excess_ns - self._excess_ns) > max(LEAST_NS / 4, abs(self._excess_ns) / 20):
+            self._excess_ns = int(round(excess_ns, 3 - len(str(round(abs(excess_ns))))))  # or each step would give other conditions
 
     def _forget(self) -> None:
         self._alarm = 0
         self.wants_ping = False
         self._test.forgive()
+
+
+def _middle(pings: Collection[Ping]) -> Ping:
+    """Their medians."""
+    return Ping(median(ping.transit_ns for ping in pings), median(ping.gap_ns for ping in pings))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PINGS", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
 
-MOST_STAMPS = 8
+MOST_STAMPS = 4
 """About how many transfers of a wire are stamped in a step."""
 PINGS = 3
 """How many are sent one right behind the other: the gaps between their arrivals are what one occupies the link for."""
