@@ -21,13 +21,18 @@ from schedc.ir.costs import MessageCost
 from schedc.ir.problem import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Network
 
-__all__ = ["Replicated", "Step", "Timer", "costs_between", "ring_ns", "under"]
+__all__ = ["Replicated", "Step", "Timer", "alike", "costs_between", "ring_ns", "under"]
+
+APART = 1.25
+"""Costs of one class differ by at most this factor."""
+NEGLIGIBLE = 0.01
+"""A latency that adds less than this share of the step to a ring or a pipeline's message is taken as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,41 @@ def under(problem: Problem, costs: Sequence[MessageCost]) -> Problem:
     """The pipeline with these costs of its links, in their order, and without its collectives."""
     links = tuple(Link.of(link.source, link.destination, cost, None) for link, cost in zip(problem.links, costs, strict=True))
     return replace(problem, links=links, data_parallel=None)
+
+
+def alike(given: Replicated) -> Replicated:
+    """The same with links that are nearly alike taken as equal: measured ones all differ a little, which no search should follow.
+
+    Sorted latencies, and so bandwidths, are cut into classes whose largest is at most `APART` times its smallest; each becomes the
+    slowest of its class. Latencies that are negligible become none.
+    """
+    step_ns = simulate(replace(given.problem, data_parallel=None), given.schedule).makespan_ns
+    least_ns = NEGLIGIBLE * step_ns / (2 * max(1, given.replicas - 1) * given.buckets)
+    costs = costs_between(given)
+    latencies = _classes(cost.latency_ns for cost in costs.values() if cost.latency_ns > least_ns)
+    transfers = _classes(cost.transfer_ns for cost in costs.values() if cost.transfer_ns is not None)
+    bandwidths = _classes(cost.bytes_per_second for cost in costs.values() if cost.bytes_per_second is not None)
+
+    def one(cost: MessageCost) -> MessageCost:
+        return MessageCost(
+            latency_ns=latencies[cost.latency_ns][1] if cost.latency_ns > least_ns else 0,
+            transfer_ns=None if cost.transfer_ns is None else transfers[cost.transfer_ns][1],
+            bytes_per_second=None if cost.bytes_per_second is None else bandwidths[cost.bytes_per_second][0],
+        )
+
+    links = tuple(Link.of(*pair, one(cost), None) for pair, cost in costs.items())
+    return replace(given, network=replace(given.network, links=links))
+
+
+def _classes(values: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Of each value, the smallest and the largest of its class."""
+    found: list[list[int]] = []
+    for value in sorted({*values}):
+        if found and value <= APART * found[-1][0]:
+            found[-1].append(value)
+        else:
+            found.append([value])
+    return {value: (each[0], each[-1]) for each in found for value in each}
 
 
 class Timer:

@@ -15,6 +15,7 @@ from schedc.ir.costs import MessageCost
 from schedc.ir.problem import Link
 from schedc.ir.workload import Network
 from schedc.solvers.assign.exact import assign
+from schedc.solvers.assign.nodes import assign_nodes
 from schedc.solvers.assign.replanned import assign_and_plan
 from schedc.solvers.assign.value import Replicated, Timer, ring_ns
 from schedc.solvers.common.base import Limits
@@ -185,3 +186,35 @@ def test_orders_are_made_for_the_links() -> None:
     timer = Timer(replace(given, schedule=found.schedule))
     assert timer.step(found.assigned.node_of) == found.step
     assert verify_schedule(found.problem, found.schedule) == ()
+
+
+def test_links_that_are_nearly_alike_do_not_scatter_the_nodes() -> None:
+    """Measured links all differ: the search has few kinds of them, and the nodes that need not move stay."""
+    random, ms = Random(3), 1_000_000
+    problem = make_problem(4, 8, costs_ns=(9 * ms, 10 * ms, 5 * ms))
+    links = []
+    for a, b in permutations(range(8), 2):
+        latency_ns = 30 * ms if {a, b} == {0, 4} else random.randint(8_000, 12_000)
+        links.append(Link(source=a, destination=b, latency_ns=latency_ns, bytes_per_second=random.randint(47, 52) * 10**9))
+    given = Replicated(
+        problem=problem,
+        schedule=constructive("zb-h1")(problem),
+        replicas=2,
+        network=Network(site_of_rank=(0,) * 8, links=tuple(links)),
+        gradient_bytes=(10**9,) * 4,
+        buckets=25,
+    )
+    found = assign_nodes(given, LIMITS, keep_orders=True)
+    assert (found.sought.proven, len(found.moved)) == (True, 2)
+    assert found.after == Timer(given).step(found.node_of)
+    assert found.after.step_ns < found.before.step_ns - 1000 * ms
+    fast = replace(given, network=replace(given.network, links=tuple(link for link in links if link.latency_ns < ms)))
+    stays = assign_nodes(fast, LIMITS, keep_orders=True)
+    assert (stays.moved, stays.after) == ((), stays.before)
+
+
+def test_orders_made_for_equal_links_are_not_taken_where_they_are_worse() -> None:
+    given = job(2, 2, 2)
+    found = assign_nodes(given, LIMITS)
+    assert found.after.step_ns <= found.before.step_ns
+    assert found.after == Timer(replace(given, schedule=found.schedule)).step(found.node_of)

@@ -43,6 +43,9 @@ def assign_command(
     order: Annotated[Order, typer.Option(help="How processes are numbered: pipeline after pipeline, or rank after rank.")] = (
         Order.pipelines
     ),
+    exact_links: Annotated[
+        bool, typer.Option("--exact-links", help="Do not take links as equal whose costs are nearly so.")
+    ] = False,
     keep_orders: Annotated[
         bool, typer.Option("--keep-orders", help="Do not plan anew: every rank keeps the plan's order.")
     ] = False,
@@ -64,9 +67,8 @@ def assign_command(
     from schedc.errors import InvalidInput
     from schedc.files.outputs import check_outputs, write_output
     from schedc.ir.plan import MadeBy
-    from schedc.solvers.assign.exact import assign
-    from schedc.solvers.assign.replanned import Replanned, assign_and_plan, slowest_problem
-    from schedc.solvers.assign.value import Replicated, Timer
+    from schedc.solvers.assign.nodes import assign_nodes
+    from schedc.solvers.assign.value import Replicated
     from schedc.solvers.common.base import Limits
     from schedc.text.plan.plan_file import read_plan
     from schedc.text.plan.plan_to_file import plan_json
@@ -97,12 +99,7 @@ def assign_command(
     limits = Limits(workers=1, deterministic=WORK)
     if time_limit is not None:
         limits = Limits(workers=1, time_s=option_value("--time-limit", time_limit) / 1e9)
-    if keep_orders:
-        assigned = assign(given, limits)
-        problem = slowest_problem(Timer(given), assigned.node_of)
-        found = Replanned(assigned=assigned, problem=problem, schedule=given.schedule, step=assigned.after)
-    else:
-        found = assign_and_plan(given, limits)
+    found = assign_nodes(given, limits, exact_links=exact_links, keep_orders=keep_orders)
     if output is not None:
         made_by = MadeBy(schedc=__version__, method="assign", reproducible=time_limit is None)
         made = certify(replace(found.problem, data_parallel=parallel), found.schedule, made_by)

@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.solvers.assign.replanned import Replanned
+    from schedc.solvers.assign.nodes import Nodes
     from schedc.solvers.assign.value import Step
 
 __all__ = ["assignment_json", "print_assignment"]
 
 
-def print_assignment(plan: Plan, found: Replanned, process_of: Sequence[int]) -> None:
+def print_assignment(plan: Plan, found: Nodes, process_of: Sequence[int]) -> None:
     """Print it; `process_of` says the process number of each place, and a node is named by its process before."""
     out = console()
-    assigned, ranks = found.assigned, plan.problem.ranks
-    before, after = assigned.before, found.step
+    sought, ranks = found.sought, plan.problem.ranks
+    before, after = found.before, found.after
     replicas = len(before.pipelines_ns)
     out.print(
         f"{plan.name}: {replicas} replicas of {ranks} ranks; step {_time(before.step_ns)} before, {_time(after.step_ns)} after",
@@ -30,10 +30,10 @@ def print_assignment(plan: Plan, found: Replanned, process_of: Sequence[int]) ->
     table = plain_table(right=("node", "replica", "rank"))
     table.add_column("takes replica", justify="right")
     table.add_column("rank", justify="right")
-    for node in assigned.moved:
-        place = assigned.node_of.index(node)
+    for node in found.moved:
+        place = found.node_of.index(node)
         table.add_row(*map(str, (process_of[node], node // ranks, node % ranks, place // ranks, place % ranks)))
-    if assigned.moved:
+    if found.moved:
         out.print(table)
     else:
         out.print("no node moves")
@@ -46,13 +46,13 @@ def print_assignment(plan: Plan, found: Replanned, process_of: Sequence[int]) ->
     rows.add_row("slowest pipeline", _time(max(before.pipelines_ns)), _time(max(after.pipelines_ns)))
     rows.add_row("slowest ring", _time(max(before.rings_ns)), _time(max(after.rings_ns)))
     out.print(rows)
-    said = "no assignment is better" if assigned.proven else f"no assignment takes less than {_time(assigned.bound_ns)}"
-    out.print(f"with the orders that it was sought with, {_time(assigned.after.step_ns)}: {said}")
+    said = "no assignment is better" if sought.proven else f"no assignment takes less than {_time(sought.bound_ns)}"
+    out.print(f"in the search, which has links that are alike as equal, {_time(sought.after.step_ns)}: {said}")
 
 
-def assignment_json(plan: Plan, found: Replanned, process_of: Sequence[int]) -> dict[str, Any]:
+def assignment_json(plan: Plan, found: Nodes, process_of: Sequence[int]) -> dict[str, Any]:
     """The object of `assign --json`."""
-    assigned, ranks = found.assigned, plan.problem.ranks
+    sought, ranks = found.sought, plan.problem.ranks
     return {
         "plan": plan.name,
         "nodes": [
@@ -62,22 +62,22 @@ def assignment_json(plan: Plan, found: Replanned, process_of: Sequence[int]) -> 
                 "to": {"replica": place // ranks, "rank": place % ranks},
             }
             for node, place in sorted(
-                ((node, place) for place, node in enumerate(assigned.node_of)), key=lambda each: process_of[each[0]]
+                ((node, place) for place, node in enumerate(found.node_of)), key=lambda each: process_of[each[0]]
             )
         ],
         "hosts": _hosts(found, process_of),
-        "moved": sorted(process_of[node] for node in assigned.moved),
-        "before": _step_json(assigned.before),
-        "after": _step_json(found.step),
-        "with_orders_sought_ns": assigned.after.step_ns,
-        "bound_ns": assigned.bound_ns,
-        "proven": assigned.proven,
+        "moved": sorted(process_of[node] for node in found.moved),
+        "before": _step_json(found.before),
+        "after": _step_json(found.after),
+        "sought_ns": sought.after.step_ns,
+        "bound_ns": sought.bound_ns,
+        "proven": sought.proven,
     }
 
 
-def _hosts(found: Replanned, process_of: Sequence[int]) -> list[int]:
+def _hosts(found: Nodes, process_of: Sequence[int]) -> list[int]:
     """The node of each process number."""
-    node_of_process = {process_of[place]: process_of[node] for place, node in enumerate(found.assigned.node_of)}
+    node_of_process = {process_of[place]: process_of[node] for place, node in enumerate(found.node_of)}
     return [node_of_process[process] for process in range(len(process_of))]
 
 
