@@ -56,7 +56,7 @@ MAY_SEE = {
     "plot": IR | QUESTIONS | {"files"},
     "prepared": COMPILER | {"compile", "compiled"},
     "report": IR | QUESTIONS | {"text"},
-    "runtime": IR | QUESTIONS | {"files", "text", "processes"},
+    "runtime": IR | QUESTIONS | {"files", "lower", "text", "processes"},
 }
 """What each folder or module of the package may import, besides itself and `FOR_ALL` (whose own modules are listed in full)."""
 ONLY_IN = {

@@ -30,6 +30,7 @@ from schedc.cli.looks.assign import assign_command
 from schedc.cli.looks.explain import explain_command
 from schedc.cli.looks.plot import plot_command
 from schedc.cli.looks.report import report_command
+from schedc.cli.many.family import family_command
 from schedc.cli.many.robust import SAMPLES, check_robust, compile_robustly
 from schedc.cli.many.sweep import sweep_command
 from schedc.cli.many.tune import tune_command
@@ -338,6 +339,7 @@ app.command("profile")(profile_command)
 app.command("model")(model_command)
 app.command("init")(init_command)
 app.command("tune")(tune_command)
+app.command("family")(family_command)
 app.command("emulate")(emulate_command)
 app.command("compare")(compare_command)
 app.command("diff")(diff_command)

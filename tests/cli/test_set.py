@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ SET = ("--set", "pipeline.microbatches=6", "--set", "topology.between.latency=7 
 COMMANDS = {
     "compile": "compile JOB -o made.json --method 1f1b --json",
     "bounds": "bounds JOB --json",
+    "family": "family JOB -o made --links 0-1=9ms --method 1f1b --json",
     "templates": "templates JOB",
     "verify": "verify edited.json --job JOB",
     "simulate": "simulate edited.json --job JOB --json",
@@ -66,6 +68,8 @@ def _inside(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(command: str, job: str, *options: str, stdin: str = "") -> tuple[int, object, str]:
     """The status, what is printed and written, without what differs between two runs, and the errors."""
     arguments = [job if part == "JOB" else part for part in shlex.split(COMMANDS[command])]
+    if Path("made").exists():
+        shutil.rmtree("made")  # plans of another run would be kept
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
         done = schedc(*arguments, *options)

@@ -1,0 +1,103 @@
+"""A family of plans at work: the best of them for what links and ranks cost at the time, without a solver.
+
+    made = load_family("family")
+    path = made.propose(pipe.plan, monitor.conditions())     # None: nothing in the family is better
+    if path is not None:
+        pipe.swap(path)                                      # on every rank, at the same step
+
+Each plan of the family is timed by the simulator under the conditions, so conditions that nobody thought of have an answer, too:
+the table in family.json has only those that the plans were made for. It takes some milliseconds for each plan, and the same
+conditions give the same path on every rank. When a move pays is for the caller to say (`Hysteresis`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import InvalidInput
+from schedc.files.input_file import MOST_BYTES, read_bytes
+from schedc.files.location import one_line
+from schedc.lower.conditions import problem_under
+from schedc.text.family_file import FAMILY, read_family
+from schedc.text.plan.plan_file import parse_plan
+from schedc.verify.job import check_pipeline
+from schedc.verify.problem import verify_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.family import Family
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+__all__ = ["LoadedFamily", "load_family", "pick"]
+
+
+def pick(plans: Sequence[Plan], problem: Problem) -> tuple[int, int]:
+    """The number of the plan with the least objective, the first of equal ones, and that objective in nanoseconds.
+
+    Args:
+        plans: of the same stages; their own costs count for nothing.
+        problem: what things cost.
+    """
+    values_ns = [simulate(problem, plan.schedule()).objective_ns(problem.objective) for plan in plans]
+    best = min(range(len(plans)), key=values_ns.__getitem__)
+    return best, values_ns[best]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFamily:
+    """The table and the plans of a folder."""
+
+    folder: Path
+    family: Family
+    plans: tuple[Plan, ...]
+
+    def propose(self, plan: Plan, conditions: Conditions | None) -> Path | None:
+        """The file of the best plan under the conditions; None where none is better than the plan that runs.
+
+        Args:
+            plan: the one that runs; of the family's stages.
+            conditions: what differs from the costs of the family's first plan, the job's; None: nothing has been measured.
+
+        Raises:
+            InvalidInput: the plan has other stages, or the conditions make a problem that nobody can plan for.
+        """
+        if conditions is None:
+            return None
+        problem = problem_under(self.plans[0].problem, conditions)
+        if violations := verify_problem(problem) or check_pipeline(plan, problem):
+            raise InvalidInput(f"{one_line(str(self.folder))}: {violations[0]}")
+        best, least_ns = pick(self.plans, problem)
+        _, running_ns = pick((plan,), problem)
+        return self.folder / self.family.plans[best].path if least_ns < running_ns else None
+
+
+def load_family(folder: Path | str) -> LoadedFamily:
+    """The family that `schedc family` has written into the folder.
+
+    Raises:
+        InvalidInput: a file cannot be read or is not what it should be; a plan is another one than the table says.
+    """
+    folder = Path(folder)
+    family = read_family(folder / FAMILY)
+    plans: list[Plan] = []
+    for entry in family.plans:
+        path = folder / entry.path
+        content = read_bytes(path, MOST_BYTES)
+        found = hashlib.sha256(content).hexdigest()
+        if found != entry.sha256:
+            raise InvalidInput(
+                f"{one_line(str(path))}: found a file with the sha256 {found[:12]}…, expected {entry.sha256[:12]}…, as"
+                f" {FAMILY} says; run schedc family again"
+            )
+        plan = parse_plan(content, str(path))
+        if plans and (violations := check_pipeline(plan, plans[0].problem)):
+            raise InvalidInput(f"{one_line(str(path))}: {violations[0]}")
+        plans.append(plan)
+    return LoadedFamily(folder, family, tuple(plans))
