@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.conditions import Conditions
-    from schedc.ir.family import Family
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
+    from schedc.text.family_file import Family
 
 __all__ = ["LoadedFamily", "load_family", "pick"]
 

@@ -14,11 +14,10 @@ from schedc.compile import check_plan, compile_problem
 from schedc.errors import InvalidInput
 from schedc.files.atomic_write import write_atomically
 from schedc.ir.conditions import AS_PLANNED
-from schedc.ir.family import Family, FamilyPlan
 from schedc.lower.conditions import problem_under
 from schedc.prepared.robust import ends_of
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.text.family_file import FAMILY, family_json
+from schedc.text.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.text.plan.plan_file import read_plan
 from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.problem import verify_problem

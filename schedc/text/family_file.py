@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -18,14 +19,13 @@ from schedc.files.input_file import read_bytes, without_mark
 from schedc.files.location import Location, show
 from schedc.files.pretty_json import pretty_json
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.ir.family import Family, FamilyPlan
 from schedc.ir.problem import Objective
 from schedc.text.plan.plan_structs import Text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAMILY", "FORMAT", "VERSION", "FamilyFile", "family_json", "parse_family", "read_family"]
+__all__ = ["FAMILY", "FORMAT", "VERSION", "Family", "FamilyFile", "FamilyPlan", "family_json", "parse_family", "read_family"]
 
 FAMILY: Final = "family.json"
 """Its name in a folder."""
@@ -34,6 +34,42 @@ VERSION: Final = 1
 _LINK = re.compile(r"([0-9]{1,9})>([0-9]{1,9})", re.ASCII)
 
 Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyPlan:
+    """One of the plans."""
+
+    path: str
+    """Of its file, relative to the family's."""
+    sha256: str
+    """Of its file."""
+    objective_ns: tuple[int, ...]
+    """Under each of the conditions, by the simulator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A plan for each of several conditions: the first of both is for the job's own costs."""
+
+    name: str
+    """The job's."""
+    job_sha256: str
+    objective: Objective
+    conditions: tuple[tuple[str, Conditions], ...]
+    """By name; what differs from the job's costs."""
+    plans: tuple[FamilyPlan, ...]
+    """Made for the conditions, in their order."""
+
+    def __post_init__(self) -> None:
+        """Refuse a table with holes."""
+        count = len(self.conditions)
+        if not count or len(self.plans) != count or any(len(plan.objective_ns) != count for plan in self.plans):
+            raise ValueError(f"expected a plan for each of {count} conditions, with an objective under each")
+
+    def best(self, condition: int) -> int:
+        """The plan that takes least under this one of the conditions; of equal ones the one made for it, then the first."""
+        return min(range(len(self.plans)), key=lambda plan: (self.plans[plan].objective_ns[condition], plan != condition))
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

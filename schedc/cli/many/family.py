@@ -53,7 +53,7 @@ def family_command(
 ) -> None:
     """Compile a plan for each of several conditions of the links, and a table of what each takes under all of them."""
     from schedc.api import search_settings
-    from schedc.cli.rendering.family import family_lines, print_family
+    from schedc.cli.rendering.prepared import family_json, print_family
     from schedc.cli.rendering.results import console, print_json
     from schedc.files.outputs import is_standard
     from schedc.prepared.family import compile_family, with_as_planned
@@ -84,7 +84,7 @@ def family_command(
     for failure in made.failures:
         typer.echo(f"schedc: a defect of schedc, please report it: {failure}; no plan rests on it", err=True)
     if as_json:
-        print_json(family_lines(made))
+        print_json(family_json(made))
     elif not quiet:
         print_family(made, output)
 

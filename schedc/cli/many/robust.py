@@ -55,8 +55,8 @@ def compile_robustly(
     """
     from schedc.cli.defect import defects_kept
     from schedc.cli.rendering import results
+    from schedc.cli.rendering.prepared import print_robust, robust_json
     from schedc.cli.rendering.progress import live
-    from schedc.cli.rendering.robust import print_robust, robust_json
     from schedc.files.outputs import write_output
     from schedc.prepared.aim import Aim
     from schedc.prepared.requests import states_named
