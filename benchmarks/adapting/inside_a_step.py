@@ -1,15 +1,15 @@
 """What it is worth to choose the next op inside a step, by what has come: plans made for other link delays than there are.
 
-4 ranks, 12 microbatches, F, B and W of 18, 19 and 11 ms, memory for 8 microbatches. The latency of each link is drawn from
-N(30, 10) ms, anew after 50 to 100 ms (A), 100 to 200 ms (B), 200 to 400 ms (C), for each of the links by itself. Five plans: 1F1B,
-ZB-H1, and the best that is found for a latency of 0, 30 and 45 ms. Each runs the same steps in its own order, and choosing. Mean steps
-in ms.
+4 ranks, 12 microbatches, F, B and W of 18, 19 and 11 ms, memory for 8 microbatches. The latency of each link is drawn from N(30,
+10) ms, anew after 50 to 100 ms (A), 100 to 200 ms (B), 200 to 400 ms (C), for each of the links by itself. Five plans: 1F1B,
+ZB-H1, and the best that is found for a latency of 0, 30 and 45 ms. Each runs the same steps in its own order, and choosing. Mean
+steps in ms.
 
 With `--emulate`, real processes run two of the plans with 30 ms on all links, in both ways, beside the simulator.
 
-Run it as `python benchmarks/adapting/inside_a_step.py [--steps 60] [--emulate]`; it takes two minutes, with `--emulate` three. Exit
-status 1: choosing gains less than 25 % for 1F1B or less than 1 % for the plan for no delay, loses more than 1.5 % for a plan that was
-made for these delays, or an emulated run is more than 6 % away from the simulated one.
+Run it as `python benchmarks/adapting/inside_a_step.py [--steps 60] [--emulate]`; it takes two minutes, with `--emulate` three.
+Exit status 1: choosing gains less than 25 % for 1F1B or less than 1 % for the plan for no delay, loses more than 1.5 % for a plan
+that was made for these delays, or an emulated run is more than 6 % away from the simulated one.
 """
 
 from __future__ import annotations
