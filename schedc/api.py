@@ -419,7 +419,8 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
         raise CheckFailed(f"{plan.name}: its ranks cannot choose inside a step: {violations[0]}")
     problem = costs_for(plan, job)
     later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]
-    return simulate_choosing(problem, plan.schedule(), later, choose=choose)
+    planned = simulate_plan(plan) if choose else None
+    return simulate_choosing(problem, plan.schedule(), later, choose=choose, planned=planned)
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

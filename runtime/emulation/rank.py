@@ -123,8 +123,8 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
         begins = _TrueBegin(compute, recorder)
         executor = Executor(program, wiring, compute, begins)
         if request.choose:
-            patience_s = request.timeout_s
-            executor = ChoosingExecutor(plan, program, wiring, arrivals, compute, begins, None, perf_counter_ns, patience_s)
+            parts = program, wiring, arrivals, compute, begins
+            executor = ChoosingExecutor(plan, *parts, None, perf_counter_ns, request.timeout_s, scale)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection takes longer than the timers are off

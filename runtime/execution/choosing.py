@@ -1,7 +1,8 @@
 """The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, and
-waits for an arrival while none is. Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
+waits for an arrival while none is. It looks ahead: no W begins while the input of an op that the plan has before it is due before
+the W would end. Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
 `schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
 """
 
@@ -9,18 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, token
+from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.observer import Observer
-    from schedc.runtime.common.program import Instruction, Program, Slot
+    from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.execution.arrivals import Arrivals
     from schedc.runtime.execution.executor import Compute
     from schedc.runtime.execution.wiring import Wiring
@@ -46,6 +50,8 @@ class _Choice:
     gives_back_bytes: int
     transfers: bool
     """Whether it sends or receives."""
+    duration_ns: int
+    """By the plan."""
 
 
 class ChoosingExecutor(Executor):
@@ -62,6 +68,7 @@ class ChoosingExecutor(Executor):
         hooks: ReplicaHooks | None,
         now: Callable[[], int],
         timeout_s: float,
+        scale: float = 1.0,
     ) -> None:
         """Take what the rank does and with what.
 
@@ -75,6 +82,7 @@ class ChoosingExecutor(Executor):
             hooks: called with the stages whose gradients are complete in the plan's order, whatever the order in which they are.
             now: the observer's clock.
             timeout_s: how long to wait for another rank.
+            scale: by how much slower than the plan's costs all of it runs.
         """
         super().__init__(program, wiring, compute, observer, hooks, now)
         self._arrivals = arrivals
@@ -82,7 +90,8 @@ class ChoosingExecutor(Executor):
         rank = program.rank
         limit_bytes = plan.problem.memory_limit_bytes[rank]
         self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
-        self._choices = _choices(plan, program)
+        self._choices = _choices(plan, program, scale)
+        self._planned_ns = _planned_arrivals(plan, program, scale)
         self._queues: list[list[int]] = [[], [], []]
         self._completing = [one.op.stage for one in program.instructions if one.completes]
         for at, choice in enumerate(self._choices):
@@ -96,6 +105,8 @@ class ChoosingExecutor(Executor):
             super().run()
             return
         self._wiring.begin()
+        self._arrivals.begin()
+        self._begun_ns = perf_counter_ns()
         self._heads = [0, 0, 0]
         self._ran = [False] * len(self._choices)
         self._held_bytes = 0
@@ -147,12 +158,29 @@ class ChoosingExecutor(Executor):
             return next((at for at in possible if self._has_come(self._choices[at].instruction.receive)), None)
 
         with self._arrivals.changed:
-            if self._arrivals.changed.wait_for(lambda: first() is not None, self._patience_s):
+            while self._arrivals.changed.wait_for(lambda: first() is not None, self._patience_s):
                 found = first()
                 assert found is not None
-                return found
+                due_ns = self._due_before(found, possible)
+                if due_ns is None:
+                    return found
+                self._arrivals.changed.wait(max(0, due_ns - perf_counter_ns()) / 1e9)
         self._arrivals.expired = True
         return possible[0]  # it finds out who does not answer
+
+    def _due_before(self, at: int, possible: Sequence[int]) -> int | None:
+        """Where a W is next: when something is due before it would end, for one of these ops that the plan has before it.
+
+        An input is due when the plan says, later by as much as what came last on its wire.
+        """
+        dues_ns = []
+        for slot in (self._choices[before].instruction.receive for before in possible if before < at):
+            if slot is not None and self._choices[at].instruction.op.kind is Kind.W:
+                last = self._arrivals.last(self._program.wires[slot.wire])
+                since_ns = self._begun_ns if last is None else last[1] - self._planned_ns[Slot(slot.wire, last[0])]
+                dues_ns.append(since_ns + self._planned_ns[slot])
+        now_ns = perf_counter_ns()
+        return min((due_ns for due_ns in dues_ns if now_ns < due_ns < now_ns + self._choices[at].duration_ns), default=None)
 
     def _lacks_only_its_input(self, at: int) -> bool:
         choice = self._choices[at]
@@ -163,9 +191,21 @@ class ChoosingExecutor(Executor):
         return slot is None or self._arrivals.has_come(self._program.wires[slot.wire], slot.at)
 
 
-def _choices(plan: Plan, program: Program) -> list[_Choice]:
+def _planned_arrivals(plan: Plan, program: Program, scale: float) -> dict[Slot, int]:
+    """When each transfer to this rank arrives by the plan, in ns from the begin of the step."""
+    arrival_ns = {(each.source, each.op): each.arrival_ns for each in simulate(plan.problem, plan.schedule()).transfers}
+    return {
+        Slot(number, at): round(arrival_ns[wire.source, op] * scale)
+        for number, wire in enumerate(program.wires)
+        if wire.destination == program.rank
+        for at, op in enumerate(wire.transfers)
+    }
+
+
+def _choices(plan: Plan, program: Program, scale: float = 1.0) -> list[_Choice]:
     """What decides about each op of the program."""
     found: list[_Choice] = []
+    schedule = plan.schedule()
     ends: dict[tuple[Kind, int, int], int] = {}
     proofs = _proofs(plan, program)
     for at, one in enumerate(program.instructions):
@@ -183,6 +223,7 @@ def _choices(plan: Plan, program: Program) -> list[_Choice]:
                 takes_bytes=whole if kind is Kind.F and one.first else 0,
                 gives_back_bytes=released if one.last else 0,
                 transfers=one.send is not None or one.receive is not None,
+                duration_ns=round(schedule.duration_ns(plan.problem, one.op) * scale),
             )
         )
     return found
@@ -194,8 +235,6 @@ def _proofs(plan: Plan, program: Program) -> dict[Slot, tuple[Slot, ...]]:
     It proves less than in the plan's order: the peer's ops of the same queue, up to the one that sends it; and for each B or BW of
     these its F, with the F before it.
     """
-    from schedc.runtime.common.program import program_of
-
     proofs: dict[Slot, tuple[Slot, ...]] = {}
     for peer in {program.wires[one.receive.wire].source for one in program.instructions if one.receive is not None}:
         theirs = program_of(plan, peer).instructions

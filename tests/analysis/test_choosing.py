@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
 from choosing_engine import run_choosing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,8 +56,15 @@ def changes(draw: st.DrawFn, problem: Problem) -> list[tuple[int, Problem]]:
 def test_it_equals_an_engine_run_nanosecond_by_nanosecond(case: tuple[Problem, Schedule], data: st.DataObject) -> None:
     problem, schedule = case
     later = data.draw(changes(problem))
-    run = simulate_choosing(problem, schedule, later)
-    starts_ns, orders, makespan_ns = run_choosing(problem, schedule, rooms_bytes(problem, schedule), later)
+    planned = simulate(problem, schedule) if data.draw(st.booleans()) else None
+    planned_ns = None
+    if planned is not None:
+        sends = np.flatnonzero(planned.consumer >= 0)
+        to = np.repeat(np.arange(problem.ranks), np.diff(planned.begin))[planned.consumer[sends]]
+        ops = [op for order in schedule.orders for op in order]
+        planned_ns = {(ops[at], int(rank)): int(planned.arrival_ns[at]) for at, rank in zip(sends.tolist(), to, strict=True)}
+    run = simulate_choosing(problem, schedule, later, planned=planned)
+    starts_ns, orders, makespan_ns = run_choosing(problem, schedule, rooms_bytes(problem, schedule), later, planned_ns)
     found = {
         op: ns for rank, order in enumerate(run.schedule.orders) for op, ns in zip(order, run.timeline.start_ns(rank), strict=True)
     }
@@ -125,3 +133,4 @@ def test_a_weight_gradient_that_goes_ahead_may_hold_up_what_comes_next() -> None
     schedule = Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in text))
     assert simulate(problem, schedule).makespan_ns == 92
     assert simulate_choosing(problem, schedule).timeline.makespan_ns == 101
+    assert simulate_choosing(problem, schedule, planned=simulate(problem, schedule)).timeline.makespan_ns == 92

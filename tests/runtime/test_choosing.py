@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import choosing_runs
 import pytest
+from forked_emulation import fork_emulations
 from plans import plan_of
-from problems import make_problem
+from problems import MS, make_problem
 from rank_processes import Ranks, rank_processes
 
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import Kind, parse_op
+from schedc.ir.schedule import Schedule
 from schedc.runtime.common.program import program_of
+from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.execution.choosing import QUEUE_OF, _choices
 from schedc.solvers.driver.registry import constructive
 
@@ -116,3 +119,15 @@ def test_what_a_transfer_proves_has_been_used_in_every_order() -> None:
             proven |= set(choice.instruction.arrived)
             assert {slot.at for slot in choice.instruction.arrived} <= set(range(choice.instruction.op.microbatch + 1))
     assert {at for _, at in proven} == set(range(6))
+
+
+@pytest.mark.slow
+def test_a_weight_gradient_waits_for_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan leaves rank 1 idle for 3 ms, until F0.1 arrives; W1.0 would take 10 ms (tests/analysis/test_choosing.py)."""
+    fork_emulations(monkeypatch)
+    links = {(0, 1): (0, 23 * MS), (1, 0): (0, 0)}
+    problem = make_problem(2, 2, costs_ns=(10 * MS, 10 * MS, 10 * MS), links=links, in_flight=2)
+    text = "F0.0 F0.1 B0.0 W0.0 B0.1 W0.1", "F1.0 B1.0 F1.1 B1.1 W1.0 W1.1"
+    plan = plan_of(problem, Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in text)))
+    (run,) = emulate_choosing(plan, runs=1).orders
+    assert run[1] == plan.ranks[1].compute
