@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.plot.figure import STYLE, new_figure, picture
+from schedc.plot.figure import STYLE, legend_above, new_figure, picture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from matplotlib.axes import Axes as Drawing
-    from matplotlib.figure import Figure
 
     from schedc.plot.table import Axes, Column
 
@@ -25,8 +24,6 @@ LOG_FROM = 20.0
 """An axis of positive numbers is logarithmic if its largest is this many times its smallest."""
 MOST_BESIDE = 4
 """Entries of the legend beside each other."""
-ROOM_FOR_LEGEND_INCHES = 0.2
-"""A higher legend makes the picture higher."""
 
 VAGUE = ("limit", "capacity", "size", "path", "speed")
 """Names that say too little without the table that they are in."""
@@ -89,22 +86,10 @@ def curves(axes: Axes, ending: str, *, width_inches: float, title: str) -> bytes
         drawing.set_ylim(bottom=_bottom(found, bounds, axes.y.unit.size))
         if len(handles) > 1:
             legend = ", ".join(_short(column.name) for column in axes.by)
-            _legend(figure, handles, legend)
+            legend_above(figure, handles, MOST_BESIDE, title=legend, handlelength=2.2)
         if title:
-            figure.suptitle(title, fontsize=9)
+            drawing.set_title(title, fontsize=9)
     return picture(figure, ending)
-
-
-def _legend(figure: Figure, handles: Sequence[Any], title: str) -> None:
-    """Above the picture, with as many entries beside each other as its width has room for."""
-    for columns in range(min(MOST_BESIDE, len(handles)), 0, -1):
-        legend = figure.legend(handles=handles, title=title or None, loc="outside upper center", ncols=columns, handlelength=2.2)
-        extent = legend.get_window_extent()
-        if columns == 1 or extent.width <= figure.bbox.width:
-            height_inches = extent.height / figure.dpi
-            figure.set_figheight(figure.get_figheight() + max(0.0, height_inches - ROOM_FOR_LEGEND_INCHES))
-            return
-        legend.remove()
 
 
 def _line(drawing: Drawing, axes: Axes, points: Mapping[float, float], **style: Any) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-__all__ = ["ENDINGS", "Unit", "check_ending", "new_figure", "picture", "time_unit", "unit_of"]
+__all__ = ["ENDINGS", "Unit", "check_ending", "legend_above", "new_figure", "picture", "time_unit", "unit_of"]
 
 ENDINGS = (".svg", ".png", ".pdf")
 STYLE: Any = {
@@ -31,6 +31,8 @@ STYLE: Any = {
     "path.simplify": False,
 }
 DOTS_PER_INCH = 200
+ROOM_FOR_LEGEND_INCHES = 0.2
+"""A higher legend makes the picture higher."""
 
 
 class Unit(NamedTuple):
@@ -76,6 +78,26 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
 
     with rc_context(STYLE):
         return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def legend_above(figure: Figure, handles: Sequence[Any], most_beside: int, *, title: str = "", **style: Any) -> None:
+    """Put a legend above the axes; a legend of several lines makes the picture higher.
+
+    Args:
+        figure: to which it is added.
+        handles: its entries.
+        most_beside: how many of them are beside each other; fewer where the width has no room.
+        title: of the legend; empty: none.
+        style: of `Figure.legend`.
+    """
+    for columns in range(min(most_beside, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, title=title or None, loc="outside upper center", ncols=columns, **style)
+        extent = legend.get_window_extent()
+        if columns == 1 or extent.width <= figure.bbox.width:
+            height_inches = extent.height / figure.dpi
+            figure.set_figheight(figure.get_figheight() + max(0.0, height_inches - ROOM_FOR_LEGEND_INCHES))
+            return
+        legend.remove()
 
 
 def picture(figure: Figure, ending: str) -> bytes:

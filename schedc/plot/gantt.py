@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.ir.ops import Kind
-from schedc.plot.figure import STYLE, new_figure, picture, time_unit
+from schedc.plot.figure import STYLE, legend_above, new_figure, picture, time_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,9 +79,9 @@ def gantt(plan: Plan, timeline: Timeline, ending: str, *, width_inches: float, t
             handles.append(Patch(facecolor=_lighter(kinds[0], 1), label="lighter: later stages of a rank"))
         handles += [Patch(facecolor=COLLECTIVE, label="collective")] if timeline.collectives else []
         handles.append(Patch(facecolor=ROW, edgecolor="#c0c0c0", linewidth=0.5, label="idle"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=1.2, columnspacing=1.4)
+        legend_above(figure, handles, len(handles), handlelength=1.2, columnspacing=1.4)
         if title:
-            figure.suptitle(title, fontsize=9)
+            axes.set_title(title, fontsize=9)
     return picture(figure, ending)
 
 

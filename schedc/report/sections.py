@@ -177,8 +177,8 @@ def _links(figures: Figures) -> Markup:
     ]
     note = "Slack: how much later any one of its messages could leave, with the step no longer. "
     if computed:
-        note += f"No longer, {longer}: the latency that could be added to all of its messages so that the step is that."
-        note += " Orders are kept: with others, a plan may tolerate more."
+        note += "The last two columns: the latency that could be added to all of its messages, with the step no longer, or at most"
+        note += f" {percent(ALLOWED, 1, 0)} longer. Orders are kept: with others, a plan may tolerate more."
     else:
         note += "What all of them together tolerate is not computed for a plan of this size: schedc explain does."
     content = table("The link that tolerates least first", [Cell("link"), *(Cell(text, "number") for text in headers)], rows)
