@@ -227,3 +227,46 @@ def killed(rank: int, plan: Plan, victim: int, where: str) -> str:
         same = all(torch.equal(a, b) for a, b in zip(weights, (w for m in stages.values() for w in m.parameters()), strict=True))
         return f"{type(error).__name__}: {error}; {'as it was' if same else 'emptied'}"
     return "moved"
+
+
+def process_number(_rank: int) -> int:
+    """Of this process, for whoever kills it."""
+    return os.getpid()
+
+
+def exchanging(rank: int, plan: Plan, steps: int, timeout_s: float) -> tuple[list[float], str]:
+    """Train, with an exchange of all places before every step; the losses, and how it ended."""
+    ranks, processes = plan.problem.ranks, dist.get_world_size()
+    places, losses = Places.in_order(processes, ranks), []
+    groups = places.groups(timeout_s)
+
+    def build(of: Plan, of_rank: int) -> Mapping[int, nn.Module]:
+        return schedc.runtime.build_stages(layers(0, 0.1, torch.float64), of, of_rank)
+
+    stages = build(plan, places.rank(rank))
+    optimizer = optimizer_of("sgd", stages)
+    torch.manual_seed(rank)
+    try:
+        for step in range(steps):
+            given: Any = {"pipeline_group": groups[0], "data_parallel_group": groups[1], "timeout_s": timeout_s}
+            pipe = schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, **given)
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(step)
+            batch = torch.randint(TOKENS, (2, processes // ranks, SAMPLES * plan.problem.microbatches, 3), generator=generator)
+            losses.append(pipe.step(*batch[:, places.pipeline(rank)]).item())
+            optimizer.step()
+            optimizer.zero_grad()
+            after = Places(ranks, tuple((place + 1 + step % 2) % processes for place in places.of_process))
+            stages, optimizer, *groups = move(  # type: ignore[assignment]
+                pipe,
+                optimizer,
+                places,
+                after,
+                build=build,
+                optimizer_of=lambda made: optimizer_of("sgd", made),
+                timeout_s=timeout_s,
+            )
+            places = after
+    except SchedcError as error:
+        return losses, f"{type(error).__name__}: {error}"
+    return losses, ""
