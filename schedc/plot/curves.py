@@ -88,7 +88,7 @@ def curves(axes: Axes, ending: str, *, width_inches: float, title: str) -> bytes
             legend = ", ".join(_short(column.name) for column in axes.by)
             legend_above(figure, handles, MOST_BESIDE, title=legend, handlelength=2.2)
         if title:
-            drawing.set_title(title, fontsize=9)
+            drawing.set_title(title, fontsize=9, parse_math=False)
     return picture(figure, ending)
 
 

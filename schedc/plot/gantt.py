@@ -81,7 +81,7 @@ def gantt(plan: Plan, timeline: Timeline, ending: str, *, width_inches: float, t
         handles.append(Patch(facecolor=ROW, edgecolor="#c0c0c0", linewidth=0.5, label="idle"))
         legend_above(figure, handles, len(handles), handlelength=1.2, columnspacing=1.4)
         if title:
-            axes.set_title(title, fontsize=9)
+            axes.set_title(title, fontsize=9, parse_math=False)
     return picture(figure, ending)
 
 
