@@ -16,7 +16,6 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import Compiled, certify, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect, InvalidInput
-from schedc.ir.conditions import AS_PLANNED
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.prepared.aim import MEAN, Aim
@@ -25,7 +24,7 @@ from schedc.prepared.states import shifted
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.driver.portfolio import Ended
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table
 from schedc.solvers.kernel.sampled_orders import polish_sampled
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
 from schedc.verify.problem import verify_problem
@@ -33,7 +32,6 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -42,14 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Robust", "compile_robust", "ends_of"]
 
-MEAN_SHARE, SHIFTED_SHARE = 0.35, 0.15
-"""Of the limit: what the searches for the mean conditions, and for slower ones, may take. The rest is for the climbs."""
-SHIFTED = 0.5
-"""The searches for slower links have the mean plus this many standard deviations."""
+SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
+"""For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the
+climbs."""
 SHIFTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """The rule table makes plans for the mean plus this many."""
 MEDOIDS = 4
 """It makes plans for this many of the states, too."""
+TABLE_OPS = 50_000_000
+"""Of each table all rules count, not only the best for its conditions, until about this many ops have been timed."""
+MOST_RULES = 60
+"""Of one table."""
 ROUNDS = 12
 WORK_PER_ROUND = 0.5
 """A round of the climbs counts for this much of a deterministic limit."""
@@ -144,30 +145,33 @@ def compile_robust(
             raise InvalidInput(f"{problem.name}: in one of the states of its links: {violations[0]}")
     compile_ahead(polish_sampled)
     mean_problem = problem_under(problem, shifted(problem, states, 0.0))
-    on_method("the plan for the mean")
-    for_mean = compile_problem(
-        mean_problem,
-        method=method,
-        limits=_part(limits, MEAN_SHARE),
-        report=report,
-        on_method=on_method,
-        interruption=interruption,
-    )
-    exact = [for_mean]
-    contenders = {"mean": for_mean.plan.schedule()}
-    if not interruption.requested:
-        on_method("the plan for slower links")
-        slower = problem_under(problem, shifted(problem, states, SHIFTED))
-        exact.append(compile_problem(slower, method=method, limits=_part(limits, SHIFTED_SHARE), interruption=interruption))
-        contenders[f"mean + {SHIFTED:g} deviations"] = exact[-1].plan.schedule()
-    contenders |= {name: rule_table(problem_under(problem, each)) for name, each in _conditions(problem, states)}
+    exact: list[Compiled] = []
+    contenders: dict[str, Schedule] = {}
+    for deviations, share in SEARCHED.items():
+        if exact and interruption.requested:
+            break
+        name = f"mean + {deviations:g} deviations" if deviations else "mean"
+        on_method(f"a plan for the {name}")
+        made = compile_problem(
+            problem_under(problem, shifted(problem, states, deviations)),
+            method=method,
+            limits=_part(limits, share),
+            report=report,
+            on_method=on_method,
+            interruption=interruption,
+        )
+        exact.append(made)
+        contenders[name] = made.plan.schedule()
+    for_mean = exact[0]
+    on_method("the rule table")
+    contenders |= _of_tables(problem, states)
     on_method("climbs over all states")
     bound_of = best_bound if problem.num_ops <= MOST_BOUNDED_OPS else simple_bound
     least_ns = [bound_of(each).value_ns for each in problems]
     bound_ns = aim.of(least_ns, states.weights)  # no order is below the bound in any state, so none is below their mean
     left_s = None if limits.time_s is None or limits.deterministic is not None else limits.time_s - (time.perf_counter() - begun)
     if limits.deterministic is not None:
-        rounds = min(rounds, int((1 - MEAN_SHARE - SHIFTED_SHARE) * limits.deterministic / WORK_PER_ROUND))
+        rounds = min(rounds, int((1 - sum(SEARCHED.values())) * limits.deterministic / WORK_PER_ROUND))
     whole = {name: schedule for name, schedule in contenders.items() if not schedule.parts}
     found = polish_sampled_schedules(
         problems,
@@ -215,12 +219,23 @@ def compile_robust(
     )
 
 
-def _conditions(problem: Problem, states: States) -> list[tuple[str, Conditions]]:
-    """For what the rule table makes plans."""
-    named = [("as planned", AS_PLANNED)]
-    named += [(f"mean + {shift:g} deviations, by the rule table", shifted(problem, states, shift)) for shift in SHIFTS]
-    some = clustered(problem, states, MEDOIDS)
-    return named + [(f"state {number}", each) for number, each in enumerate(some.conditions, start=1)]
+def _of_tables(problem: Problem, states: States) -> dict[str, Schedule]:
+    """Schedules of the rule table for several conditions, by name; `as planned` is the best for the job's costs."""
+    named = [(f"mean + {shift:g} deviations", shifted(problem, states, shift)) for shift in SHIFTS]
+    few = clustered(problem, states, MEDOIDS)
+    named += [(f"state {number}", each) for number, each in enumerate(few.conditions, start=1)]
+    timed_ops = len(named) * len(states.conditions) * problem.num_ops
+    rules = min(MOST_RULES, TABLE_OPS // max(1, timed_ops))
+    found = {"as planned": rule_table(problem)}
+    for name, conditions in named:
+        under = problem_under(problem, conditions)
+        found[f"{name}, by the rule table"] = rule_table(under)
+        for number, schedule in enumerate(schedules_of_table(under, rules) if rules else ()):
+            found[f"{name}, by rule {number} of the table"] = schedule
+    first: dict[Schedule, str] = {}
+    for name, schedule in found.items():
+        first.setdefault(schedule, name)
+    return {name: schedule for schedule, name in first.items()}
 
 
 def _part(limits: Limits, share: float) -> Limits:

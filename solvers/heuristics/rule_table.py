@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.kernel.tables import Board
 
-__all__ = ["rule_table", "table_of_rules"]
+__all__ = ["rule_table", "schedules_of_table", "table_of_rules"]
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
@@ -90,6 +90,23 @@ def rule_table(
         best = mixed if mixed_value < value else best
     climber.run(best)
     return climber.schedule()
+
+
+def schedules_of_table(problem: Problem, most: int) -> list[Schedule]:
+    """The schedules of at most this many rules of the table, the best first; those that strand themselves on memory are left out.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    board = climbing_board(problem)
+    table = table_of_rules(problem, board, most)
+    climber = _climber(board, len(table) * 3 * len(board.blocks) * (1 + board.settings[0].mixes))
+    found: dict[Schedule, int] = {}
+    for rule in table:
+        value = climber.run(rule)
+        if value < NEVER:
+            found.setdefault(climber.schedule(), value)
+    return sorted(found, key=found.__getitem__)
 
 
 def _climbed(

@@ -99,7 +99,7 @@ def polish_sampled_schedules(
         for done_rounds in range(rounds):
             if best_ns <= good_enough_ns:
                 break
-            heat = 2e-3 * (1 - (done_rounds + 1) / rounds)
+            heat = 2e-4 * (1 - (done_rounds + 1) / rounds)
             jobs = [
                 threads.submit(climber.climb, each, evaluations, seed * 7919 + done_rounds * CLIMBS + at, heat, stop)
                 for at, (climber, each) in enumerate(zip(climbers, pool, strict=True))

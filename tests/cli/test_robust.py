@@ -19,7 +19,7 @@ forward = "10 ms"
 backward_input = "11 ms"
 backward_weight = "9 ms"
 """
-FAST = ("--method", "greedy", "--deterministic-limit", "1")
+FAST = ("--method", "greedy", "--deterministic-limit", "0.5")
 
 
 @pytest.fixture(autouse=True)
