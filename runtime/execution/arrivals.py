@@ -1,4 +1,6 @@
-"""What has come to a rank, known without waiting for it: a thread of each wire waits for its receives, one after the other.
+"""What has come to a rank, known without waiting for it: a thread waits for the receives of a wire, one after the other.
+
+Activations and gradients on one wire have a thread each, as neither comes in an order with the other.
 
 gloo does not say whether a receive has ended unless someone waits for it, so someone does. A thread runs only while its wire has
 receives that are posted; it ends when the last has come, or failed, as all do when the wire is closed.
@@ -53,7 +55,7 @@ class Arrivals:
                     f"rank {wire.source} sends to rank {wire.destination} from device to device, and the host does not see what has"
                     " come; ranks choose inside a step with stages on the CPU only"
                 )
-            data = self._ends[_key(wire)] = _Watched(inner.data, self)
+            data = self._ends[_key(wire)] = _Watched(inner.data, self, wire)
             return inner._replace(data=data)
 
         return watched
@@ -102,10 +104,11 @@ class _Incoming:
 class _Watched:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: Transport, arrivals: Arrivals) -> None:
+    def __init__(self, inner: Transport, arrivals: Arrivals, wire: Wire) -> None:
         self._inner = inner
         self._arrivals = arrivals
-        self._errands = Errands()
+        self._messages = wire.messages
+        self._errands = Errands(), Errands()
         self.pending: Counter[int] = Counter()
         """By place of the transfer in the wire, how many of its tensors have been asked for and have not come."""
         self.last: tuple[int, int] | None = None
@@ -120,7 +123,7 @@ class _Watched:
         incoming = _Incoming(self._inner.receive(kind, tag), self._arrivals)
         with self._arrivals.changed:
             self.pending[tag // TAGS] += 1
-        self._errands.add(lambda: self._watch(incoming, tag // TAGS))
+        self._errands[self._messages[tag // TAGS].gradient].add(lambda: self._watch(incoming, tag // TAGS))
         return incoming
 
     def _watch(self, incoming: _Incoming, at: int) -> None:

@@ -60,8 +60,11 @@ def peak(plan: Plan, rank: int, order: list[str]) -> int:
         (plan_by("1f1b"), {"recompute": True}),
         (plan_by("zb-h1"), {"channels": "delegate"}),
         (plan_by("greedy", placement="loop", chunks=2), {}),
+        (plan_by("zb-v", placement="wave", chunks=2), {}),
+        (plan_by("greedy", placement="wave", chunks=2), {"channels": "delegate"}),
+        (plan_by("greedy", placement="bidirectional"), {}),
     ],
-    ids=["1f1b, recomputed", "zb-h1, delegate", "loop"],
+    ids=["1f1b, recomputed", "zb-h1, delegate", "loop", "zb-v", "wave, delegate", "bidirectional"],
 )
 def test_they_reorder_and_gradients_are_those_of_the_plan_bit_by_bit(ranks: Ranks, plan: Plan, options: dict[str, Any]) -> None:
     planned = ranks.run(choosing_runs.train, plan, [False] * RANKS, None, options)

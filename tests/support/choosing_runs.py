@@ -42,7 +42,8 @@ class Held(Observer):
 
 def stages_with_dropout(plan: Plan, rank: int) -> dict[int, nn.Module]:
     """The stages in float32, with random numbers in their forwards."""
-    return {stage: nn.Sequential(nn.Identity() if stage == 0 else nn.Dropout(0.2), module.float(), nn.Dropout(0.1))
+    first = {path[0] for path in plan.problem.paths}
+    return {stage: nn.Sequential(nn.Identity() if stage in first else nn.Dropout(0.2), module.float(), nn.Dropout(0.1))
             for stage, module in make_stages(plan, rank).items()}  # fmt: skip
 
 

@@ -26,23 +26,10 @@ if TYPE_CHECKING:
 QUEUES = {Kind.F: 0, Kind.B: 1, Kind.BW: 1, Kind.W: 2}
 
 
-@pytest.mark.parametrize(
-    ("placement", "ranks", "chunks", "allowed"),
-    [
-        ("unidirectional", 4, 1, True),
-        ("unidirectional", 2, 1, True),
-        ("loop", 3, 2, True),
-        ("loop", 2, 2, False),
-        ("wave", 4, 2, False),
-        ("bidirectional", 4, 1, False),
-    ],
-)
-def test_it_depends_on_what_channels_carry(placement: str, ranks: int, chunks: int, allowed: bool) -> None:
-    problem = make_problem(ranks, 4, placement=placement, chunks=chunks)
-    violations = verify_choosing(plan_of(problem, constructive("greedy")(problem)))
-    assert (violations == ()) is allowed
-    if not allowed:
-        assert str(violations[0]).startswith("ranks[0].channels[send_next]: choosing-channels: it carries activations (F0.")
+@pytest.mark.parametrize(("placement", "chunks"), [("unidirectional", 1), ("loop", 2), ("wave", 2), ("bidirectional", 1)])
+def test_every_placement_is_allowed(placement: str, chunks: int) -> None:
+    problem = make_problem(4, 4, placement=placement, chunks=chunks)
+    assert verify_choosing(plan_of(problem, constructive("greedy")(problem))) == ()
 
 
 def test_a_backward_that_recomputes_is_whole() -> None:
@@ -63,9 +50,7 @@ def test_nothing_can_deadlock_whatever_ranks_prefer_and_how_late_receives_are_po
 
     Receives are posted as late as the proof allows: those of the queues' heads and all before them, or by `post_before`.
     """
-    problem = data.draw(
-        problems(placements=("unidirectional", "loop", "explicit"), memory=False, max_microbatches=5, max_time_ns=5)
-    )
+    problem = data.draw(problems(memory=False, max_microbatches=5, max_time_ns=5))
     schedule = data.draw(random_schedules(problem))
     peaks = peak_bytes(problem, schedule)
     rooms = [peak + data.draw(st.sampled_from([0, 0, 1, 3])) for peak in peaks]
