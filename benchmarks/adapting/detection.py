@@ -1,7 +1,8 @@
 """How soon real processes find a slow link, where the plan has slack on it and where it has none.
 
-Three ranks over gloo with injected links of 40 ms; the stage of rank 1 takes 25 ms for each forward. So messages from rank 0 to
-rank 1 wait there until they are needed, and a slower link makes no step longer, while rank 2 waits for each message of rank 1.
+Three ranks over gloo with injected links of 40 ms; the stage of rank 1 takes 25 ms for each forward, the others nearly nothing. So
+all messages from rank 0 to rank 1 but a step's first wait there until they are needed: what an op sees of them is its own
+time, not the link's. Rank 2 waits for each message of rank 1.
 After 100 steps one of these links gets slower, by 20 %, by 50 %, or to the double. Shown are the steps from then until the rank
 that the link leads to says so, what it says, and the steps' times before and after.
 
