@@ -14,7 +14,7 @@ from schedc.units import parse_duration_ns
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Distribution", "is_distribution", "parse_distribution"]
+__all__ = ["Distribution", "parse_distribution"]
 
 EXPECTED = '"normal(MEAN, DEVIATION)" or "uniform(LEAST, MOST)" of durations, as in "normal(30 ms, 10 ms)"'
 _CALL = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")
@@ -47,11 +47,6 @@ class Distribution:
         shares = [(place + random.uniform(0.001, 0.999)) / count for place in range(count)]
         random.shuffle(shares)
         return [self.quantile_ns(share) for share in shares]
-
-
-def is_distribution(text: str) -> bool:
-    """Whether the text looks like a distribution, and not like a file's name."""
-    return _CALL.fullmatch(text) is not None
 
 
 def parse_distribution(text: str) -> Distribution:

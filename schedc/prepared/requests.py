@@ -9,22 +9,31 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.files.location import show
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.prepared.distribution import is_distribution, parse_distribution
+from schedc.prepared.distribution import parse_distribution
 from schedc.prepared.states import drawn_states, pairs_of, states_of_trace
 from schedc.text.link_trace import read_link_trace
 from schedc.units import format_duration_ns, parse_duration_ns
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+    from schedc.prepared.distribution import Distribution
     from schedc.prepared.states import States
 
-__all__ = ["grid_of", "is_grid", "states_named"]
+__all__ = ["grid_of", "is_drawn", "is_grid", "states_named"]
 
+_TERM = re.compile(r"\s*(?:([0-9]{1,9})-([0-9]{1,9})\s*=)?\s*(\w+\s*\([^()]*\))\s*", re.ASCII)
 _GRID = re.compile(r"\s*(each|all|[0-9]{1,9}[->][0-9]{1,9})\s*=(.*)")
 
 
+def is_drawn(text: str) -> bool:
+    """Whether the text is distributions, and not a file's name: `normal(30 ms, 10 ms); 3-4 = uniform(10 ms, 60 ms)`."""
+    return all(_TERM.fullmatch(term) for term in text.split(";"))
+
+
 def states_named(text: str, problem: Problem, *, samples: int, seed: int, option: str) -> States:
-    """The states that the text names: a distribution of the latency of every link, or the path of a link trace.
+    """The states that the text names: distributions of the latencies of links, or the path of a link trace.
+
+    A distribution without ranks is that of all pairs which none names; without one, these are as planned.
 
     Args:
         text: as given.
@@ -38,18 +47,34 @@ def states_named(text: str, problem: Problem, *, samples: int, seed: int, option
     """
     if not problem.links:
         raise InvalidInput(f"{option}: found {show(text)}, but no link of the job is crossed, so none can be slow")
-    if not is_distribution(text):
+    if not is_drawn(text):
         return states_of_trace(read_link_trace(Path(text), problem), samples)
-    try:
-        distribution = parse_distribution(text)
-    except InvalidInput as error:
-        raise InvalidInput(f"{option}: {error}") from error
-    return drawn_states(problem, dict.fromkeys(pairs_of(problem), distribution), samples, seed)
+    pairs = pairs_of(problem)
+    every: dict[tuple[int, int], Distribution] = {}
+    named: dict[tuple[int, int], Distribution] = {}
+    for match in filter(None, map(_TERM.fullmatch, text.split(";"))):
+        try:
+            distribution = parse_distribution(match[3])
+        except InvalidInput as error:
+            raise InvalidInput(f"{option}: {error}") from error
+        if match[1] is None:
+            if every:
+                raise InvalidInput(f"{option}: found {show(match[0].strip())}, expected one distribution without ranks")
+            every = dict.fromkeys(pairs, distribution)
+            continue
+        pair = min(int(match[1]), int(match[2])), max(int(match[1]), int(match[2]))
+        if pair not in pairs or pair in named:
+            known = ", ".join(f"{low}-{high}" for low, high in pairs[:12])
+            raise InvalidInput(
+                f"{option}: found {show(match[0].strip())}, expected each once, of {known}{', …' * (len(pairs) > 12)}"
+            )
+        named[pair] = distribution
+    return drawn_states(problem, every | named, samples, seed)
 
 
 def is_grid(text: str) -> bool:
     """Whether the text is conditions written out, and not a file's name."""
-    return _GRID.fullmatch(text) is not None
+    return _GRID.fullmatch(text) is not None and not is_drawn(text)
 
 
 def grid_of(text: str, problem: Problem, *, option: str) -> list[tuple[str, Conditions]]:

@@ -12,8 +12,8 @@ from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.prepared.aim import MEAN, Aim, percentile_of
 from schedc.prepared.clusters import clustered
-from schedc.prepared.distribution import is_distribution, parse_distribution
-from schedc.prepared.requests import grid_of, is_grid
+from schedc.prepared.distribution import parse_distribution
+from schedc.prepared.requests import grid_of, is_drawn, is_grid, states_named
 from schedc.prepared.states import States, drawn_states, pairs_of, shifted, states_of_trace
 
 PROBLEM = make_problem(3, 2)
@@ -45,7 +45,7 @@ def test_drawn_states_have_the_mean_and_spread_of_their_distribution_and_are_the
     ],
 )
 def test_a_distribution_that_is_none_is_refused(text: str, says: str) -> None:
-    assert is_distribution(text)
+    assert is_drawn(text)
     with pytest.raises(InvalidInput) as refused:
         parse_distribution(text)
     assert says in str(refused.value)
@@ -102,3 +102,28 @@ def test_conditions_written_out() -> None:
         with pytest.raises(InvalidInput) as refused:
             grid_of(text, PROBLEM, option="--links")
         assert str(refused.value).startswith("--links: found") and says in str(refused.value)
+
+
+def test_distributions_of_single_links() -> None:
+    def latencies(text: str) -> dict[tuple[int, int], set[int | None]]:
+        states = states_named(text, PROBLEM, samples=4, seed=1, option="--robust")
+        links = {ends for each in states.conditions for ends in each.links}
+        return {ends: {each.links[ends].latency_ns for each in states.conditions} for ends in links}
+
+    assert latencies("normal(5 ms, 0 ms); 1-2 = uniform(1 ms, 1 ms)") == {
+        (0, 1): {5 * MS},
+        (1, 0): {5 * MS},
+        (1, 2): {MS},
+        (2, 1): {MS},
+    }
+    assert set(latencies("2-1=normal(5 ms, 1 ms)")) == {(1, 2), (2, 1)}
+    assert not is_grid("2-1=normal(5 ms, 1 ms)") and is_drawn("2-1=normal(5 ms, 1 ms)")
+    for text, says in (
+        ("0-2=normal(1 ms, 1 ms)", 'found "0-2=normal(1 ms, 1 ms)", expected each once, of 0-1, 1-2'),
+        ("0-1=normal(1 ms, 1 ms);1-0=normal(1 ms, 1 ms)", "expected each once"),
+        ("normal(1 ms, 1 ms); normal(1 ms, 1 ms)", "expected one distribution without ranks"),
+        ("0-1=gamma(1 ms, 1 ms)", 'found "gamma(1 ms, 1 ms)", expected "normal'),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            states_named(text, PROBLEM, samples=4, seed=1, option="--robust")
+        assert str(refused.value).startswith("--robust: found") and says in str(refused.value)

@@ -94,13 +94,12 @@ def _conditions(text: str, problem: Problem, most: int, seed: int) -> list[tuple
     from pathlib import PurePath
 
     from schedc.prepared.clusters import clustered
-    from schedc.prepared.distribution import is_distribution
-    from schedc.prepared.requests import grid_of, is_grid, states_named
+    from schedc.prepared.requests import grid_of, is_drawn, is_grid, states_named
 
     if is_grid(text):
         return grid_of(text, problem, option="--links")
     states = states_named(text, problem, samples=SAMPLES, seed=seed, option="--links")
-    name = text if is_distribution(text) else PurePath(text).name
+    name = text if is_drawn(text) else PurePath(text).name
     few = clustered(problem, states, most)
     return [(f"{name} {number}", each) for number, each in enumerate(few.conditions, start=1)]
 
