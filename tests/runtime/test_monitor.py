@@ -230,3 +230,16 @@ def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: py
         assert each["found"][7] is None
         assert each["found"][-1] is not None
         assert each["watches"]
+
+
+def test_a_plan_that_takes_over_is_monitored(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its wires lie over the same ends; an evaluation between the two has stamps as well."""
+    problem = make_problem(2, 3, links={(0, 1): (0, 0), (1, 0): (0, 0)})
+    plans = [plan_of(problem, constructive(name)(problem)) for name in ("1f1b", "zb-h1")]
+    with rank_processes(2, tmp_path_factory.mktemp("moving")) as ranks:
+        moved = ranks.run(monitored_runs.move, plans, 12)
+        alone = ranks.run(monitored_runs.move, plans[1:], 12)
+    for rank, (gradients, links, ran) in enumerate(moved):
+        assert links == [1 - rank]
+        assert ran
+        assert gradients == alone[rank][0]

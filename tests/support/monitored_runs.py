@@ -13,7 +13,7 @@ from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.emulation.injected import Injection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -80,3 +80,24 @@ def train(
             peer: (watch.alarms, watch.confirmed, watch.rejected, watch.unanswered) for peer, watch in monitor.links.items()
         },
     }
+
+
+def move(rank: int, plans: Sequence[Plan], steps: int) -> list[Any]:
+    """Train with one plan after the other, and evaluate between them: the gradients, and which links have been watched."""
+    monitor, stages = Monitor(), make_stages(plans[0], rank)
+    with schedc.runtime.load(plans[0], stages=stages, loss_fn=loss_fn, timeout_s=60, observe=monitor, wrap=monitor.wrap) as pipe:
+        for number, plan in enumerate(plans):
+            if number:
+                pipe.evaluate(*make_batch(plan, 0))
+                pipe.swap(plan)
+            for step in range(steps):
+                for module in stages.values():
+                    module.zero_grad()
+                pipe.step(*make_batch(plan, step))
+        ran = pipe.plan.ranks == plans[-1].ranks
+    monitor.close()
+    return [
+        [parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None],
+        sorted(monitor.links),
+        ran,
+    ]
