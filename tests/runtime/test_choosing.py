@@ -23,10 +23,12 @@ from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from schedc.ir.plan import Plan
 
 RANKS = 3
+SLOW_PAIR = LinkTrace.of([(0, pair, LinkState(latency_ns=15_000_000)) for pair in ((0, 1), (1, 0))])
 SLOW = LinkTrace.of([(0, pair, LinkState(latency_ns=15_000_000)) for pair in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2))])
 
 
@@ -99,6 +101,18 @@ def test_ranks_that_choose_and_ranks_that_do_not_swap_together(ranks: Ranks) -> 
             assert other["warned"] == ([expected] if refused and rank != 1 else [])
             if refused or rank == 1:
                 assert other["orders"][-1] == one["orders"][-1]
+
+
+@pytest.mark.slow
+def test_replicas_sum_their_gradients_in_one_order(tmp_path: Path) -> None:
+    """A loop on two ranks: each has two stages, whose sums must begin in the same order on both replicas."""
+    problem = make_problem(2, 4, in_flight=4, placement="loop", chunks=2)
+    plan = plan_of(problem, constructive("greedy")(problem))
+    with rank_processes(4, tmp_path) as processes:
+        planned = processes.run(choosing_runs.train_replicated, plan, False, None)
+        chosen = processes.run(choosing_runs.train_replicated, plan, True, SLOW_PAIR)
+    assert [each["gradients"] for each in chosen] == [each["gradients"] for each in planned]
+    assert any(each["orders"][1] != each["orders"][0] for each in chosen)
 
 
 @pytest.mark.slow

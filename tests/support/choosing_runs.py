@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from pipeline_runs import loss_fn, make_batch, make_stages
 from torch import nn
 
@@ -94,6 +95,31 @@ def train(
                     losses.append(pipe.evaluate(*make_batch(plan, 9)).item())
     said = [str(each.message) for each in warned if issubclass(each.category, RuntimeWarning)]
     return {"gradients": gradients, "losses": losses, "orders": order.steps, "warned": said}
+
+
+def train_replicated(rank: int, plan: Plan, choose: bool, trace: LinkTrace | None) -> dict[str, Any]:
+    """Two pipelines of the plan, which sum their gradients: those of the second step as bytes, and its order."""
+    ranks = plan.problem.ranks
+    pipelines = [dist.new_group(list(range(first, first + ranks))) for first in (0, ranks)]
+    replicas = [dist.new_group([own, own + ranks]) for own in range(ranks)]
+    torch.manual_seed(rank)
+    stages, order = stages_with_dropout(plan, rank % ranks), Held()
+    with schedc.runtime.load(
+        plan,
+        stages=stages,
+        loss_fn=loss_fn,
+        observe=order,
+        wrap=None if trace is None else partial(inject_links, trace=trace),
+        kind=ChoosingPipe if choose else Pipe,
+        pipeline_group=pipelines[rank // ranks],
+        data_parallel_group=replicas[rank % ranks],
+    ) as pipe:
+        for step in range(2):
+            for parameter in nn.ModuleList(stages.values()).parameters():
+                parameter.grad = None
+            pipe.step(*make_batch(plan, 2 * step + rank // ranks))
+    found = [parameter.grad for module in stages.values() for parameter in module.parameters() if parameter.grad is not None]
+    return {"gradients": [gradient.numpy().tobytes() for gradient in found], "orders": order.steps}
 
 
 class Failing(nn.Module):
