@@ -41,7 +41,8 @@ class Fault(NamedTuple):
     """What goes wrong, on the leader unless it says otherwise."""
 
     way: str = "none"
-    """`kill` or `stop` the proposer, `garble` or `drop` a piece of the plan, `refuse` all plans, `die`: rank 1 ends in a swap."""
+    """`kill` or `stop` the proposer, `garble` or `drop` a piece of the plan, `refuse` all plans; `die`: rank 1 ends once it has
+    offered a plan, `fall`: rank `after`, `after_s` from the begin."""
     after: int = 0
     """How many swaps are settled when it does; the first."""
     after_s: float = 0.0
@@ -124,6 +125,8 @@ def adapt_while_training(
                 pipe.hooks.check_swap = _refuse  # type: ignore[method-assign]
             pid = None if adaptation.proposer is None else adaptation.proposer.pid
             signals = [signal.SIGKILL if fault.way == "kill" else signal.SIGSTOP] if fault.way in ("kill", "stop") else []
+            if fault.way == "fall" and rank == fault.after:
+                threading.Timer(fault.after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
             begun_s, left = time.monotonic(), more_steps
             step = 0
             while left:
