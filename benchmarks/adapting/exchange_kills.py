@@ -10,8 +10,6 @@ Run it as `python benchmarks/adapting/exchange_kills.py [--kills 20] [--seed 0]`
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -19,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from threading import Timer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
@@ -52,14 +49,11 @@ def main() -> int:
     wrong, slowest_s, said = 0, 0.0, Counter[str]()
     for number in range(arguments.kills):
         with TemporaryDirectory() as directory, rank_processes(4, Path(directory)) as ranks:
-            pids = ranks.run(exchange_runs.process_number)
             ranks.run(exchange_runs.exchanging, plan, 1, 60.0)  # everything is imported
             victim = random.randrange(4)
             after_s = random.uniform(0.0, 2.0)
-            timer = Timer(after_s, os.kill, (pids[victim], signal.SIGKILL))
-            timer.start()
             begun_s = time.monotonic()
-            results = ranks.run(exchange_runs.exchanging, plan, STEPS, TIMEOUT_S, limit_s=arguments.limit)
+            results = ranks.run(exchange_runs.exchanging, plan, STEPS, TIMEOUT_S, victim, after_s, limit_s=arguments.limit)
             took_s = time.monotonic() - begun_s - after_s
         slowest_s = max(slowest_s, took_s)
         sound = results[victim] == DEAD
