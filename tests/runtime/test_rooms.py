@@ -16,8 +16,8 @@ ORDER = (
     "profiling",
     "session",
     "training",
-    "adapt",
     "emulation",
+    "adapt",
     "frameworks",
 )
 """From what needs nothing to what needs the rest; a module of the runtime itself may import all of them."""
