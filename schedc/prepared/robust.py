@@ -51,7 +51,7 @@ TABLE_OPS = 50_000_000
 """Of each table all rules count, not only the best for its conditions, until about this many ops have been timed."""
 MOST_RULES = 60
 """Of one table."""
-ROUNDS = 12
+ROUNDS = 48
 WORK_PER_ROUND = 0.5
 """A round of the climbs counts for this much of a deterministic limit."""
 MOST_BOUNDED_OPS = 5000
