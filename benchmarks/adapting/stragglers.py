@@ -38,6 +38,7 @@ from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.choosing import simulate_choosing
+from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import pipeline
 from schedc.compile import certify, compile_problem
 from schedc.ir.conditions import Conditions, LinkState
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 MS = 1_000_000
 SLOWER, FASTER = 0.97, 0.94
@@ -130,13 +130,13 @@ def run(setup: Setup, limit_s: float, name: str) -> dict[str, list[float]]:
     mean = problem_under(free, mean_conditions(setup.trace, free, 0, setup.starts_ns[-1] + setup.spacing_ns))
     limits = Limits(time_s=limit_s, gap=0.001)
     static = {
-        "1F1B": constructive("1f1b")(free),
-        "ZB-H1": constructive("zb-h1")(free),
-        "without delay": compile_problem(free, limits=limits).plan.schedule(),
-        "best static": compile_problem(mean, limits=limits).plan.schedule(),
+        "1F1B": certify(free, constructive("1f1b")(free), MadeBy(schedc="benchmark", method="1f1b")),
+        "ZB-H1": certify(free, constructive("zb-h1")(free), MadeBy(schedc="benchmark", method="zb-h1")),
+        "without delay": compile_problem(free, limits=limits).plan,
+        "best static": compile_problem(mean, limits=limits).plan,
     }
     found: dict[str, list[float]] = {}
-    first = certify(free, static["without delay"], MadeBy(schedc="benchmark", method="auto"))
+    first = static["without delay"]
     boundary, kept = Boundary(first), [first]
     random = Random(7)
     known: dict[str, dict[str, float]] = {}
@@ -160,17 +160,17 @@ def run(setup: Setup, limit_s: float, name: str) -> dict[str, list[float]]:
     return found
 
 
-def row_of(step: Step, static: dict[str, Schedule], running: Plan, first: Plan, random: Random) -> dict[str, float]:
+def row_of(step: Step, static: dict[str, Plan], running: Plan, first: Plan, random: Random) -> dict[str, float]:
     """Per policy, the makespan of one step in ms."""
-    row = {policy: step.ms(schedule, choose=False) for policy, schedule in static.items()}
+    row = {policy: step.ms(plan, choose=False) for policy, plan in static.items()}
     row |= {f"{policy}, choosing": step.ms(static[policy], choose=True) for policy in ("without delay", "best static")}
-    row |= {"at boundaries": step.ms(running.schedule(), choose=False), "inside": step.ms(running.schedule(), choose=True)}
+    row |= {"at boundaries": step.ms(running, choose=False), "inside": step.ms(running, choose=True)}
     best_ms = min(row.values())
     met = step.least_and_most(round(best_ms * MS))
     drawn = [{pair: ends[end] for pair, ends in met.items()} for end in (0, 1)]
     drawn += [{pair: random.uniform(*ends) for pair, ends in met.items()} for _ in range(SEEN)] if step.later else []
     for latencies_ns in drawn:
-        made = replan(first, _conditions(latencies_ns)).plan.schedule()
+        made = replan(first, _conditions(latencies_ns)).plan
         best_ms = min(best_ms, step.ms(made, choose=False), step.ms(made, choose=True))
     least = problem_under(step.setup.problem, _conditions({pair: low for pair, (low, _) in met.items()}))
     return row | {"oracle": best_ms, "bound": best_bound(least).value_ns / MS}
@@ -188,9 +188,11 @@ class Step:
         within = [(at - start_ns, each) for at, each in trace.entries if 0 < at - start_ns < 3 * setup.spacing_ns]
         self.later = [(at_ns, problem_under(problem, each)) for at_ns, each in within]
 
-    def ms(self, schedule: Schedule, *, choose: bool) -> float:
+    def ms(self, plan: Plan, *, choose: bool) -> float:
         """The step's makespan with these orders."""
-        return simulate_choosing(self._now, schedule, self.later, choose=choose).timeline.makespan_ns / MS
+        schedule = plan.schedule()
+        planned = simulate(plan.problem, schedule) if choose else None
+        return simulate_choosing(self._now, schedule, self.later, choose=choose, planned=planned).timeline.makespan_ns / MS
 
     def least_and_most(self, length_ns: int) -> dict[tuple[int, int], tuple[float, float]]:
         """Per link, the least and the greatest latency in the step, in ns."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
@@ -60,15 +59,6 @@ class Arrivals:
 
         return watched
 
-    def begin(self) -> None:
-        """Before a step: nothing of it has come."""
-        for end in self._ends.values():
-            end.last = None
-
-    def last(self, wire: Wire) -> tuple[int, int] | None:
-        """Of the transfers that have come in this step, the last of the wire: its place, and when, on `time.perf_counter_ns`."""
-        return self._ends[_key(wire)].last
-
     def has_come(self, wire: Wire, at: int) -> bool:
         """Whether all of a transfer has come, whose receives are posted; also if it has failed."""
         return self._ends[_key(wire)].pending[at] == 0
@@ -111,8 +101,6 @@ class _Watched:
         self._errands = Errands(), Errands()
         self.pending: Counter[int] = Counter()
         """By place of the transfer in the wire, how many of its tensors have been asked for and have not come."""
-        self.last: tuple[int, int] | None = None
-        """Of the transfers that have come, the last of the wire: its place, and when."""
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
@@ -134,6 +122,4 @@ class _Watched:
         with self._arrivals.changed:
             incoming.come = True
             self.pending[at] -= 1
-            if self.last is None or at >= self.last[0]:
-                self.last = at, perf_counter_ns()
             self._arrivals.changed.notify_all()

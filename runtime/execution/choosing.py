@@ -1,9 +1,9 @@
 """The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, and
-waits for an arrival while none is. It looks ahead: no W begins while the input of an op that the plan has before it is due before
-the W would end. Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
-`schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
+waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the plan starts it. Why that
+cannot deadlock, nor hold more than memory has room for, and for which plans: `schedc.verify.plan.choosing`. A step in which shapes
+are not known yet runs as planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import ReplicaHooks
@@ -50,8 +50,6 @@ class _Choice:
     gives_back_bytes: int
     transfers: bool
     """Whether it sends or receives."""
-    duration_ns: int
-    """By the plan."""
 
 
 class ChoosingExecutor(Executor):
@@ -90,8 +88,11 @@ class ChoosingExecutor(Executor):
         rank = program.rank
         limit_bytes = plan.problem.memory_limit_bytes[rank]
         self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
-        self._choices = _choices(plan, program, scale)
-        self._planned_ns = _planned_arrivals(plan, program, scale)
+        self._choices = _choices(plan, program)
+        planned = simulate(plan.problem, plan.schedule())
+        starts_ns = planned.starts_ns[planned.begin[rank] : planned.begin[rank + 1]].tolist()
+        self._planned_ns = [round(start_ns * scale) for start_ns in starts_ns]
+        """When the plan starts each op, from the begin of the step."""
         self._queues: list[list[int]] = [[], [], []]
         self._completing = [one.op.stage for one in program.instructions if one.completes]
         for at, choice in enumerate(self._choices):
@@ -105,7 +106,6 @@ class ChoosingExecutor(Executor):
             super().run()
             return
         self._wiring.begin()
-        self._arrivals.begin()
         self._begun_ns = perf_counter_ns()
         self._heads = [0, 0, 0]
         self._ran = [False] * len(self._choices)
@@ -154,33 +154,21 @@ class ChoosingExecutor(Executor):
             if slot is not None:
                 self._wiring.receivers[slot.wire].post(slot.at)
 
-        def first() -> int | None:
-            return next((at for at in possible if self._has_come(self._choices[at].instruction.receive)), None)
-
+        given_up_ns = perf_counter_ns() + round(self._patience_s * 1e9)
         with self._arrivals.changed:
-            while self._arrivals.changed.wait_for(lambda: first() is not None, self._patience_s):
-                found = first()
-                assert found is not None
-                due_ns = self._due_before(found, possible)
-                if due_ns is None:
+            while True:
+                now_ns = perf_counter_ns()
+                ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
+                free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._planned_ns[at] for at in ready}
+                found = next((at for at in ready if free_ns[at] <= now_ns), None)
+                if found is not None:
                     return found
-                self._arrivals.changed.wait(max(0, due_ns - perf_counter_ns()) / 1e9)
+                until_ns = min(free_ns.values(), default=given_up_ns)
+                if until_ns <= now_ns:
+                    break
+                self._arrivals.changed.wait((until_ns - now_ns) / 1e9)
         self._arrivals.expired = True
         return possible[0]  # it finds out who does not answer
-
-    def _due_before(self, at: int, possible: Sequence[int]) -> int | None:
-        """Where a W is next: when something is due before it would end, for one of these ops that the plan has before it.
-
-        An input is due when the plan says, later by as much as what came last on its wire.
-        """
-        dues_ns = []
-        for slot in (self._choices[before].instruction.receive for before in possible if before < at):
-            if slot is not None and self._choices[at].instruction.op.kind is Kind.W:
-                last = self._arrivals.last(self._program.wires[slot.wire])
-                since_ns = self._begun_ns if last is None else last[1] - self._planned_ns[Slot(slot.wire, last[0])]
-                dues_ns.append(since_ns + self._planned_ns[slot])
-        now_ns = perf_counter_ns()
-        return min((due_ns for due_ns in dues_ns if now_ns < due_ns < now_ns + self._choices[at].duration_ns), default=None)
 
     def _lacks_only_its_input(self, at: int) -> bool:
         choice = self._choices[at]
@@ -191,21 +179,9 @@ class ChoosingExecutor(Executor):
         return slot is None or self._arrivals.has_come(self._program.wires[slot.wire], slot.at)
 
 
-def _planned_arrivals(plan: Plan, program: Program, scale: float) -> dict[Slot, int]:
-    """When each transfer to this rank arrives by the plan, in ns from the begin of the step."""
-    arrival_ns = {(each.source, each.op): each.arrival_ns for each in simulate(plan.problem, plan.schedule()).transfers}
-    return {
-        Slot(number, at): round(arrival_ns[wire.source, op] * scale)
-        for number, wire in enumerate(program.wires)
-        if wire.destination == program.rank
-        for at, op in enumerate(wire.transfers)
-    }
-
-
-def _choices(plan: Plan, program: Program, scale: float = 1.0) -> list[_Choice]:
+def _choices(plan: Plan, program: Program) -> list[_Choice]:
     """What decides about each op of the program."""
     found: list[_Choice] = []
-    schedule = plan.schedule()
     ends: dict[tuple[Kind, int, int], int] = {}
     proofs = _proofs(plan, program)
     for at, one in enumerate(program.instructions):
@@ -223,7 +199,6 @@ def _choices(plan: Plan, program: Program, scale: float = 1.0) -> list[_Choice]:
                 takes_bytes=whole if kind is Kind.F and one.first else 0,
                 gives_back_bytes=released if one.last else 0,
                 transfers=one.send is not None or one.receive is not None,
-                duration_ns=round(schedule.duration_ns(plan.problem, one.op) * scale),
             )
         )
     return found

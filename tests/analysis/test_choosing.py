@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
 from choosing_engine import run_choosing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,10 +58,8 @@ def test_it_equals_an_engine_run_nanosecond_by_nanosecond(case: tuple[Problem, S
     planned = simulate(problem, schedule) if data.draw(st.booleans()) else None
     planned_ns = None
     if planned is not None:
-        sends = np.flatnonzero(planned.consumer >= 0)
-        to = np.repeat(np.arange(problem.ranks), np.diff(planned.begin))[planned.consumer[sends]]
         ops = [op for order in schedule.orders for op in order]
-        planned_ns = {(ops[at], int(rank)): int(planned.arrival_ns[at]) for at, rank in zip(sends.tolist(), to, strict=True)}
+        planned_ns = dict(zip(ops, planned.starts_ns.tolist(), strict=True))
     run = simulate_choosing(problem, schedule, later, planned=planned)
     starts_ns, orders, makespan_ns = run_choosing(problem, schedule, rooms_bytes(problem, schedule), later, planned_ns)
     found = {

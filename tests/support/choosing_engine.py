@@ -7,7 +7,6 @@ no time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from waiting_engines import Clock, Message, ends, made, needed
@@ -40,7 +39,7 @@ def run_choosing(
     schedule: Schedule,
     rooms: Sequence[float],
     later: Sequence[tuple[int, Problem]] = (),
-    planned_ns: Mapping[tuple[Op, int], int] | None = None,
+    planned_ns: Mapping[Op, int] | None = None,
 ) -> tuple[dict[Op, int], list[list[Op]], int]:
     """The start of each op, the order in which each rank ran its ops, and the makespan.
 
@@ -49,7 +48,7 @@ def run_choosing(
         schedule: the plan's.
         rooms: of each rank, what it may hold.
         later: what things cost from later times on.
-        planned_ns: by the op that sends and the rank to which, when the plan says that it arrives; None: nobody looks ahead.
+        planned_ns: before which no op runs in front of others of the plan; None: whenever it can.
     """
     clock = Clock(problem, schedule)
     ranks = [_rank(problem, order, room) for order, room in zip(schedule.orders, rooms, strict=True)]
@@ -107,21 +106,11 @@ def run_choosing(
                     for queue in rank.queues
                     if queue and _ready(clock, queue[0], rank, arrival_ns, now_ns) and now_ns >= weights_ns.get(queue[0].stage, 0)
                 ]
+                next_by_plan = min((queue[0] for queue in rank.queues if queue), key=place.__getitem__, default=None)
+                if planned_ns is not None:
+                    ready = [op for op in ready if op == next_by_plan or planned_ns[op] <= now_ns]
                 if ready:
                     op = min(ready, key=place.__getitem__)
-                    if planned_ns is not None and op.kind is Kind.W:
-                        heads = [queue[0] for queue in rank.queues if queue and place[queue[0]] < place[op]]
-                        far = {**arrival_ns, **{message: now_ns for message in map(partial(needed, clock), heads) if message}}
-                        late = [
-                            _due(clock, head, arrival_ns, planned_ns, now_ns)
-                            for head in heads
-                            if needed(clock, head) is not None
-                            and not _ready(clock, head, rank, arrival_ns, now_ns)
-                            and _ready(clock, head, rank, far, now_ns)
-                            and arrival_ns.get(needed(clock, head), now_ns + 1) > now_ns  # type: ignore[arg-type]
-                        ]
-                        if any(now_ns < due_ns < now_ns + schedule.duration_ns(problem, op) for due_ns in late):
-                            continue
                     next(queue for queue in rank.queues if queue and queue[0] == op).pop(0)
                     starts_ns[op] = now_ns
                     rank.running, rank.end_ns = op, now_ns + schedule.duration_ns(costs_at(now_ns), op)
@@ -145,23 +134,6 @@ def run_choosing(
         if not any(rank.running or any(rank.queues) for rank in ranks) and not any(lines.values()):
             return starts_ns, [rank.ran for rank in ranks], max(now_ns, collectives_ns)
     raise AssertionError("the ranks wait for each other indefinitely")
-
-
-def _due(clock: Clock, op: Op, arrival_ns: dict[Message, int], planned_ns: Mapping[tuple[Op, int], int], now_ns: int) -> int:
-    """When the op's input is due: when the plan says, later by as much as the last by the plan that has come from that rank."""
-    message = needed(clock, op)
-    assert message is not None
-    pair = ends(clock.problem, message)
-    order = clock.schedule.orders[pair[0]]
-    late_ns = 0
-    for sender in order:
-        sent = made(clock, sender)
-        if sent is not None and ends(clock.problem, sent) == pair:
-            if arrival_ns.get(sent, now_ns + 1) <= now_ns:
-                late_ns = arrival_ns[sent] - planned_ns[sender, pair[1]]
-            if sent == message:
-                due = planned_ns[sender, pair[1]]
-    return due + late_ns
 
 
 def _rank(problem: Problem, order: Sequence[Op], room: float) -> _Rank:

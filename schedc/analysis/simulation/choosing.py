@@ -70,9 +70,8 @@ def simulate_choosing(
             transfer takes what it costs when it becomes ready, and never arrives before the transfer in front of it.
             Collectives cost what they cost at the beginning.
         choose: False: each rank runs its ops in the plan's order, as `simulate` says where nothing changes.
-        planned: when everything happens by the plan. With it a rank *looks ahead*: it starts no W while something is due before the
-            W would end, for an op that the plan has before it and that lacks nothing else. An input is due when the plan says,
-            later by as much as what came last from the same rank in this step.
+        planned: when everything happens by the plan. With it a rank runs an op before others of the plan not earlier than the plan
+            starts it. None: as early as it can.
 
     Raises:
         CheckFailed: the ranks wait for each other in a cycle, which no schedule that `verify_schedule` accepts does.
@@ -95,18 +94,16 @@ def simulate_choosing(
     orders: list[list[int]] = [[] for _ in range(problem.ranks)]
     times = Times.none_of(flow)
     scatters = _Scatters(flow, free, times)
-    foresight = None if planned is None else _Foresight(flow, planned)
+    not_before_ns = [0] * len(ops) if planned is None else planned.starts_ns.tolist()
+    """Out of the plan's order."""
     events: list[tuple[Moment, int, int, int]] = [(BEGIN, CHOOSES, rank, -1) for rank in range(problem.ranks)]
     """(when, what happens, rank, op)."""
     events += [(moment, CHOOSES, rank_of[op], -1) for op, moment in enumerate(gate) if moment > BEGIN]
     heapq.heapify(events)
 
     def can_run(op: int, now: Moment) -> bool:
-        return not waits[op] and gate[op] <= now and lacks_only_its_input(op)
-
-    def lacks_only_its_input(op: int) -> bool:
         has_room = not choose or held[rank_of[op]] + taken[op] <= room[rank_of[op]]
-        return has_room and (needs[op] < 0 or ran[needs[op]])
+        return not waits[op] and gate[op] <= now and (needs[op] < 0 or ran[needs[op]]) and has_room
 
     while events:
         now, what, rank, op = heapq.heappop(events)
@@ -126,22 +123,19 @@ def simulate_choosing(
             continue
         if what == ARRIVES:
             waits[op] = 0
-            if foresight is not None:
-                foresight.came(op, now[0])
             heapq.heappush(events, (now, CHOOSES, rank, -1))
         if what == ARRIVES or busy[rank]:
             continue
         own = queues[rank]
-        ready = [(own[at][head], at) for at, head in enumerate(heads[rank]) if head < len(own[at]) and can_run(own[at][head], now)]
+        next_ones = [(queue[head], at) for at, (queue, head) in enumerate(zip(own, heads[rank], strict=True)) if head < len(queue)]
+        ready = [(op, at) for op, at in next_ones if can_run(op, now)]
         if not ready:
             continue
-        op, at = min(ready)
-        if foresight is not None and ops[op][0] == Kind.W:
-            before = [queue[head] for queue, head in zip(own, heads[rank], strict=True) if head < len(queue) and queue[head] < op]
-            due_ns = foresight.due_ns([head for head in before if waits[head] and lacks_only_its_input(head)], op, now[0])
-            if due_ns is not None:
-                heapq.heappush(events, ((due_ns, 0), CHOOSES, rank, -1))
-                continue
+        due = [(0 if op == min(next_ones)[0] else not_before_ns[op], op, at) for op, at in ready]
+        if not any(due_ns <= now[0] for due_ns, _, _ in due):
+            heapq.heappush(events, ((min(due)[0], 0), CHOOSES, rank, -1))
+            continue
+        op, at = min((op, at) for due_ns, op, at in due if due_ns <= now[0])
         heads[rank][at] += 1
         busy[rank] = True
         held[rank] += taken[op]
@@ -176,33 +170,6 @@ class _Costs:
         occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, ready_ns)][op]
         self.occupied_ns[op] = occupancy_ns
         return occupancy_ns, latency_ns
-
-
-class _Foresight:
-    """When inputs are due."""
-
-    def __init__(self, flow: Flow, planned: Timeline) -> None:
-        self._rank_of = flow.rank_of.tolist()
-        self._producer = {needs: op for op, needs in enumerate(flow.consumer.tolist()) if needs >= 0}
-        self._arrival_ns = planned.arrival_ns.tolist()
-        self._duration_ns = (planned.ends_ns - planned.starts_ns).tolist()
-        self._last: dict[tuple[int, int], tuple[int, int]] = {}
-        """Per pair of ranks, of what has come: the op that sent it, the last by the plan; by how much it was late."""
-
-    def came(self, op: int, now_ns: int) -> None:
-        """The input of an op has come."""
-        sent = self._producer[op]
-        pair = self._rank_of[sent], self._rank_of[op]
-        if sent >= self._last.get(pair, (-1, 0))[0]:
-            self._last[pair] = sent, now_ns - self._arrival_ns[sent]
-
-    def due_ns(self, waiting: Sequence[int], weight: int, now_ns: int) -> int | None:
-        """When the first of the inputs of these ops is due, if that is before a W that starts now would end."""
-        dues_ns = []
-        for op in waiting:
-            sent = self._producer[op]
-            dues_ns.append(self._arrival_ns[sent] + self._last.get((self._rank_of[sent], self._rank_of[op]), (-1, 0))[1])
-        return min((due_ns for due_ns in dues_ns if now_ns < due_ns < now_ns + self._duration_ns[weight]), default=None)
 
 
 class _Scatters:

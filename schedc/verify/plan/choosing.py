@@ -4,7 +4,7 @@
 *ready* if it is the head of its queue, its input has come, what it needs of its own rank has run, and, for the first part of an
 F, what the rank holds plus the activation is within the rank's room: its limit, or, where it has none, what the plan holds at
 most. A rank that is free runs any op that is ready (the executor: the first by the plan). It waits only while there is none, or,
-before an op, until times that pass by themselves (the executor: before a W, for what is due). It posts receives by itself, in
+before an op, until times that pass by themselves (the executor: until the plan starts it). It posts receives by itself, in
 each channel's order: at any time at least those of the heads and all before these.
 
 **No rank holds more than its room.** Memory grows where an F begins, which is checked there, and nowhere else: B, W and BW only
