@@ -409,7 +409,7 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
     Raises:
         CheckFailed: the plan is not one for which ranks may choose, or as `simulate_plan`.
     """
-    from schedc.analysis.simulation.choosing import simulate_choosing
+    from schedc.analysis.simulation.choosing import not_before, simulate_choosing
     from schedc.lower.conditions import problem_under
     from schedc.verify.plan.choosing import verify_choosing
 
@@ -419,7 +419,7 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
         raise CheckFailed(f"{plan.name}: its ranks cannot choose inside a step: {violations[0]}")
     problem = costs_for(plan, job)
     later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]
-    planned = simulate_plan(plan) if choose else None
+    planned = not_before(plan.problem, plan.schedule()) if choose else None
     return simulate_choosing(problem, plan.schedule(), later, choose=choose, planned=planned)
 
 

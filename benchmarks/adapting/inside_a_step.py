@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.simulation.choosing import simulate_choosing
-from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.choosing import not_before, simulate_choosing
 from schedc.bench.pipelines import LinkTimes, pipeline
 from schedc.compile import certify, compile_problem
 from schedc.ir.conditions import LinkState
@@ -89,7 +88,7 @@ def step_of(generator: random.Random, shortest_ms: float, longest_ms: float) -> 
 def step_ns(plan: Plan, trace: LinkTrace, *, choose: bool) -> int:
     """What a step takes."""
     later = [(time_ns, problem_under(plan.problem, conditions)) for time_ns, conditions in trace.entries]
-    planned = simulate(plan.problem, plan.schedule()) if choose else None
+    planned = not_before(plan.problem, plan.schedule()) if choose else None
     return simulate_choosing(later[0][1], plan.schedule(), later[1:], choose=choose, planned=planned).timeline.makespan_ns
 
 

@@ -37,8 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.analysis.simulation.choosing import simulate_choosing
-from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.choosing import not_before, simulate_choosing
 from schedc.bench.pipelines import pipeline
 from schedc.compile import certify, compile_problem
 from schedc.ir.conditions import Conditions, LinkState
@@ -191,7 +190,7 @@ class Step:
     def ms(self, plan: Plan, *, choose: bool) -> float:
         """The step's makespan with these orders."""
         schedule = plan.schedule()
-        planned = simulate(plan.problem, schedule) if choose else None
+        planned = not_before(plan.problem, schedule) if choose else None
         return simulate_choosing(self._now, schedule, self.later, choose=choose, planned=planned).timeline.makespan_ns / MS
 
     def least_and_most(self, length_ns: int) -> dict[tuple[int, int], tuple[float, float]]:

@@ -1,9 +1,9 @@
 """The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, and
-waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the plan starts it. Why that
-cannot deadlock, nor hold more than memory has room for, and for which plans: `schedc.verify.plan.choosing`. A step in which shapes
-are not known yet runs as planned.
+waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the plan starts it
+(`not_before`). Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
+`schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.choosing import not_before
 from schedc.ir.ops import Kind, token
 from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor
@@ -89,10 +89,10 @@ class ChoosingExecutor(Executor):
         limit_bytes = plan.problem.memory_limit_bytes[rank]
         self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
         self._choices = _choices(plan, program)
-        planned = simulate(plan.problem, plan.schedule())
-        starts_ns = planned.starts_ns[planned.begin[rank] : planned.begin[rank + 1]].tolist()
-        self._planned_ns = [round(start_ns * scale) for start_ns in starts_ns]
-        """When the plan starts each op, from the begin of the step."""
+        planned = not_before(plan.problem, plan.schedule())
+        starts_ns = [0] * len(self._choices) if planned is None else planned.start_ns(rank)
+        self._not_before_ns = [round(start_ns * scale) for start_ns in starts_ns]
+        """From the begin of the step, when each op may run in front of others of the plan."""
         self._queues: list[list[int]] = [[], [], []]
         self._completing = [one.op.stage for one in program.instructions if one.completes]
         for at, choice in enumerate(self._choices):
@@ -159,7 +159,7 @@ class ChoosingExecutor(Executor):
             while True:
                 now_ns = perf_counter_ns()
                 ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
-                free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._planned_ns[at] for at in ready}
+                free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._not_before_ns[at] for at in ready}
                 found = next((at for at in ready if free_ns[at] <= now_ns), None)
                 if found is not None:
                     return found

@@ -12,7 +12,7 @@ from plans import one_f_one_b
 from problems import make_problem
 from random_cases import cases
 
-from schedc.analysis.simulation.choosing import QUEUE_OF, rooms_bytes, simulate_choosing
+from schedc.analysis.simulation.choosing import QUEUE_OF, not_before, rooms_bytes, simulate_choosing
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op, parse_op
@@ -131,3 +131,11 @@ def test_a_weight_gradient_that_goes_ahead_may_hold_up_what_comes_next() -> None
     assert simulate(problem, schedule).makespan_ns == 92
     assert simulate_choosing(problem, schedule).timeline.makespan_ns == 101
     assert simulate_choosing(problem, schedule, planned=simulate(problem, schedule)).timeline.makespan_ns == 92
+
+
+@settings(max_examples=40)
+@given(tight())
+def test_choosing_takes_no_longer_than_the_plans_order_where_all_is_as_planned(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    run = simulate_choosing(problem, schedule, planned=not_before(problem, schedule))
+    assert run.timeline.makespan_ns <= simulate(problem, schedule).makespan_ns

@@ -17,6 +17,7 @@ import numpy as np
 from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
 from schedc.analysis.simulation.memory import memory_changes, peak_bytes
 from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived, gates_of
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
 
-__all__ = ["Run", "rooms_bytes", "simulate_choosing"]
+__all__ = ["Run", "not_before", "rooms_bytes", "simulate_choosing"]
 
 ENDS, ARRIVES, CHOOSES = 0, 1, 2
 """What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""
@@ -53,6 +54,15 @@ def rooms_bytes(problem: Problem, schedule: Schedule) -> list[int]:
     return [peak if limit is None else max(limit, peak) for limit, peak in zip(problem.memory_limit_bytes, peaks, strict=True)]
 
 
+def not_before(problem: Problem, schedule: Schedule) -> Timeline | None:
+    """The plan's times, before which ranks that choose run no op in front of others of the plan.
+
+    None: they may at any time, as that is faster even with the plan's own costs: 1F1B over slow links, say.
+    """
+    planned = simulate(problem, schedule)
+    return planned if planned.makespan_ns <= simulate_choosing(problem, schedule).timeline.makespan_ns else None
+
+
 def simulate_choosing(
     problem: Problem,
     schedule: Schedule,
@@ -70,8 +80,8 @@ def simulate_choosing(
             transfer takes what it costs when it becomes ready, and never arrives before the transfer in front of it.
             Collectives cost what they cost at the beginning.
         choose: False: each rank runs its ops in the plan's order, as `simulate` says where nothing changes.
-        planned: when everything happens by the plan. With it a rank runs an op before others of the plan not earlier than the plan
-            starts it. None: as early as it can.
+        planned: when everything happens by the plan (`not_before`). With it a rank runs an op in front of others of the plan not
+            earlier than the plan starts it. None: as early as it can.
 
     Raises:
         CheckFailed: the ranks wait for each other in a cycle, which no schedule that `verify_schedule` accepts does.
