@@ -63,7 +63,7 @@ def test_changes_are_found(calm: int, ratio: float, seed: int) -> None:
     """Either way, in a few steps, the sooner the more is known; and what is learned is not what has changed."""
     draw, test = random.Random(seed), ChangeTest(RATE, least=0.0)
     assert not any(test.add(draw.gauss(10, 0.2)) for _ in range(calm))
-    alarms = [test.add(ratio * draw.gauss(10, 0.2)) for _ in range(14)]
+    alarms = [test.add(ratio * draw.gauss(10, 0.2)) for _ in range(20)]
     assert next(alarm for alarm in alarms if alarm) == (1 if ratio > 1 else -1)
     assert test.level == pytest.approx(10, rel=0.05)
 
