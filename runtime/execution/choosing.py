@@ -163,9 +163,9 @@ class ChoosingExecutor(Executor):
                 found = next((at for at in ready if free_ns[at] <= now_ns), None)
                 if found is not None:
                     return found
-                until_ns = min(free_ns.values(), default=given_up_ns)
-                if until_ns <= now_ns:
+                if given_up_ns <= now_ns:  # also where an op is ready whose time has not come: the plan's order waits no longer
                     break
+                until_ns = min([given_up_ns, *free_ns.values()])
                 self._arrivals.changed.wait((until_ns - now_ns) / 1e9)
         self._arrivals.expired = True
         return possible[0]  # it finds out who does not answer

@@ -126,6 +126,17 @@ def test_a_rank_that_fails_ends_the_step_of_all(tmp_path: object, how: str, line
         assert any(line in each for each in said), said
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_found_though_an_op_waits_for_its_time(tmp_path: Path) -> None:
+    """The plan says seconds where ops take microseconds: F0.2 is ready, and its time is 40 s away."""
+    problem = make_problem(2, 4, in_flight=4, costs_ns=(10_000 * MS, 10_000 * MS, 10_000 * MS))
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    with rank_processes(2, tmp_path) as processes:
+        said = processes.run(choosing_runs.fail, plan, 1, "hangs", limit_s=30)
+    assert said[0].startswith("TransferFailed: rank 0: BW0.0 waits for BW1.0 from rank 1 on recv_next: no answer in 1 s"), said
+    assert said[1].startswith("TransferFailed"), said
+
+
 def test_what_a_transfer_proves_has_been_used_in_every_order() -> None:
     """A gradient proves the peer's F of its microbatch, and those before it; and in a loop of three the sends in the other way."""
     plan = plan_by("zb-h1")
