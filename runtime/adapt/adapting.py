@@ -30,20 +30,42 @@ from schedc.text.plan.plan_file import parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
+    from schedc.ir.plan import Plan
     from schedc.runtime.adapt.bulletin import Notice
     from schedc.runtime.adapt.proposer import Answer, Proposer
-    from schedc.runtime.session.pipe import Pipe
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
 
-__all__ = ["Adaptation", "Measures", "adapting"]
+__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "adapting"]
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""
 PATIENCE_S = 60.0
 MOST_REFUSALS = 3
 """After this many refused plans in a row there are no more: the next would most likely be refused, too."""
+
+
+class Adaptable(Protocol):
+    """What a `Pipe` is to this."""
+
+    @property
+    def groups(self) -> Groups:
+        """Of the plan's ranks."""
+
+    @property
+    def lockstep(self) -> Lockstep | None:
+        """None: it moves alone."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the next step runs."""
+
+    def swap(self, plan: Path | str | Plan | Received) -> Swap:
+        """As `Pipe.swap`."""
 
 
 class Measures(Protocol):
@@ -58,7 +80,7 @@ class Measures(Protocol):
 
 
 def adapting(
-    pipe: Pipe,
+    pipe: Adaptable,
     monitor: Measures | None,
     *,
     leader: int = 0,
@@ -106,13 +128,17 @@ class Adaptation:
     """One rank's side of it; as a context manager, it ends with the block."""
 
     def __init__(
-        self, pipe: Pipe, monitor: Measures | None, leader: int, hysteresis: Hysteresis, look_s: float, patience_s: float
+        self, pipe: Adaptable, monitor: Measures | None, leader: int, hysteresis: Hysteresis, look_s: float, patience_s: float
     ) -> None:
         """Start; `adapting` says what with."""
         self.steps = 0
         """How often `between_steps` has been called."""
         self.swaps: list[Swap] = []
         """What has become of each plan that this rank has offered."""
+        self.published: list[Answer] = []
+        """On the leader, the plans that it has published, in the order of `swaps`, and why."""
+        self.ended: str | None = None
+        """Why there is no more adapting; None: there is."""
         self._pipe = pipe
         self._monitor = monitor
         self._leader = leader
@@ -124,8 +150,8 @@ class Adaptation:
         """A plan that this rank's thread has taken, and the thread of the step has not offered yet."""
         self._settled: Settled | None = None
         """What became of the last plan that was published."""
-        self._ended: str | None = None
-        """Why there is no more adapting, until it has been said."""
+        self._said = False
+        """Whether it has been said that there is no more adapting."""
         self._stop = threading.Event()
         self.proposer: Proposer | None = None
         """On the leader."""
@@ -154,9 +180,9 @@ class Adaptation:
                 self.swaps.append(self._pipe.swap(received))
             except InvalidInput:  # the job has called swap itself, and that is pending
                 self._received = received
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            warnings.warn(f"no more adapting: {ended}; plan {self._pipe.plan.name!r} goes on", RuntimeWarning, stacklevel=2)
+        if self.ended is not None and not self._said:
+            self._said = True
+            warnings.warn(f"no more adapting: {self.ended}; plan {self._pipe.plan.name!r} goes on", RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """End the thread, and the proposer with it. Closing again does nothing."""
@@ -177,7 +203,7 @@ class Adaptation:
         """What this rank's thread does."""
         leading = None
         if self.proposer is not None:
-            leading = _Leading(self.proposer, self._bulletin, self._hysteresis)
+            leading = _Leading(self.proposer, self._bulletin, self._hysteresis, self.published)
         posted: Conditions | None = None
         taken = 0
         try:
@@ -188,14 +214,14 @@ class Adaptation:
                 if leading is not None:
                     leading.go_on(self._settled, self.steps)
                     if leading.ended is not None:
-                        self._ended, leading = leading.ended, None
+                        self.ended, leading = leading.ended, None
                         assert self.proposer is not None
                         self.proposer.close()
                 if self._bulletin.newest() > taken:  # by one: all ranks have settled those before
                     taken += 1
                     self._received = self._take(taken)
         except RuntimeError as error:
-            self._ended = f"the job's store is lost: {str(error).splitlines()[0]}"
+            self.ended = f"the job's store is lost: {str(error).splitlines()[0]}"
 
     def _take(self, number: int) -> Received:
         try:
@@ -208,12 +234,13 @@ class Adaptation:
 class _Leading:
     """What the leader's thread does: asks the proposer, decides, publishes."""
 
-    def __init__(self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis) -> None:
+    def __init__(self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis, published: list[Answer]) -> None:
         self.ended: str | None = None
         """Why there are no more proposals."""
         self._proposer = proposer
         self._bulletin = bulletin
         self._hysteresis = hysteresis
+        self._published = published
         self._running: str | None = None
         """The digest of the plan that runs."""
         self._asked: tuple[str, Conditions] | None = None
@@ -249,9 +276,12 @@ class _Leading:
             self._asked = self._running, conditions
             self._proposer.ask(*self._asked)
         self._answer = self._proposer.answer() or self._answer
+        if self._answer is not None and (self._answer.running_sha256, self._answer.conditions) != self._asked:
+            self._answer = None  # since then the proposer has been asked anew, and keeps no plan of before
         if self._answer is not None and self._pays(self._answer, None if settled is None else step - settled.step):
             self._number += 1
             self._under_way = self._bulletin.publish(self._number, self._answer.content)
+            self._published.append(self._answer)
             self._answer = None
 
     def _pays(self, answer: Answer, since_move: int | None) -> bool:

@@ -52,15 +52,18 @@ SKIPPED = 8
 class Monitor(Observer):
     """One rank's measurements, as the pipe's observer and around its wires."""
 
-    def __init__(self, *, false_alarms: float = 0.01, steps: int = 10_000) -> None:
+    def __init__(self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0) -> None:
         """Measure nothing yet.
 
         Args:
             false_alarms: the probability that any test of any rank gives a false alarm, before a ping has to confirm it.
             steps: within this many steps.
+            scale: by how much slower than the plan's costs all of it runs (an emulation); taken out of `conditions`. What is
+                too small to count is so in the time that it really takes.
         """
         self._false_alarms = false_alarms
         self._steps = steps
+        self._scale = scale
         self._problem: Problem | None = None
         self._rank = 0
         self._clock = int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:7]) if clock_name() else 0
@@ -197,12 +200,13 @@ class Monitor(Observer):
         """By how much the way from the peer takes longer than the one to it, as the plan says."""
         assert self._problem is not None
         here, there = self._problem.link(peer, self._rank), self._problem.link(self._rank, peer)
-        return (
+        unequal_ns = (
             here.latency_ns
             - there.latency_ns
             + here.occupancy_ns(_message_bytes(self._problem, peer, self._rank))
             - there.occupancy_ns(_message_bytes(self._problem, self._rank, peer))
         )
+        return round(unequal_ns * self._scale)
 
     def _changed(self) -> dict[tuple[int, int], LinkState]:
         assert self._problem is not None
@@ -211,10 +215,10 @@ class Monitor(Observer):
             if watch.excess_ns:
                 planned = self._problem.link(peer, self._rank)
                 size_bytes = _message_bytes(self._problem, peer, self._rank)
-                more_ns = watch.occupancy_excess_ns if size_bytes else 0
+                more_ns = round(watch.occupancy_excess_ns / self._scale) if size_bytes else 0
                 occupancy_ns = max(1, planned.occupancy_ns(size_bytes) + more_ns)
                 found[peer, self._rank] = LinkState(
-                    latency_ns=max(0, planned.latency_ns + watch.excess_ns - more_ns),
+                    latency_ns=max(0, planned.latency_ns + round(watch.excess_ns / self._scale) - more_ns),
                     bytes_per_second=max(1, size_bytes * 10**9 // occupancy_ns) if more_ns else None,
                 )
         return found

@@ -60,17 +60,24 @@ class Delay(Protocol):
 
 
 class TraceClock:
-    """The clock of a link trace. Until it starts, and while it is stopped, it stays where it is; it begins at 0."""
+    """The clock of a link trace. It starts at 0, and while it is stopped, it stays where it is."""
 
-    def __init__(self, scale: float = 1.0) -> None:
-        """At 0, and not running. A nanosecond of the trace takes `scale` nanoseconds."""
+    def __init__(self, scale: float = 1.0, before_ns: int = 0) -> None:
+        """Not running yet.
+
+        Args:
+            scale: a nanosecond of the trace takes this many.
+            before_ns: what it shows until it starts; below 0, links are as planned until then.
+        """
         self._scale = scale
+        self._before_ns = before_ns
         self._passed_ns = 0
         self._since_ns: int | None = None
 
     def start(self, now_ns: int) -> None:
         """Run from this time of `time.perf_counter_ns` on."""
         self._since_ns = now_ns
+        self._before_ns = 0
 
     def stop(self, now_ns: int) -> None:
         """Stay, from this time on."""
@@ -81,7 +88,7 @@ class TraceClock:
     def time_ns(self, now_ns: int) -> int:
         """The trace's time."""
         running_ns = 0 if self._since_ns is None else now_ns - self._since_ns
-        return round((self._passed_ns + running_ns) / self._scale)
+        return self._before_ns + round((self._passed_ns + running_ns) / self._scale)
 
 
 class _TracedDelay:

@@ -14,10 +14,10 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.runtime.emulation.rank import Failure, RankResult, Request
+from schedc.runtime.emulation.rank import Failure, Request
 from schedc.runtime.measure.recording import trace_of
 from schedc.units import format_duration_ns
 from schedc.verify.plan.checks import verify_plan
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
 
-__all__ = ["SHORTEST_OP_NS", "Emulation", "check_request", "emulate", "request_of", "results_of"]
+__all__ = ["SHORTEST_OP_NS", "Asked", "Emulation", "check_request", "emulate", "request_of", "results_of", "timeout_of"]
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""
 STDERR = 2
@@ -40,6 +42,21 @@ PATIENCE_S = 60.0
 """How long ranks wait for each other, beside what the plan takes."""
 CAUSE_S = 5.0
 """For how long to listen for the cause, once a rank has said that another has ended."""
+
+
+class Asked(Protocol[T_co]):
+    """What the ranks are asked for, such as a `Request`; it is pickled."""
+
+    @property
+    def plan(self) -> Plan:
+        """Whose ranks they are."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for another."""
+
+    def run(self, rank: int, ran: Callable[[int], None]) -> T_co:
+        """Do it as one of the ranks, and call `ran` with the number of each run that has ended; as `run_rank`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +110,23 @@ def emulate(
 
 def request_of(plan: Plan, scale: float, runs: int, links: LinkTrace | None, **options: bool) -> Request:
     """What the ranks are asked for, with a limit on how long they wait for each other; arguments as of `emulate` and `Request`."""
+    return Request(plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_of(plan, scale, links), **options)
+
+
+def timeout_of(plan: Plan, scale: float, links: LinkTrace | None) -> float:
+    """For how many seconds a rank waits for another at most; arguments as of `emulate`."""
     longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
-    return Request(
-        plan=plan, scale=scale, runs=runs, links=links, timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s, **options
-    )
+    return PATIENCE_S + 10 * plan.problem.ranks * longest_s
 
 
-def results_of(request: Request, report: Callable[[int], None]) -> list[RankResult]:
+def results_of(request: Asked[T], report: Callable[[int], None]) -> list[T]:
     """What came of it on each rank; `report` is called with how many of the runs have ended.
 
     Raises:
         CheckFailed: a rank has failed.
     """
     plan = request.plan
-    results: dict[int, RankResult] = {}
+    results: dict[int, T] = {}
     failures: list[tuple[bool, int, str]] = []
     with _processes(request) as answers:
         while len(results) + len(failures) < plan.problem.ranks and answers.poll(CAUSE_S if failures else None):
@@ -114,12 +134,12 @@ def results_of(request: Request, report: Callable[[int], None]) -> list[RankResu
                 rank, answer = answers.recv()
             except EOFError:
                 break
-            if isinstance(answer, RankResult):
-                results[rank] = answer
-            elif isinstance(answer, Failure):
+            if isinstance(answer, Failure):
                 failures.append((answer.follows, rank, answer.reason))
                 if not answer.follows:
                     break
+            elif not isinstance(answer, int):
+                results[rank] = answer
             elif rank == 0:
                 report(answer)
     if failures:
@@ -172,7 +192,7 @@ def check_request(plan: Plan, scale: float, runs: int, queues: int = 4) -> None:
 
 
 @contextmanager
-def _processes(request: Request) -> Iterator[Connection]:
+def _processes(request: Asked[object]) -> Iterator[Connection]:
     """Start the ranks' processes; gives where they are heard, and ends them."""
     answers, theirs = Pipe(duplex=False)
     tether, own_tether = os.pipe()

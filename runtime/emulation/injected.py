@@ -59,6 +59,7 @@ class Injection:
         one_queue: bool = False,
         device: torch.device | None = None,
         trace: LinkTrace | None = None,
+        before_ns: int = 0,
     ) -> None:
         """Find out which ranks share a clock, and open the trunks. All ranks do this together.
 
@@ -69,6 +70,7 @@ class Injection:
             one_queue: send all transfers of this rank through one queue; on CPUs.
             device: where this rank's stages are; None: on the CPU.
             trace: how the links change, by `clock`, which the caller starts; None: they do not.
+            before_ns: what the clock shows until then; below 0, links are as planned.
 
         Raises:
             Unsupported: ranks of several hosts share a trunk, or would have one queue.
@@ -78,7 +80,7 @@ class Injection:
         self._scale = scale
         self._trace = trace
         self._groups = groups
-        self.clock = TraceClock(scale)
+        self.clock = TraceClock(scale, before_ns)
         """Of the trace."""
         self._gpu = device if device is not None and device.type == "cuda" else None
         self._cycles_per_ns = 0.0 if self._gpu is None else cycles_per_ns(self._gpu)

@@ -57,6 +57,10 @@ class Request:
     links: LinkTrace | None = None
     """How the links change, from the first recorded run on; None: they do not."""
 
+    def run(self, rank: int, ran: Callable[[int], None]) -> RankResult:
+        """As `run_rank`."""
+        return run_rank(rank, self, ran)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:

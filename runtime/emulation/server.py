@@ -1,8 +1,9 @@
 """The processes of an emulation: `python -m schedc.runtime.emulation.server TETHER ANSWERS`, started by `schedc.runtime.emulation`.
 
-Standard input: the pickled `Request`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each thing that a rank
-has to say; what is the number of a run that has ended, a `RankResult`, or a `Failure`. This process loads torch once and forks
-the ranks. TETHER is the descriptor of a pipe that closes when the caller ends, however it ends; all of them then end with it.
+Standard input: a pickled `Request` or other `Asked`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each thing
+that a rank has to say; what is the number of a run that has ended, what its `run` gives, or a `Failure`. This process loads torch
+once and forks the ranks. TETHER is the descriptor of a pipe that closes when the caller ends, however it ends; all of them then end
+with it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from schedc.errors import SchedcError
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.emulation.rank import Failure, run_rank
+from schedc.runtime.emulation.rank import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.runtime.emulation.rank import Request
+    from schedc.runtime.emulation.emulate import Asked
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,7 +45,7 @@ def end_with(tether: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run what standard input asks for."""
     tether, answers = int(arguments[0]), Connection(int(arguments[1]), readable=False)
-    request: Request = pickle.load(sys.stdin.buffer)
+    request: Asked[object] = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)
     ranks = request.plan.problem.ranks
     listener = socket.create_server((LOOPBACK, 0), backlog=ranks)
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     del store  # which the ranks need as long as one of them runs
 
 
-def _be_rank(rank: int, request: Request, port: int, tether: int, answers: Connection) -> None:
+def _be_rank(rank: int, request: Asked[object], port: int, tether: int, answers: Connection) -> None:
     """The life of a forked process."""
     threading.Thread(target=end_with, args=(tether,), daemon=True).start()
     warnings.simplefilter("ignore")
@@ -81,7 +82,7 @@ def _be_rank(rank: int, request: Request, port: int, tether: int, answers: Conne
         timeout = timedelta(seconds=request.timeout_s)
         store = TCPStore(LOOPBACK, port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=request.plan.problem.ranks, timeout=timeout)
-        answers.send(run_rank(rank, request, answers.send))
+        answers.send(request.run(rank, answers.send))
     except SchedcError as error:
         answers.send(Failure(reason=str(error), follows=isinstance(error, TransferFailed)))
     except Exception as error:  # a mistake of this program

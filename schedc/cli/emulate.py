@@ -23,15 +23,20 @@ __all__ = ["emulate_command", "idle_lists"]
 
 FileOption = Path | None
 QUEUES = (1, 4)
+RUNS, ADAPTING_RUNS = 5, 60
 
 
 def emulate_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
     scale: Annotated[float, typer.Option(metavar="X", help="Multiplies all times: 2 is half as fast as the plan.")] = 1.0,
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to measure, after one that does not count.")] = 5,
+    runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs to measure: 5, with --adapt 60.")] = None,
     queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
     links: Annotated[FileOption, typer.Option(metavar="LINKTRACE", help="How links change while it runs (CSV).")] = None,
     choose: Annotated[bool, typer.Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
+    adapt: Annotated[bool, typer.Option("--adapt", help="The ranks measure, and move to other plans while links change.")] = False,
+    warm_up: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --adapt: runs before, links as planned: 40.")
+    ] = None,
     trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
 ) -> None:
@@ -55,6 +60,20 @@ def emulate_command(
     check_outputs({"--trace": trace}, (plan,) if links is None else (plan, links))
     read = read_plan(plan)
     changes = None if links is None else read_link_trace(links, read.problem)
+    if warm_up is not None and not adapt:
+        raise InvalidInput("--warm-up: is for --adapt; add that, or leave it out")
+    if adapt:
+        from schedc.cli.rendering.adapting import print_replay
+        from schedc.runtime.replay.replay import WARM_UP, replay
+
+        if queues == 1 or trace is not None:
+            raise InvalidInput("--adapt: cannot be combined with --queues 1 or --trace; leave them out")
+        runs, warm_up = runs or ADAPTING_RUNS, warm_up or WARM_UP
+        with _progress(runs, read.certificate.makespan_ns * scale / 1e9, warm_up) as report:
+            found = replay(read, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=changes, report=report)
+        print_replay(read, changes, found, scale=scale, choose=choose, as_json=as_json)
+        return
+    runs = runs or RUNS
     if choose:
         from schedc.cli.rendering.choosing import print_emulated
         from schedc.runtime.emulation.choosing import emulate_choosing
@@ -132,7 +151,7 @@ def _idle_table(comparison: Comparison) -> Table:
 
 
 @contextmanager
-def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
+def _progress(runs: int, predicted_s: float, warm_up: int = 1) -> Iterator[Callable[[int], None]]:
     """A line on standard error, where that is a terminal; yields what is called after each run."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -18,6 +18,7 @@ ORDER = (
     "training",
     "emulation",
     "adapt",
+    "replay",
     "frameworks",
 )
 """From what needs nothing to what needs the rest; a module of the runtime itself may import all of them."""

@@ -1,0 +1,133 @@
+"""Emulating a plan whose ranks adapt while links change: steps of several plans, what each took, and why the plan changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.runtime.emulation.emulate import check_request, results_of, timeout_of
+from schedc.runtime.replay.rank import ReplayRequest
+from schedc.text.plan.plan_file import parse_plan
+from schedc.text.plan.plan_to_file import plan_sha256
+from schedc.verify.plan.choosing import verify_choosing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.plan import Plan
+
+__all__ = ["WARM_UP", "Move", "Replay", "replay"]
+
+WARM_UP = 40
+"""Eight steps that the monitor does not look at, and as many as it learns from twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One plan that was published, and why."""
+
+    run: int | None
+    """The first recorded run of it, from 0; below 0: before them. None: it was refused, or not taken up before the end."""
+    refusal: str | None
+    plan: int
+    """Its place in `Replay.plans`."""
+    conditions: Conditions
+    """What was measured."""
+    before_ns: int
+    """What a step of the plan that ran takes under these conditions, by the simulator."""
+    after_ns: int
+    """What a step of the new plan takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of it, the scale taken out."""
+
+    runs_ns: tuple[int, ...]
+    """What each run took: from the begin of all ranks to the end of the last op."""
+    begun_ns: tuple[int, ...]
+    """When each began, on the clock of the link trace."""
+    plan_of_run: tuple[int, ...]
+    """Of each run, the place of its plan in `plans`."""
+    plans: tuple[Plan, ...]
+    """The first is the one that was given; the same bytes are one plan. The costs of the others are those they were made for."""
+    sha256: tuple[str, ...]
+    """Of each plan's bytes."""
+    moves: tuple[Move, ...]
+    ended: str | None
+    """Why the ranks adapted no more, before the end; None: they did until then."""
+    before_others: bool
+    """As of `Emulation`."""
+
+
+def replay(
+    plan: Plan,
+    *,
+    scale: float = 1.0,
+    runs: int = 60,
+    warm_up: int = WARM_UP,
+    choose: bool = False,
+    links: LinkTrace | None = None,
+    report: Callable[[int], None] = lambda _: None,
+) -> Replay:
+    """Run the plan as `emulate` does, with ranks that adapt (`schedc.runtime.adapt`); all of it but the compute is what a job runs.
+
+    Args:
+        plan: what is run first.
+        scale: what all of its times are multiplied by.
+        runs: how many runs are recorded; the link trace's clock starts with the first.
+        warm_up: how many go before them, with links as the plan has them: the monitor learns from these.
+        choose: whether each rank chooses its next op by what has come.
+        links: how the links change while the runs go on; its times, too, are multiplied by the scale.
+        report: called with how many of the recorded runs have ended.
+
+    Raises:
+        InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
+        Unsupported: the plan has collectives, and ranks would choose.
+        CheckFailed: the plan breaks a rule, or is none for which ranks may choose, or a rank has failed.
+    """
+    check_request(plan, scale, runs)
+    if warm_up < 1:
+        raise InvalidInput(f"warm_up: found {warm_up}, expected at least 1")
+    if choose and plan.problem.data_parallel is not None:
+        raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
+    if choose and (violations := verify_choosing(plan)):
+        raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {violations[0]}")
+    request = ReplayRequest(
+        plan=plan, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=links, timeout_s=timeout_of(plan, scale, links)
+    )
+    results = results_of(request, report)
+    first = results[0]
+    plans, sha256, places = [plan], [plan_sha256(plan)], [0]
+    for number, answer in enumerate(first.published, start=1):
+        if answer.sha256 not in sha256:
+            plans.append(parse_plan(answer.content, f"plan {number} of the proposer"))
+            sha256.append(answer.sha256)
+        places.append(sha256.index(answer.sha256))
+    moves = []
+    for number, answer in enumerate(first.published):
+        offered = number < len(first.moved)  # else it came after the last step
+        moves.append(
+            Move(
+                run=first.moved[number] if offered else None,
+                refusal=first.refusals[number] if offered else None,
+                plan=places[number + 1],
+                conditions=answer.conditions,
+                before_ns=answer.running_ns,
+                after_ns=answer.proposed_ns,
+            )
+        )
+    ends_ns = zip(*(result.ends_ns for result in results), strict=True)
+    return Replay(
+        runs_ns=tuple(round((max(ended) - begin_ns) / scale) for begin_ns, ended in zip(first.begins_ns, ends_ns, strict=True)),
+        begun_ns=first.begun_ns,
+        plan_of_run=tuple(places[number] for number in first.ran),
+        plans=tuple(plans),
+        sha256=tuple(sha256),
+        moves=tuple(moves),
+        ended=next((result.ended for result in results if result.ended is not None), None),
+        before_others=all(result.before_others for result in results),
+    )
