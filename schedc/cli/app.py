@@ -224,7 +224,7 @@ def simulate(
     read = read_plan(plan)
     loaded = None if job is None else read_job(job, values)
     if choose or links is not None:
-        from schedc.cli.rendering.choosing import print_run
+        from schedc.cli.runs.choosing import print_run
 
         if transfers is not TransfersName.decoupled:
             raise InvalidInput(f"--transfers {transfers.value}: cannot be combined with --choose or --links; leave one out")

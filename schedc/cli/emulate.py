@@ -63,7 +63,7 @@ def emulate_command(
     if warm_up is not None and not adapt:
         raise InvalidInput("--warm-up: is for --adapt; add that, or leave it out")
     if adapt:
-        from schedc.cli.rendering.adapting import print_replay
+        from schedc.cli.runs.adapting import print_replay
         from schedc.runtime.replay.replay import WARM_UP, replay
 
         if queues == 1 or trace is not None:
@@ -75,7 +75,7 @@ def emulate_command(
         return
     runs = runs or RUNS
     if choose:
-        from schedc.cli.rendering.choosing import print_emulated
+        from schedc.cli.runs.choosing import print_emulated
         from schedc.runtime.emulation.choosing import emulate_choosing
 
         if queues == 1 or trace is not None:

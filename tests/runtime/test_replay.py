@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from schedc.api import choosing_run
 from schedc.cli.emulate import emulate_command
-from schedc.cli.rendering.adapting import simulated_runs
+from schedc.cli.runs.adapting import simulated_runs
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.link_trace import LinkTrace

@@ -1,0 +1,1 @@
+"""What runs of a plan print in which ranks choose, links change, or plans do."""
