@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from forked_emulation import fork_emulations
+from marked_processes import parent, processes_of, until
 from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 
@@ -28,7 +27,7 @@ from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
     from schedc.ir.plan import Plan
 
@@ -180,34 +179,6 @@ def test_a_plan_that_breaks_a_rule_is_refused() -> None:
     first = replace(plan.ranks[0], compute=plan.ranks[0].compute[1:])
     with pytest.raises(CheckFailed, match="plan 'test' breaks a rule: "):
         emulate(replace(plan, ranks=(first, *plan.ranks[1:])))
-
-
-def processes_of(mark: str) -> list[int]:
-    """The processes that have the mark in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def parent(process: int) -> int:
-    """Which process has started this one."""
-    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
-    return int(after_name.split()[1])
-
-
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Whether the condition comes true in time."""
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @on_linux

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
 from forked_emulation import fork_emulations
+from marked_processes import parent, processes_of, until
 from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 from typer.testing import CliRunner
 
 from schedc.api import choosing_run
 from schedc.cli.emulate import emulate_command
-from schedc.cli.runs.adapting import simulated_runs
+from schedc.cli.runs.adapting import print_replay, simulated_runs
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.link_trace import LinkTrace
+from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
 from schedc.runtime.adapt.adapting import _Leading
 from schedc.runtime.adapt.hysteresis import Hysteresis
@@ -26,7 +33,7 @@ from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.proposer import Answer
 from schedc.runtime.common.program import wires_of
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
-from schedc.runtime.replay.replay import replay
+from schedc.runtime.replay.replay import Move, Replay, replay
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_to_file import plan_sha256, write_plan
 
@@ -194,3 +201,74 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         result = CliRunner().invoke(app, [str(tmp_path / "plan.json"), *options])
         assert str(result.exception) == said
+
+
+def test_each_stretch_has_a_row_and_each_plan_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tight_plan()
+    both = Conditions(links=dict.fromkeys(((0, 1), (1, 0)), LinkState(latency_ns=15 * MS)))
+    trace = LinkTrace(((100 * MS, both), (400 * MS, AS_PLANNED), (9000 * MS, both)))
+    move = Move(run=2, refusal=None, plan=1, conditions=both, before_ns=128 * MS, after_ns=100 * MS)
+    found = Replay(
+        runs_ns=(40 * MS, 130 * MS, 101 * MS, 103 * MS, 45 * MS),
+        begun_ns=(0, 100 * MS, 200 * MS, 290 * MS, 410 * MS),
+        plan_of_run=(0, 0, 1, 1, 0),
+        plans=(plan, plan),
+        sha256=("a", "b"),
+        moves=(
+            move,
+            replace(move, run=4, plan=0, conditions=AS_PLANNED),
+            replace(move, run=None, conditions=Conditions(slowdown={(2, Kind.F): 1.5})),
+            replace(move, run=None, refusal="rank 1 does not like it"),
+        ),
+        ended="the proposer has ended: it ended by SIGKILL",
+        before_others=False,
+    )
+    print_replay(plan, trace, found, scale=2.0, choose=False, as_json=False)
+    shown = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    text = " ".join(lines)
+    for words in (
+        "the machine's load shows in the times",
+        "plan 1, from run 3 on: measured links 0-1 15 ms, with which a step takes 100 ms, before 128 ms",
+        "back to plan 0, from run 5 on: measured links as planned",
+        "plan 1, not taken up before the end: measured rank 2's F +50%,",
+        "plan 1, refused: rank 1 does not like it: measured",
+        "the ranks adapt no more: the proposer has ended: it ended by SIGKILL",
+        "1 changes of the link trace come after the last run",
+    ):
+        assert words in text
+    starts = [line.split()[0] for line in lines if line[:1].isdigit()]
+    assert starts[:4] == ["1", "2", "3–4", "5"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["the caller", "the proposer"])
+def test_the_proposer_ends_with_the_command_and_not_the_command_with_it(tmp_path: Path, killed: str) -> None:
+    write_plan(tight_plan(), tmp_path / "plan.json")
+    mark = f"SCHEDC_TEST_{uuid.uuid4().hex}"
+    code = "import sys, typer; from schedc.cli.emulate import emulate_command; typer.run(emulate_command)"
+    arguments = ["--adapt", "--json", "--scale", "5", "--runs", "3", "--warm-up", "3"]
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "plan.json"), *arguments],
+        env={**os.environ, mark: "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert until(lambda: len(processes_of(mark)) == 6), "the caller, the server, three ranks and the proposer"
+        if killed == "the caller":
+            caller.kill()
+            assert until(lambda: not processes_of(mark) or processes_of(mark) == [caller.pid])
+        else:
+            os.kill(next(one for one in processes_of(mark) if parent(parent(parent(one))) == caller.pid), signal.SIGKILL)
+            printed, _ = caller.communicate(timeout=60)
+            assert caller.returncode == 0
+            found = json.loads(printed)
+            assert found["ended"] == "the proposer has ended: it ended by SIGKILL"
+            assert found["plan_of_run"] == [0, 0, 0]
+    finally:
+        for process in processes_of(mark):
+            os.kill(process, signal.SIGKILL)
+        caller.communicate()
