@@ -71,6 +71,9 @@ def test_the_plan_for_the_new_links(given: Path) -> None:
     done = schedc("assign", given, "--links", given.with_name("links.toml"), "--gradients", "8B", "-o", out)
     assert (done.returncode, done.stderr) == (0, "")
     assert "hosts in the order of processes: " in done.stdout
+    assert "in the search, which has links that are alike as equal, " in done.stdout
+    done = schedc("assign", given, "--links", given.with_name("links.toml"), "--gradients", "8B", "--keep-orders", "--exact-links")
+    assert "in the search, which has the links as they are given, " in done.stdout
     plan = read_plan(out)
     assert {link.latency_ns for link in plan.problem.links} == {1}
     assert plan.problem.data_parallel == read_plan(given).problem.data_parallel

@@ -57,6 +57,9 @@ def test_plans_that_are_there_are_kept_and_others_made_again(tmp_path: Path) -> 
     again = made_in(tmp_path)
     assert (made.kept, again.kept) == (0, 3)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "plan-2.json").write_text(json.dumps(json.loads(before["plan-2.json"])))  # the same plan, but not the same digest
+    assert made_in(tmp_path).kept == 4
+    assert load_family(tmp_path).plans == made.plans
 
 
 def test_the_pick_is_the_plan_that_takes_least_under_what_was_measured(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ __all__ = ["CALIBRATIONS", "ChangeTest", "Rate", "most_likely_share"]
 LAMBDA = 0.8
 """What of the evidence is staked on a change: a step that shows none divides R by 5."""
 RARE = 0.05
-"""About which share of the pool is beyond the nearer threshold: so many steps may stall without making the test blind."""
+"""About which share of the pool is beyond the nearer threshold: this many steps may stall without making the test blind."""
 FARTHEST = 100.0
 """From here on a farther value counts no more: three steps at least have to show a change."""
 FIRST, CALIBRATIONS = 16, 7

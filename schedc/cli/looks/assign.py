@@ -107,7 +107,7 @@ def assign_command(
     if as_json:
         print_json(assignment_json(read, found, process_of))
     else:
-        print_assignment(read, found, process_of)
+        print_assignment(read, found, process_of, exact_links=exact_links)
 
 
 def _network(path: Path, process_of: list[int]) -> Network:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["assignment_json", "print_assignment"]
 
 
-def print_assignment(plan: Plan, found: Nodes, process_of: Sequence[int]) -> None:
+def print_assignment(plan: Plan, found: Nodes, process_of: Sequence[int], *, exact_links: bool) -> None:
     """Print it; `process_of` says the process number of each place, and a node is named by its process before."""
     out = console()
     sought, ranks = found.sought, plan.problem.ranks
@@ -47,7 +47,8 @@ def print_assignment(plan: Plan, found: Nodes, process_of: Sequence[int]) -> Non
     rows.add_row("slowest ring", _time(max(before.rings_ns)), _time(max(after.rings_ns)))
     out.print(rows)
     said = "no assignment is better" if sought.proven else f"no assignment takes less than {_time(sought.bound_ns)}"
-    out.print(f"in the search, which has links that are alike as equal, {_time(sought.after.step_ns)}: {said}")
+    how = "which has the links as they are given" if exact_links else "which has links that are alike as equal"
+    out.print(f"in the search, {how}, {_time(sought.after.step_ns)}: {said}")
 
 
 def assignment_json(plan: Plan, found: Nodes, process_of: Sequence[int]) -> dict[str, Any]:

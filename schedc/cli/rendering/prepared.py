@@ -62,7 +62,7 @@ def _values(robust: Robust, outcome: Outcome) -> dict[str, float]:
 def robust_json(robust: Robust) -> dict[str, Any]:
     """The object `robust` of `compile --json`."""
 
-    def told(outcome: Outcome) -> dict[str, Any]:
+    def outcome_json(outcome: Outcome) -> dict[str, Any]:
         weights = robust.states.weights
         return {
             "as_planned_ns": outcome.as_planned_ns,
@@ -79,9 +79,9 @@ def robust_json(robust: Robust) -> dict[str, Any]:
         "gap": robust.gap,
         "states": len(robust.states.conditions),
         "weights": list(robust.states.weights),
-        "plan": told(robust.robust),
-        "plan_for_mean": told(robust.for_mean),
-        "plan_as_planned": told(robust.as_planned),
+        "plan": outcome_json(robust.robust),
+        "plan_for_mean": outcome_json(robust.for_mean),
+        "plan_as_planned": outcome_json(robust.as_planned),
     }
 
 
