@@ -16,8 +16,8 @@ from jobs import read_problem
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 
-JOBS = 240
-"""As many as take a quarter of a minute; `benchmarks/compiler/fuzz.py` runs more of them."""
+JOBS = 160
+"""As many as take some ten seconds; `benchmarks/compiler/fuzz.py` runs more of them."""
 COSTLY = 40
 """One job in this many is small and goes to the solvers, too, and one in twice as many to the command line."""
 

@@ -13,6 +13,7 @@ Every policy meets the same trace: step k begins at k times a fixed space. Times
 - at boundaries: starts with the optimum without delay; before each step `replan` for what links took in the steps before it, the
   mean over as many of them as look alike. Moves where that gains 1 % or more.
 - inside: as at boundaries, and ranks choose inside the step.
+- 8 steps late: the same where a change counts once 8 steps have seen it, as by the monitor's test.
 - oracle: knows the trace. The best of all plans above and of 24 made for conditions within what the step will meet, in both
   modes. No schedule is below the bound: each link at its least latency in the step.
 
@@ -49,7 +50,7 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
@@ -62,6 +63,7 @@ WINDOW = 16
 """Steps at most whose mean is what links take."""
 ALIKE_MS, ALIKE = 5.0, 0.25
 """A step is like those before it where its mean latency of each link is within this."""
+LATE = 8
 SEEN = 24
 """Conditions within a step for which the oracle makes plans."""
 EPISODES = (
@@ -136,34 +138,40 @@ def run(setup: Setup, limit_s: float, name: str) -> dict[str, list[float]]:
     }
     found: dict[str, list[float]] = {}
     first = static["without delay"]
-    boundary, kept = Boundary(first), [first]
+    boundaries, kept = (Boundary(first, 1), Boundary(first, LATE)), [first]
     random = Random(7)
     known: dict[str, dict[str, float]] = {}
     """What was found of a step in which nothing changes, by its conditions and the plan that runs."""
     for number, (before_ns, start_ns) in enumerate(pairwise([0, *setup.starts_ns])):
         step = Step(setup, start_ns)
         if start_ns - before_ns > setup.spacing_ns:  # the trace is looked at in pieces
-            boundary.saw(mean_conditions(setup.trace, free, start_ns - setup.spacing_ns, start_ns))
-        plan = boundary.plan()
-        key = f"{sorted(setup.trace.at(start_ns).links.items())} {id(plan)}"
+            for back in range(2 * LATE, 0, -1):
+                end_ns = start_ns - (back - 1) * setup.spacing_ns
+                for each in boundaries:
+                    each.saw(mean_conditions(setup.trace, free, max(0, end_ns - setup.spacing_ns), max(1, end_ns)))
+                    each.plan()
+        plans = [each.plan() for each in boundaries]
+        key = f"{sorted(setup.trace.at(start_ns).links.items())} {[id(plan) for plan in plans]}"
         row = known.get(key)
         if row is None:
-            row = row_of(step, static, plan, first, random)
+            row = row_of(step, static, plans, first, random)
             if not step.later:
                 known[key] = row
-                kept.append(plan)  # whose id is in the key
+                kept += plans  # whose ids are in the key
             print(f"{name}, step {number}: done", file=sys.stderr)
         for policy, step_ms in row.items():
             found.setdefault(policy, []).append(step_ms)
-        boundary.saw(mean_conditions(setup.trace, free, start_ns, start_ns + round(row["inside"] * MS)))
+        for each in boundaries:
+            each.saw(mean_conditions(setup.trace, free, start_ns, start_ns + round(row["inside"] * MS)))
     return found
 
 
-def row_of(step: Step, static: dict[str, Plan], running: Plan, first: Plan, random: Random) -> dict[str, float]:
+def row_of(step: Step, static: dict[str, Plan], running: Sequence[Plan], first: Plan, random: Random) -> dict[str, float]:
     """Per policy, the makespan of one step in ms."""
     row = {policy: step.ms(plan, choose=False) for policy, plan in static.items()}
     row |= {f"{policy}, choosing": step.ms(static[policy], choose=True) for policy in ("without delay", "best static")}
-    row |= {"at boundaries": step.ms(running, choose=False), "inside": step.ms(running, choose=True)}
+    for plan, late in zip(running, ("", f", {LATE} steps late"), strict=True):
+        row |= {f"at boundaries{late}": step.ms(plan, choose=False), f"inside{late}": step.ms(plan, choose=True)}
     best_ms = min(row.values())
     met = step.least_and_most(round(best_ms * MS))
     drawn = [{pair: ends[end] for pair, ends in met.items()} for end in (0, 1)]
@@ -207,8 +215,10 @@ class Step:
 class Boundary:
     """What re-planning at step boundaries runs: the plan for the mean of the steps that look like the last one."""
 
-    def __init__(self, first: Plan) -> None:
+    def __init__(self, first: Plan, least: int) -> None:
         self._first = self._running = first
+        self._least = least
+        """A level counts when this many steps have seen it."""
         self._seen: list[Conditions] = []
 
     def saw(self, conditions: Conditions) -> None:
@@ -220,7 +230,7 @@ class Boundary:
 
     def plan(self) -> Plan:
         """For the next step."""
-        if not self._seen:
+        if len(self._seen) < self._least:
             return self._running
         pairs = self._seen[-1].links
         mean = {pair: fmean(latency_ns(each, pair) for each in self._seen) for pair in pairs}

@@ -112,7 +112,7 @@ def test_known_orders() -> None:
     assert list(known_orders(both))[1:3] == [(2, 1, 0, 3), (0, 3, 2, 1)]
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)])
 def test_it_is_never_below_the_optimum_and_often_reaches_it(seeds: range) -> None:
     compared = equal = 0
     for seed in seeds:
