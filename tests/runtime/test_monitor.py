@@ -207,7 +207,7 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
     )
     plan = small_plan(2 * MS)
     with rank_processes(3, tmp_path_factory.mktemp("monitored")) as ranks:
-        found = ranks.run(monitored_runs.train, plan, 140, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=120)
+        found = ranks.run(monitored_runs.train, plan, 200, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=200)
     said: list[list[Any]] = [each["found"] for each in found]
     assert said[0][0] is None
     assert all(conditions is None or (0, 1) not in conditions.links for conditions in (*said[0], *said[2], *said[1][:50]))
