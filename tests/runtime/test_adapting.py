@@ -61,6 +61,7 @@ def test_to_another_plan_and_back(two: Ranks) -> None:
     assert_gone(results[0]["pid"])
 
 
+@pytest.mark.slow
 def test_nothing_measured_nothing_moved(two: Ranks) -> None:
     results = two.run(adapt_runs.adapt_while_training, job(), [[None], [None]], 0, Fault(), 60)
     assert_trained(results)
@@ -110,6 +111,7 @@ def test_a_rank_that_dies_in_a_swap(tmp_path: Path) -> None:
     assert all(note.startswith("in ") for note in notes)
 
 
+@pytest.mark.slow
 def test_the_proposer_ends_with_a_job_that_is_killed(tmp_path: Path) -> None:
     """However its rank ends."""
     with rank_processes(1, tmp_path) as ranks:
@@ -129,6 +131,7 @@ def test_what_adapting_refuses(two: Ranks) -> None:
         )
 
 
+@pytest.mark.slow
 def test_plans_that_the_ranks_refuse(two: Ranks) -> None:
     """After a few of them there are no more: they would be refused, too."""
     results = two.run(adapt_runs.adapt_while_training, job(), [[SLOW], [SLOW]], 10**6, Fault("refuse"))

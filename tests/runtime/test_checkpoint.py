@@ -71,6 +71,7 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         assert said.startswith("Unsupported: the optimizer's state is sharded over replicas (ZeRO 1); save and load without it")
 
 
+@pytest.mark.slow
 def test_tied_weights_and_weights_without_a_gradient(two: Ranks, tmp_path: Path) -> None:
     """On one rank, on two, on one again; AdamW has no state of a weight until a step gives it a gradient."""
     wave = plan("zb-v", [2, 1, 2, 1], 2, placement="wave", chunks=2)

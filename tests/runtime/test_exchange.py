@@ -46,7 +46,7 @@ def merged(results: list[Any]) -> dict[str, Any]:
     return {name: value for result in results for name, value in result["values"].items()}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", [pytest.param("adamw", marks=pytest.mark.slow), "sgd"])
 def test_places_are_exchanged(four: Ranks, kind: str) -> None:
     """Two processes of different pipelines and ranks exchange places, then all, then all go home; with random numbers."""
     wave = plan("greedy", [2, 1, 2, 1], placement="wave", chunks=2)
@@ -82,6 +82,7 @@ def test_bfloat16_with_wider_gradients(four: Ranks) -> None:
     assert merged(moved) == merged(usual)
 
 
+@pytest.mark.slow
 def test_refusals(four: Ranks) -> None:
     """One line, on all processes, and training goes on."""
     here, there = plan("1f1b", [4, 2]), plan("1f1b", [3, 3])
