@@ -6,7 +6,7 @@ latency, the same both ways, is drawn from N(30, 10) ms. A job with the best pla
 
 The optimum is the best plan that `compile` finds with --time-limit seconds, or any of the others; where the bound is lower, what is
 said is at most that far off. `replan` is run with several amounts of climbing, in ops, so its result does not depend on the
-machine's load. What `compile` found is kept in --rows; the rest takes no time.
+machine's load. What `compile` found is kept in the file of --rows; the rest takes no time.
 
 Run it as `python benchmarks/adapting/replan_quality.py FOLDER [--rows FILE] [--states 100]`, where FOLDER has
 `profiles/pipemorph-gpt2-14b-h800-stages.json`. It goes on from the rows in FILE; all take 10 to 15 minutes. Exit status 1: `replan`
@@ -109,7 +109,7 @@ def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=Path, default=Path("replan-quality.csv"))
+    parser.add_argument("--rows", type=Path, help="a CSV that keeps what `compile` found")
     parser.add_argument("--states", type=int, default=100)
     parser.add_argument("--time-limit", type=float, default=6.0)
     options = parser.parse_args()
@@ -118,17 +118,22 @@ def main() -> None:
     limits = Limits(time_s=options.time_limit)
 
     jobs = {problem.name: problem for problem in (job(stages, *size) for size in SIZES)}
-    done = {(row["size"], int(row["state"])) for row in rows_of(options.rows)}
+    kept = rows_of(options.rows) if options.rows else []
+    done = {(row["size"], int(row["state"])) for row in kept}
     begun_s = time.monotonic()
     for number in range(options.states // len(SIZES)):
-        for name, problem in jobs.items():
-            if (name, number) not in done:
-                append_row(options.rows, reference(number, problem, limits))
-                print(f"state {number} of {name} after {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
-    rows = [row for row in rows_of(options.rows) if int(row["state"]) < options.states // len(SIZES)]
+        for size, problem in jobs.items():
+            if (size, number) not in done:
+                row = reference(number, problem, limits)
+                kept.append({name: str(value) for name, value in row.items()})
+                if options.rows:
+                    append_row(options.rows, row)
+                print(f"state {number} of {size} after {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
+    rows = [row for row in kept if int(row["state"]) < options.states // len(SIZES)]
     plans = {name: compile_problem(problem, method="rule-table").plan for name, problem in jobs.items()}
     found = [(row["size"], all_of(row, plans[row["size"]])) for row in rows]
-    Console().print(_table(found))
+    console = Console()
+    (console if console.is_terminal else Console(width=120)).print(_table(found))
     ours = [_above(values, f"replan, {CLIMB_OPS:,} ops of climbs") for _, values in found]
     sys.exit(mean(ours) > MEAN_ABOVE or max(ours) > MOST_ABOVE)
 

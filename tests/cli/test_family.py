@@ -7,24 +7,14 @@ from pathlib import Path
 
 import pytest
 from command_line import schedc
-from jobs import write_job
+from jobs import THREE_RANKS, write_job
 
-JOB = """
-name = "three"
-[pipeline]
-ranks = 3
-microbatches = 4
-[profile]
-forward = "10 ms"
-backward_input = "11 ms"
-backward_weight = "9 ms"
-"""
 FAST = ("--method", "rule-table")
 
 
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_job(tmp_path, JOB)
+    write_job(tmp_path, THREE_RANKS)
     monkeypatch.chdir(tmp_path)
 
 

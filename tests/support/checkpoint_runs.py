@@ -18,6 +18,7 @@ from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
+    from schedc.runtime.session.pipe import Pipe
 
 COUNT = 6
 
@@ -34,6 +35,25 @@ def optimizer_of(weights: list[nn.Parameter], kind: str) -> Any:
     return torch.optim.AdamW(weights, lr=0.05) if kind == "adamw" else torch.optim.SGD(weights, lr=0.1, momentum=0.9)
 
 
+def steps_beside(pipe: Pipe, optimizer: Any, whole: nn.Sequential, reference: Any, batches: range) -> list[float]:
+    """A step of the pipe and of the whole model on each of these batches: the errors of this rank's weights after them."""
+    for number in batches:
+        inputs, targets = make_batch(pipe.plan, number)
+        for one in (optimizer, reference):
+            one.zero_grad()
+        pipe.step(inputs, targets)
+        torch.autograd.backward(loss_fn(whole(inputs), targets))
+        optimizer.step()
+        reference.step()
+    errors = []
+    for stage, module in pipe.stages.items():
+        bounds = pipe.plan.problem.stages[stage].layers
+        assert bounds is not None
+        same = whole[slice(*bounds)].parameters()
+        errors += [relative_error(one.detach(), two.detach()) for one, two in zip(module.parameters(), same, strict=True)]
+    return errors
+
+
 def trained(rank: int, plans: list[Plan], path: str) -> float | str:
     """Three steps under each plan in turn, by a checkpoint between two: the error of the weights against one that never stopped.
 
@@ -41,7 +61,7 @@ def trained(rank: int, plans: list[Plan], path: str) -> float | str:
     """
     whole = nn.Sequential(*layers(0))
     reference = optimizer_of(list(whole.parameters()), "adamw")
-    errors = []
+    errors: list[float] = []
     for number, plan in enumerate(plans):
         ranks = plan.problem.ranks
         pipelines = dist.get_world_size() // ranks
@@ -53,20 +73,8 @@ def trained(rank: int, plans: list[Plan], path: str) -> float | str:
         with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
             if number:
                 load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
-            for step in range(3):
-                inputs, targets = make_batch(plan, 3 * number + step)
-                for one in (optimizer, reference):
-                    one.zero_grad()
-                pipe.step(inputs, targets)
-                torch.autograd.backward(loss_fn(whole(inputs), targets))
-                optimizer.step()
-                reference.step()
+            errors += steps_beside(pipe, optimizer, whole, reference, range(3 * number, 3 * number + 3))
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
-            for stage, module in stages.items():
-                bounds = plan.problem.stages[stage].layers
-                assert bounds is not None
-                same = whole[slice(*bounds)].parameters()
-                errors += [relative_error(one.detach(), two.detach()) for one, two in zip(module.parameters(), same, strict=True)]
         dist.barrier()
     return max(errors)
 
@@ -88,11 +96,14 @@ def tied_layers() -> list[nn.Module]:
 
 
 def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
-    """Two steps under each plan in turn, by a checkpoint between two, of tied weights and some without a gradient: the error of the
-    weights against a model that never stopped; and what loading says to an optimizer that has gone on without a weight's state."""
+    """Two steps under each plan in turn, by a checkpoint between two, of tied weights and some without a gradient.
+
+    Gives the error of the weights against a model that never stopped; a line where loading into an optimizer without the state of a
+    weight is not refused.
+    """
     whole = nn.Sequential(*tied_layers())
     reference = optimizer_of(list(whole.parameters()), "adamw")
-    errors = []
+    errors: list[float] = []
     for number, plan in enumerate(plans):
         stages = schedc.runtime.build_stages(tied_layers(), plan, rank)
         mine = list(dict.fromkeys(weight for module in stages.values() for weight in module.parameters()))
@@ -103,20 +114,8 @@ def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
                 tie_weights(pipe, {"table": next(stages[rank][-rank].parameters())})
             if number:
                 load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
-            for step in range(2):
-                inputs, targets = make_batch(plan, 2 * number + step)
-                for one in (optimizer, reference):
-                    one.zero_grad()
-                pipe.step(inputs, targets)
-                torch.autograd.backward(loss_fn(whole(inputs), targets))
-                optimizer.step()
-                reference.step()
+            errors += steps_beside(pipe, optimizer, whole, reference, range(2 * number, 2 * number + 2))
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
-            for stage, module in stages.items():
-                bounds = plan.problem.stages[stage].layers
-                assert bounds is not None
-                same = whole[slice(*bounds)].parameters()
-                errors += [relative_error(one.detach(), two.detach()) for one, two in zip(module.parameters(), same, strict=True)]
             del optimizer.state[next(iter(optimizer.state))]
             try:
                 load_checkpoint(pipe, f"{path}/{number}", optimizer)

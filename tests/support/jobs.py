@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
+THREE_RANKS = """
+name = "three"
+[pipeline]
+ranks = 3
+microbatches = 4
+[profile]
+forward = "10 ms"
+backward_input = "11 ms"
+backward_weight = "9 ms"
+"""
+
 M70 = """\
 [pipeline]
 ranks = 8
