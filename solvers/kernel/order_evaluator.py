@@ -22,7 +22,18 @@ from schedc.solvers.kernel.tables import NEVER as STRANDED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DRAWS", "OrderClimber", "Orders", "Room", "copy_orders", "exchange", "move_op", "polish", "room_of", "time_orders"]
+__all__ = [
+    "DRAWS",
+    "OrderClimber",
+    "Orders",
+    "Room",
+    "change_at_random",
+    "copy_orders",
+    "polish",
+    "room_of",
+    "take_back",
+    "time_orders",
+]
 
 F, B, W, BW = (int(kind) for kind in Kind)
 DRAWS = 16
@@ -178,33 +189,17 @@ def polish(
     many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
     here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
-    two, reach, exchanges = ranges
-    stages, most, ranks = len(facts.stage_rank), scratch.ready.shape[2], len(orders.lengths)
+    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
     current_ns = time_orders(facts, duration, orders, scratch)
     best_ns = current_ns
     copy_orders(orders, current)
     copy_orders(orders, best)
-    codes, lengths = current
     for number in range(evaluations):
         if stop[0]:
             break
-        rank = below(ranks, draws)
-        if lengths[rank] < 2:
+        change = change_at_random(current, before, blocks, ranges, draws)
+        if change[0] < 0:
             continue
-        source = below(lengths[rank], draws)
-        exchanged, length, target = False, lengths[rank], source
-        if exchanges > 0 and below(exchanges, draws) == 0:
-            for position in range(length):
-                before[position] = codes[rank, position]
-            exchanged = exchange(current, rank, source, stages * most, below(two, draws), below(reach, draws))
-        if not exchanged:
-            distance = 1 + below(reach, draws)
-            if below(two, draws) == 0:
-                distance = -distance
-            target = min(length - 1, max(0, source + distance))
-            if source == target:
-                continue
-            move_op(codes, rank, source, target)
         moved_ns = time_orders(facts, duration, current, scratch)
         warm = heat * (1.0 - number / evaluations)
         if moved_ns <= current_ns or (
@@ -214,14 +209,60 @@ def polish(
             if moved_ns < best_ns:
                 best_ns = moved_ns
                 copy_orders(current, best)
-        elif exchanged:
-            for position in range(length):
-                codes[rank, position] = before[position]
-            lengths[rank] = length
         else:
-            move_op(codes, rank, target, source)
+            take_back(current, before, change)
     copy_orders(best, orders)
     return best_ns
+
+
+@kernel(inline=True)
+def change_at_random(orders: Orders, before: Any, blocks: int, ranges: Any, draws: Draws) -> Any:
+    """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
+
+    Args:
+        orders: changed.
+        before: room for one rank's order, as it was where a backward is fused or split.
+        blocks: how many codes a kind has.
+        ranges: as of `polish`.
+        draws: random numbers.
+
+    Returns:
+        The rank, or -1 where nothing has changed; whether a backward was fused or split; how many ops the rank had; from where the
+        op was moved, and to where.
+    """
+    two, reach, exchanges = ranges
+    codes, lengths = orders
+    rank = below(len(lengths), draws)
+    length = lengths[rank]
+    if length < 2:
+        return -1, False, length, 0, 0
+    source = below(length, draws)
+    if exchanges > 0 and below(exchanges, draws) == 0:
+        for position in range(length):
+            before[position] = codes[rank, position]
+        if exchange(orders, rank, source, blocks, below(two, draws), below(reach, draws)):
+            return rank, True, length, source, source
+    distance = 1 + below(reach, draws)
+    if below(two, draws) == 0:
+        distance = -distance
+    target = min(length - 1, max(0, source + distance))
+    if source == target:
+        return -1, False, length, 0, 0
+    move_op(codes, rank, source, target)
+    return rank, False, length, source, target
+
+
+@kernel(inline=True)
+def take_back(orders: Orders, before: Any, change: Any) -> None:
+    """Undo what `change_at_random` has done."""
+    codes, lengths = orders
+    rank, exchanged, length, source, target = change
+    if exchanged:
+        for position in range(length):
+            codes[rank, position] = before[position]
+        lengths[rank] = length
+    else:
+        move_op(codes, rank, target, source)
 
 
 @kernel()

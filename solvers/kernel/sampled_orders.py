@@ -13,16 +13,16 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
-from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.draws import Draws, draw, fraction
 from schedc.solvers.kernel.facts import Facts, example_facts
 from schedc.solvers.kernel.order_evaluator import (
     DRAWS,
     Orders,
     Room,
+    change_at_random,
     copy_orders,
-    exchange,
-    move_op,
     room_of,
+    take_back,
     time_orders,
 )
 from schedc.solvers.kernel.tables import NEVER as STRANDED
@@ -127,33 +127,17 @@ def polish_sampled(
 
     As `order_evaluator.polish`, whose arguments these are, but for the samples.
     """
-    two, reach, exchanges = ranges
-    stages, most, ranks = len(facts.stage_rank), scratch.ready.shape[2], len(orders.lengths)
+    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
     copy_orders(orders, current)
     copy_orders(orders, best)
-    codes, lengths = current
     for number in range(evaluations):
         if stop[0]:
             break
-        rank = below(ranks, draws)
-        if lengths[rank] < 2:
+        change = change_at_random(current, before, blocks, ranges, draws)
+        if change[0] < 0:
             continue
-        source = below(lengths[rank], draws)
-        exchanged, length, target = False, lengths[rank], source
-        if exchanges > 0 and below(exchanges, draws) == 0:
-            for position in range(length):
-                before[position] = codes[rank, position]
-            exchanged = exchange(current, rank, source, stages * most, below(two, draws), below(reach, draws))
-        if not exchanged:
-            distance = 1 + below(reach, draws)
-            if below(two, draws) == 0:
-                distance = -distance
-            target = min(length - 1, max(0, source + distance))
-            if source == target:
-                continue
-            move_op(codes, rank, source, target)
         limit_ns = current_ns
         warm = heat * (1.0 - number / evaluations)
         if warm > 0:
@@ -164,12 +148,8 @@ def polish_sampled(
             if moved_ns < best_ns:
                 best_ns = moved_ns
                 copy_orders(current, best)
-        elif exchanged:
-            for position in range(length):
-                codes[rank, position] = before[position]
-            lengths[rank] = length
         else:
-            move_op(codes, rank, target, source)
+            take_back(current, before, change)
     copy_orders(best, orders)
     return best_ns
 
