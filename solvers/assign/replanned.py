@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.ir.costs import MessageCost
 from schedc.solvers.assign.exact import Assigned, assign
-from schedc.solvers.assign.value import Timer, under
+from schedc.solvers.assign.value import Timer, costs_between, under
 from schedc.solvers.heuristics.rule_table import rule_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Replanned:
 def slowest_problem(timer: Timer, node_of: Sequence[int]) -> Problem:
     """The pipeline in which each link costs the most that it costs in any replica."""
     costs = zip(*(timer.costs_of(node_of, replica) for replica in range(timer.given.replicas)), strict=True)
-    return under(timer.given.problem, [_slowest(each) for each in costs])
+    return under(timer.given.problem, [_slowest(each, _largest_bytes(timer.given.problem)) for each in costs])
 
 
 def assign_and_plan(given: Replicated, limits: Limits, *, weights: Sequence[int] | None = None) -> Replanned:
@@ -81,9 +81,13 @@ def assign_and_plan(given: Replicated, limits: Limits, *, weights: Sequence[int]
 
 def _schedules(given: Replicated) -> list[Schedule]:
     """The given one, and those for one slow link each; the slowest links first."""
-    timer = Timer(given)
-    usual = min(timer.costs.values(), key=lambda cost: (cost.latency_ns, -(cost.bytes_per_second or 0)))
-    slow = sorted({*timer.costs.values()} - {usual}, key=lambda cost: (-cost.latency_ns, cost.bytes_per_second or 0))
+    size_bytes = _largest_bytes(given.problem)
+    fastest_first = sorted(
+        dict.fromkeys(costs_between(given).values()), key=lambda cost: (cost.latency_ns, cost.occupancy_ns(size_bytes))
+    )
+    if not fastest_first:  # one node
+        return [given.schedule]
+    usual, slow = fastest_first[0], fastest_first[:0:-1]
     pairs = sorted({(min(link.source, link.destination), max(link.source, link.destination)) for link in given.problem.links})
     found = [given.schedule]
     for cost in slow:
@@ -105,12 +109,17 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
     )
 
 
-def _slowest(costs: Sequence[MessageCost]) -> MessageCost:
-    """The most of everything: what no link of these exceeds."""
-    transfers = [cost.transfer_ns for cost in costs if cost.transfer_ns is not None]
+def _slowest(costs: Sequence[MessageCost], size_bytes: int) -> MessageCost:
+    """The most of everything, which no message of at most this size exceeds on any of these links."""
     bandwidths = [cost.bytes_per_second for cost in costs if cost.bytes_per_second is not None]
+    outright = any(cost.transfer_ns is not None for cost in costs)
     return MessageCost(
         latency_ns=max(cost.latency_ns for cost in costs),
-        transfer_ns=max(transfers, default=None),
-        bytes_per_second=min(bandwidths, default=None),
+        transfer_ns=max(cost.occupancy_ns(size_bytes) for cost in costs) if outright else None,
+        bytes_per_second=None if outright else min(bandwidths, default=None),
     )
+
+
+def _largest_bytes(problem: Problem) -> int:
+    """The size of the largest message."""
+    return max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)

@@ -218,3 +218,28 @@ def test_orders_made_for_equal_links_are_not_taken_where_they_are_worse() -> Non
     found = assign_nodes(given, LIMITS)
     assert found.after.step_ns <= found.before.step_ns
     assert found.after == Timer(replace(given, schedule=found.schedule)).step(found.node_of)
+
+
+def test_no_replica_takes_longer_than_the_plan_that_all_run_where_links_are_given_in_different_ways() -> None:
+    random, mixed = Random(3), 0
+    for seed in range(30):
+        given = job(seed, 2, 2)
+        links = []
+        for one, other in permutations(range(given.nodes), 2):
+            latency_ns = random.choice((0, 20))
+            cost = random.choice(
+                (
+                    MessageCost(latency_ns=latency_ns),
+                    MessageCost(latency_ns=latency_ns, transfer_ns=random.choice((0, 30))),
+                    MessageCost(latency_ns=latency_ns, bytes_per_second=random.choice((10**9, 10**8))),
+                )
+            )
+            links.append(Link.of(one, other, cost, None))
+        mixed += len({(link.transfer_ns is None, link.bytes_per_second is None) for link in links}) == 3
+        found = assign_nodes(replace(given, network=replace(given.network, links=tuple(links))), LIMITS)
+        assert simulate(found.problem, found.schedule).makespan_ns >= max(found.after.pipelines_ns)
+    assert mixed > 20
+
+
+def test_one_node_stays() -> None:
+    assert assign_nodes(job(0, 1, 1), LIMITS).node_of == (0,)
