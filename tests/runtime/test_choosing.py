@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import choosing_runs
 import pytest
+import torch
 from forked_emulation import fork_emulations
 from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import Ranks, rank_processes
+from stage_blocks import WIDTH, Residual, Watching, gradients
+from torch import nn
 
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import Kind, parse_op
-from schedc.ir.schedule import Schedule
+from schedc.ir.schedule import Parts, Schedule
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.execution.choosing import QUEUE_OF, _choices
+from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.choosing import verify_choosing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
 RANKS = 3
+CUT = (Kind.B, Kind.BW)
 SLOW_PAIR = LinkTrace.of([(0, pair, LinkState(latency_ns=15_000_000)) for pair in ((0, 1), (1, 0))])
 SLOW = LinkTrace.of([(0, pair, LinkState(latency_ns=15_000_000)) for pair in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2))])
 
@@ -43,6 +51,17 @@ def plan_by(method: str, **options: Any) -> Plan:
     return plan_of(replace(problem, name=method), constructive(method)(problem))
 
 
+def in_parts(plan: Plan) -> Plan:
+    """The same orders with each B and BW in two parts, one right behind the other."""
+    orders = tuple(
+        tuple(piece for op in rank.compute for piece in ([op._replace(part=0), op._replace(part=1)] if op.kind in CUT else [op]))
+        for rank in plan.ranks
+    )
+    kinds = {(op.kind, op.stage) for rank in plan.ranks for op in rank.compute if op.kind in CUT}
+    parts = tuple(Parts(kind=kind, stage=stage, shares=(1, 1)) for kind, stage in sorted(kinds))
+    return plan_of(plan.problem, Schedule(orders=orders, parts=parts))
+
+
 def peak(plan: Plan, rank: int, order: list[str]) -> int:
     """What the plan's sizes say that the order holds at most."""
     held = most = 0
@@ -50,6 +69,8 @@ def peak(plan: Plan, rank: int, order: list[str]) -> int:
         stage = plan.problem.stages[op.stage]
         held += stage.activation_bytes if op.kind is Kind.F else 0
         most = max(most, held)
+        if op.part == 0:  # of B or BW: the last part releases
+            continue
         after = stage.activation_after_input_bytes
         held -= {Kind.F: 0, Kind.B: stage.activation_bytes - after, Kind.W: after, Kind.BW: stage.activation_bytes}[op.kind]
     return most
@@ -60,13 +81,22 @@ def peak(plan: Plan, rank: int, order: list[str]) -> int:
     ("plan", "options"),
     [
         (plan_by("1f1b"), {"recompute": True}),
+        (in_parts(plan_by("zb-h1")), {"recompute": True}),
         (plan_by("zb-h1"), {"channels": "delegate"}),
         (plan_by("greedy", placement="loop", chunks=2), {}),
         (plan_by("zb-v", placement="wave", chunks=2), {}),
         (plan_by("greedy", placement="wave", chunks=2), {"channels": "delegate"}),
         (plan_by("greedy", placement="bidirectional"), {}),
     ],
-    ids=["1f1b, recomputed", "zb-h1, delegate", "loop", "zb-v", "wave, delegate", "bidirectional"],
+    ids=[
+        "1f1b, recomputed",
+        "zb-h1 with B in parts, recomputed",
+        "zb-h1, delegate",
+        "loop",
+        "zb-v",
+        "wave, delegate",
+        "bidirectional",
+    ],
 )
 def test_they_reorder_and_gradients_are_those_of_the_plan_bit_by_bit(ranks: Ranks, plan: Plan, options: dict[str, Any]) -> None:
     planned = ranks.run(choosing_runs.train, plan, [False] * RANKS, None, options)
@@ -147,6 +177,37 @@ def test_what_a_transfer_proves_has_been_used_in_every_order() -> None:
             proven |= set(choice.instruction.arrived)
             assert {slot.at for slot in choice.instruction.arrived} <= set(range(choice.instruction.op.microbatch + 1))
     assert {at for _, at in proven} == set(range(6))
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_what_runs_between_the_parts_of_a_backward_that_the_job_recomputes(kind: Kind) -> None:
+    """Gradients are those of the plan's order bit by bit. The first part does all: no two recomputations hold memory at once."""
+    problem = make_problem(1, 3)
+    orders = {
+        Kind.B: ("F0.0 F0.1 B0.0/0 B0.0/1 W0.0 B0.1/0 B0.1/1 F0.2 W0.1 B0.2/0 B0.2/1 W0.2",
+                 "F0.0 F0.1 B0.0/0 F0.2 B0.0/1 B0.1/0 W0.0 B0.1/1 W0.1 B0.2/0 B0.2/1 W0.2"),
+        Kind.BW: ("F0.0 F0.1 BW0.0/0 BW0.0/1 BW0.1/0 BW0.1/1 F0.2 BW0.2/0 BW0.2/1",
+                  "F0.0 F0.1 BW0.0/0 F0.2 BW0.0/1 BW0.1/0 BW0.1/1 BW0.2/0 BW0.2/1"),
+    }[kind]  # fmt: skip
+    planned, chosen = (tuple(map(parse_op, order.split())) for order in orders)
+    plan = plan_of(problem, Schedule(orders=(planned,), parts=(Parts(kind=kind, stage=0, shares=(1, 1)),)))
+    assert verify_plan(plan) == () and verify_choosing(plan) == ()
+    instruction_of = {one.op: one for one in program_of(plan, 0).instructions}
+    inputs, targets, found = torch.randn(3, WIDTH), torch.randn(3, WIDTH), []
+    losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
+    for order in (planned, chosen):
+        torch.manual_seed(0)
+        middle = Watching([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)])
+        stage = nn.Sequential(Residual(), nn.Dropout(0.5), middle)
+        training = Training(plan, program_of(plan, 0), {0: stage}, lambda output, target: (output * target).sum(), recompute=True)
+        training.begin(inputs, targets, losses)
+        for op in order:
+            training.run(instruction_of[op], ())
+            if op.part == 0:
+                assert middle.live() == ([0, 2] if kind is Kind.B else [])  # what W reads
+        training.finish()
+        found.append([None if each is None else each.numpy().tobytes() for each in gradients(stage)])
+    assert found[1] == found[0]
 
 
 @pytest.mark.slow

@@ -9,7 +9,9 @@ each channel's order: at any time at least those of the heads and all before the
 
 **No rank holds more than its room.** Memory grows where an F begins, which is checked there, and nowhere else: B, W and BW only
 release (`Stage` refuses an `activation_after_input` above the activation). What a recomputation needs besides is taken off the
-limit for one block at a time, and `check_recomputed_parts` refuses plans that would have two begun at once.
+limit for one block at a time, and `check_recomputed_parts` refuses plans that would have two begun at once. Where the job alone
+recomputes (`load(recompute=)`), the plan counts whole activations, so each block that has begun has room for its recomputation;
+and the runtime's first part of a B or BW does all of it.
 
 **All ops run.** A plan without deadlock (`check_rendezvous`) numbers its ops so that each comes after all that it needs and after
 all that its rank's compute queue has before it. Suppose that some ops never run, and let X be the one with the lowest number. All
