@@ -1,7 +1,8 @@
 """The proposer's process, beside a training job: is asked for the best plan under conditions, and answers with its bytes.
 
-`schedc.runtime.adapt.proposer` asks it. The first question is the job's plan, pickled; the answer is the digest of its bytes. Every
-further one is `(digest of the plan that runs, conditions)`; the answer are the fields of `Answer` behind those.
+`schedc.runtime.adapt.proposer` asks it. The first question is the job's plan and those of its family, pickled; the answer is the
+digest of the bytes of the job's plan. Every further one is `(digest of the plan that runs, conditions)`; the answer are the fields
+of `Answer` behind those.
 """
 
 from __future__ import annotations
@@ -32,21 +33,24 @@ NICE = 10
 
 
 class Answering:
-    """Answers of one process; the first question has the job's plan."""
+    """Answers of one process; the first question has the plans that there are before."""
 
     def __init__(self) -> None:
         """No plan yet."""
         self._own = ""
         self._plans: dict[str, tuple[Plan, bytes]] = {}
-        """By the digest of their bytes: the job's own, the one that runs, and the one proposed last."""
+        """By the digest of their bytes: the job's own, the family's, the one that runs, and the one proposed last."""
+        self._family: tuple[str, ...] = ()
+        """The digests of the family's plans."""
 
     def __call__(self, question: bytes) -> bytes:
         """The answer."""
         asked = pickle.loads(question)
-        return pickle.dumps(self._answer(*asked)) if self._own else self._begin(asked)
+        return pickle.dumps(self._answer(*asked)) if self._own else self._begin(*asked)
 
-    def _begin(self, plan: Plan) -> bytes:
+    def _begin(self, plan: Plan, known: tuple[Plan, ...]) -> bytes:
         self._own = self._keep(plan)
+        self._family = tuple(self._keep(each) for each in known)
         compile_ahead(climb_of(climbing_board(plan.problem)))  # until it is, the kernel runs plain
         replan(plan, Conditions(slowdown={(0, Kind.F): 2.0}))  # what is imported and made once is at hand then
         gc.collect()
@@ -55,14 +59,17 @@ class Answering:
 
     def _answer(self, running: str, conditions: Conditions) -> tuple[str | None, bool, int, int, str, bytes]:
         own, _ = self._plans[self._own]
+        known = [self._plans[key][0] for key in self._family if key not in (self._own, running)]
         try:
-            proposal = replan(own, conditions, running=self._plans[running][0])
+            proposal = replan(own, conditions, running=self._plans[running][0], known=known)
         except SchedcError as error:
             return str(error), False, 0, 0, running, b""
-        self._plans = {key: self._plans[key] for key in (self._own, running)}
+        self._plans = {key: self._plans[key] for key in (self._own, *self._family, running)}
         sha256 = running
         if proposal.choice is not Choice.RUNNING:
-            sha256 = self._own if proposal.plan is own else self._keep(proposal.plan)
+            sha256 = next((key for key, (plan, _) in self._plans.items() if plan is proposal.plan), None) or self._keep(
+                proposal.plan
+            )
         back = sha256 == self._own != running and not conditions.links and not conditions.slowdown
         content = b"" if sha256 == running else self._plans[sha256][1]
         return None, back, proposal.running_ns, proposal.objective_ns, sha256, content

@@ -83,7 +83,8 @@ def replan(
         plan: the job's plan, whose costs the conditions differ from. It is among the candidates.
         conditions: what links and ranks cost.
         running: the plan that runs, with the same stages; None: `plan`.
-        known: more plans of the same stages to choose from, which have been verified.
+        known: more plans of the same stages to choose from, which have been verified. One whose collectives have another order is
+            passed over: other pipelines may run the job's plan.
         climb_ops: how many ops the climbs from the best rules may place; 0: no climbs.
 
     Returns:
@@ -103,7 +104,10 @@ def replan(
     best, choice = now, Choice.RUNNING
     running_ns = best_ns = simulate(problem, _orders(now, problem), tables=tables).objective_ns(problem.objective)
     for other in (plan, *known) if plan is not now else known:
-        other_ns = simulate(problem, _orders(other, problem), tables=tables).objective_ns(problem.objective)
+        orders = _orders(other, problem)
+        if not _same_collectives(plan, other):
+            continue
+        other_ns = simulate(problem, orders, tables=tables).objective_ns(problem.objective)
         if other_ns < best_ns or (as_planned and other is plan and other_ns == best_ns):
             best, best_ns, choice = other, other_ns, Choice.KNOWN
     if as_planned:

@@ -16,6 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind
+from schedc.ir.problem import DataParallel
 from schedc.lower.conditions import problem_under
 from schedc.replan import Choice, Proposal, replan
 from schedc.solvers.driver.registry import constructive
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
+SLOW_PAIR = Conditions(links={(0, 1): LinkState(latency_ns=30), (1, 0): LinkState(latency_ns=30)})
 SLOW = Conditions(links={(1, 2): LinkState(latency_ns=60), (2, 1): LinkState(latency_ns=60)})
 
 
@@ -117,6 +119,18 @@ def test_where_nothing_differs_the_jobs_own_plan_comes_first() -> None:
     assert (proposal.choice, proposal.gain_ns) == (Choice.KNOWN, 0)
     assert proposal.plan is plan
     assert replan(plan, SLOW, running=running, climb_ops=0).choice is not Choice.KNOWN
+
+
+def test_a_plan_that_is_known_is_passed_over_where_its_collectives_have_another_order() -> None:
+    """Pipelines that run different plans meet in them."""
+    problem = make_problem(2, 4, placement="loop", chunks=2, costs_ns=(10, 10, 10), in_flight=4)
+    problem = replace(problem, data_parallel=DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(5,) * 4))
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    better = plan_of(problem, constructive("rule-table")(problem_under(problem, SLOW_PAIR)))
+    assert replan(plan, SLOW_PAIR, known=(better,), climb_ops=0).choice is Choice.RUNNING
+    ranks = tuple(replace(rank, collectives=own.collectives) for rank, own in zip(better.ranks, plan.ranks, strict=True))
+    assert ranks != better.ranks
+    assert replan(plan, SLOW_PAIR, known=(replace(better, ranks=ranks),), climb_ops=0).choice is Choice.KNOWN
 
 
 def test_of_equal_plans_the_running_one() -> None:

@@ -29,7 +29,7 @@ from schedc.runtime.session.swap import Received
 from schedc.text.plan.plan_file import parse_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -83,25 +83,29 @@ def adapting(
     pipe: Adaptable,
     monitor: Measures | None,
     *,
+    known: Path | str | None = None,
     leader: int = 0,
     hysteresis: Hysteresis | None = None,
     look_s: float = LOOK_S,
     patience_s: float = PATIENCE_S,
 ) -> Adaptation:
-    """Let the pipe adapt from now on; all ranks call it, with the plan that the pipe was loaded with. It waits for nothing.
+    """Let the pipe adapt from now on; all ranks call it, with the plan that the pipe was loaded with. It waits for no other rank.
 
     While it does, leave `pipe.swap` to it.
 
     Args:
         pipe: a loaded pipe.
         monitor: of this rank; None: it measures nothing.
+        known: the folder of a family that `schedc family` has made for the job: its plans are among the candidates. Only the leader
+            reads it; others may give it or not.
         leader: the rank that has the proposer.
         hysteresis: when a move pays; None: `Hysteresis()`.
         look_s: how often the job's store is looked at.
         patience_s: how long the proposer may take for a plan before it counts as stuck.
 
     Raises:
-        InvalidInput: there is no rank `leader`.
+        InvalidInput: there is no rank `leader`; or, on the leader, there is no family in the folder, or another job's.
+        CheckFailed: a plan of the family breaks a rule.
         Unsupported: the pipe moves together with others (`swap_group`), whose links may ask for other plans.
     """
     if not 0 <= leader < pipe.groups.size:
@@ -111,7 +115,12 @@ def adapting(
             "adapting: the pipelines of a swap_group move to one plan together, and each would propose its own; load without a"
             " swap_group, or call pipe.swap with a plan for all of them"
         )
-    return Adaptation(pipe, monitor, leader, hysteresis or Hysteresis(), look_s, patience_s)
+    plans: tuple[Plan, ...] = ()
+    if known is not None and pipe.groups.rank == leader:
+        from schedc.runtime.adapt.family import load_family
+
+        plans = load_family(known).for_job(pipe.plan)
+    return Adaptation(pipe, monitor, plans, leader, hysteresis or Hysteresis(), look_s, patience_s)
 
 
 class Settled(NamedTuple):
@@ -128,7 +137,14 @@ class Adaptation:
     """One rank's side of it; as a context manager, it ends with the block."""
 
     def __init__(
-        self, pipe: Adaptable, monitor: Measures | None, leader: int, hysteresis: Hysteresis, look_s: float, patience_s: float
+        self,
+        pipe: Adaptable,
+        monitor: Measures | None,
+        known: Sequence[Plan],
+        leader: int,
+        hysteresis: Hysteresis,
+        look_s: float,
+        patience_s: float,
     ) -> None:
         """Start; `adapting` says what with."""
         self.steps = 0
@@ -158,7 +174,7 @@ class Adaptation:
         if pipe.groups.rank == leader:
             from schedc.runtime.adapt.proposer import Proposer
 
-            self.proposer = Proposer(pipe.plan, patience_s)
+            self.proposer = Proposer(pipe.plan, patience_s, known)
         self._thread = threading.Thread(target=self._run, name="schedc adapting", daemon=True)
         self._thread.start()
 

@@ -7,24 +7,26 @@
 
 Each plan of the family is timed by the simulator under the conditions, so conditions that nobody thought of have an answer, too:
 the table in family.json has only those that the plans were made for. It takes some milliseconds for each plan, and the same
-conditions give the same path on every rank. When a move pays is for the caller to say (`Hysteresis`).
+conditions give the same path on every rank. When a move pays is for the caller to say (`Hysteresis`). A job that adapts gives the
+family to `adapting(pipe, monitor, known="family")`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import InvalidInput
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.files.input_file import MOST_BYTES, read_bytes
 from schedc.files.location import one_line
 from schedc.lower.conditions import problem_under
 from schedc.text.family_file import FAMILY, read_family
 from schedc.text.plan.plan_file import parse_plan
-from schedc.verify.job import check_pipeline
+from schedc.verify.job import check_costs, check_pipeline
+from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
@@ -57,6 +59,25 @@ class LoadedFamily:
     folder: Path
     family: Family
     plans: tuple[Plan, ...]
+
+    def for_job(self, plan: Plan) -> tuple[Plan, ...]:
+        """The plans, verified, for a job that was loaded with this plan: nothing but their links differs from what it says.
+
+        Raises:
+            InvalidInput: the family is another job's.
+            CheckFailed: a plan breaks a rule.
+        """
+        for entry, each in zip(self.family.plans, self.plans, strict=True):
+            path = one_line(str(self.folder / entry.path))
+            alike = replace(plan.problem, links=each.problem.links)
+            if others := check_pipeline(each, alike) or check_costs(each, alike):
+                raise InvalidInput(
+                    f"{path}: {others[0].place}: found a plan of another job, expected one of that of plan {plan.name!r}:"
+                    f" {others[0].message}, with schedc family"
+                )
+            if violations := verify_plan(each):
+                raise CheckFailed(f"{path}: {violations[0]}")
+        return self.plans
 
     def propose(self, plan: Plan, conditions: Conditions | None) -> Path | None:
         """The file of the best plan under the conditions; None where none is better than the plan that runs.

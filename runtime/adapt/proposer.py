@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.processes.child import Child, ChildDied, TookTooLong
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
 
@@ -44,12 +46,13 @@ class Answer(NamedTuple):
 class Proposer:
     """Asks the process; all methods return at once but `close`."""
 
-    def __init__(self, plan: Plan, patience_s: float) -> None:
+    def __init__(self, plan: Plan, patience_s: float, known: Sequence[Plan] = ()) -> None:
         """Start the process.
 
         Args:
             plan: the job's.
             patience_s: how long it may take to answer; then it is killed.
+            known: more plans to choose from, of the same job, verified.
         """
         self.ended: str | None = None
         """Why there are no more proposals; None: there may be."""
@@ -61,7 +64,7 @@ class Proposer:
         self._answer: Answer | None = None
         self._closing = False
         self._child = Child(["-m", "schedc.proposer"])
-        self._thread = threading.Thread(target=self._run, args=(plan,), name="schedc proposer", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(plan, tuple(known)), name="schedc proposer", daemon=True)
         self._thread.start()
 
     @property
@@ -93,9 +96,9 @@ class Proposer:
         self._thread.join()
         self._child.close()
 
-    def _run(self, plan: Plan) -> None:
+    def _run(self, plan: Plan, known: tuple[Plan, ...]) -> None:
         try:
-            self.own_sha256 = self._child.ask(pickle.dumps(plan), FIRST_S).decode()
+            self.own_sha256 = self._child.ask(pickle.dumps((plan, known)), FIRST_S).decode()
             while True:
                 with self._condition:
                     self._condition.wait_for(lambda: self._closing or self._question is not None)

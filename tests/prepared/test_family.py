@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 from brute_force import timing
+from plans import plan_of
 from problems import make_problem
 
 from schedc.compile import check_plan
-from schedc.errors import InvalidInput
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.lower.conditions import problem_under
 from schedc.prepared.family import compile_family, with_as_planned
 from schedc.prepared.requests import grid_of
 from schedc.runtime.adapt.family import load_family
+from schedc.solvers.driver.registry import constructive
 from schedc.text.family_file import family_json, parse_family, read_family
 from schedc.text.plan.plan_file import read_plan
 
@@ -82,6 +85,26 @@ def test_the_pick_is_the_plan_that_takes_least_under_what_was_measured(tmp_path:
     other = compile_family(make_problem(2, 5), [("as planned", AS_PLANNED)], tmp_path, method="1f1b").plans[0]
     with pytest.raises(InvalidInput, match="the plan has 2"):
         loaded.propose(other, AS_PLANNED)
+
+
+def test_a_family_is_of_a_job_if_nothing_but_links_differs(tmp_path: Path) -> None:
+    made = made_in(tmp_path)
+    loaded = load_family(tmp_path)
+    for plan in made.plans:  # a job may have been loaded with any of them
+        assert loaded.for_job(plan) == made.plans
+    first = f"{tmp_path}/plan-0.json"
+    slower, roomier = make_problem(3, 5, costs_ns=(18, 19, 12), in_flight=4), make_problem(3, 5, costs_ns=(18, 19, 11), in_flight=5)
+    for problem, place in ((slower, "costs.stages[0]"), (roomier, "costs.memory_limit_bytes[0]")):
+        plan = plan_of(problem, constructive("1f1b")(problem))
+        with pytest.raises(InvalidInput) as refused:
+            loaded.for_job(plan)
+        says = str(refused.value)
+        assert says.startswith(f"{first}: {place}: found a plan of another job, expected one of that of plan 'test': the plan has ")
+        assert "\n" not in says
+    ranks = (replace(made.plans[1].ranks[0], compute=made.plans[1].ranks[0].compute[::-1]), *made.plans[1].ranks[1:])
+    torn = replace(loaded, plans=(loaded.plans[0], replace(loaded.plans[1], ranks=ranks), *loaded.plans[2:]))
+    with pytest.raises(CheckFailed, match=r"plan-1\.json: ranks\[0\]\.compute.*need-order"):
+        torn.for_job(made.plans[0])
 
 
 def test_what_is_no_family_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from problems import make_problem
 from rank_processes import DEAD, Ranks, rank_processes
 
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.prepared.family import compile_family
+from schedc.replan import replan
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -120,15 +123,35 @@ def test_the_proposer_ends_with_a_job_that_is_killed(tmp_path: Path) -> None:
     assert_gone(pid)
 
 
-def test_what_adapting_refuses(two: Ranks) -> None:
-    said = two.run(adapt_runs.adapt_wrongly, job())
-    leader = "InvalidInput: adapting: leader: found 2, expected a rank from 0 to 1"
-    assert [first for first, _ in said] == [leader] * 2
-    for _, second in said:
-        assert (
-            second.startswith("Unsupported: adapting: the pipelines of a swap_group move to one plan together")
-            and "\n" not in second
+def test_to_a_plan_of_a_family_back_and_there_again(two: Ranks, tmp_path: Path) -> None:
+    """The family's plan for these conditions is as good as a new one, so it comes first; the leader alone has the folder."""
+    plan = job()
+    family = compile_family(plan.problem, [("as planned", AS_PLANNED), ("slow", SLOW)], tmp_path, method="rule-table")
+    assert family.plans[1].certificate.makespan_ns <= replan(plan, SLOW).objective_ns
+    scripts = [[None], [SLOW, AS_PLANNED, SLOW]]
+    results = two.run(partial(adapt_runs.adapt_while_training, known=str(tmp_path)), plan, scripts, 3)
+    assert_trained(results)
+    for result in results:
+        assert [state for state, *_ in result["swaps"]] == ["done", "done", "done"]
+        assert result["plans"] == ["test", "rule-table", "test", "rule-table"]
+        assert result["warnings"] == []
+
+
+def test_what_adapting_refuses(two: Ranks, tmp_path: Path) -> None:
+    compile_family(make_problem(2, 4), [("as planned", AS_PLANNED)], tmp_path, method="1f1b")
+    said = two.run(adapt_runs.adapt_wrongly, job(), str(tmp_path))
+    for rank, lines in enumerate(said):
+        assert lines[0] == "InvalidInput: adapting: leader: found 2, expected a rank from 0 to 1"
+        assert lines[-1].startswith("Unsupported: adapting: the pipelines of a swap_group move to one plan together")
+        assert lines[1:-1] == (
+            []
+            if rank
+            else [
+                f"InvalidInput: {tmp_path}/plan-0.json: pipeline.microbatches: found a plan of another job, expected one of that of"
+                " plan 'test': the plan has 4, the job 6; compile the job again, with schedc family"
+            ]
         )
+        assert all("\n" not in line for line in lines)
 
 
 @pytest.mark.slow

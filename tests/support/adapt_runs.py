@@ -88,6 +88,7 @@ def adapt_while_training(
     fault: Fault = NO_FAULT,
     more_steps: int = 5,
     most_s: float = MOST_S,
+    known: str | None = None,
 ) -> dict[str, Any]:
     """Train until this many swaps are settled, or for so long, and then a few steps more.
 
@@ -99,6 +100,7 @@ def adapt_while_training(
         fault: what goes wrong.
         more_steps: after them.
         most_s: how long to wait for them.
+        known: the folder of a family, which the leader alone is given.
 
     Returns:
         The largest relative error of a gradient, the digests of the plans that ran, each swap's state, step and reason, warnings,
@@ -117,7 +119,14 @@ def adapt_while_training(
         with (
             warnings.catch_warnings(record=True) as heard,
             schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=20) as pipe,
-            adapting(pipe, monitor, hysteresis=EAGER, look_s=0.01, patience_s=1.0 if fault.way == "stop" else 60.0) as adaptation,
+            adapting(
+                pipe,
+                monitor,
+                known=known if rank == 0 else None,
+                hysteresis=EAGER,
+                look_s=0.01,
+                patience_s=1.0 if fault.way == "stop" else 60.0,
+            ) as adaptation,
         ):
             warnings.simplefilter("always")
             monitor.adaptation = adaptation
@@ -189,16 +198,20 @@ def start_and_stay(rank: int) -> int:
     return pid
 
 
-def adapt_wrongly(rank: int, plan: Plan) -> list[str]:
-    """What `adapting` says to a leader that there is not, and to a pipe with a swap_group; nothing is started."""
+def adapt_wrongly(rank: int, plan: Plan, known: str) -> list[str]:
+    """What `adapting` says to a leader that there is not, to a pipe with a swap_group, and, on the leader, to another job's family.
+
+    Nothing is started then.
+    """
     said = []
     alone = [dist.new_group([other]) for other in range(2)][rank]
-    for leader, swap_group in ((2, None), (0, alone)):
+    for swap_group in (None, alone):
         with schedc.runtime.load(
             plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=20, swap_group=swap_group
         ) as pipe:
-            try:
-                adapting(pipe, None, leader=leader)
-            except SchedcError as error:
-                said.append(f"{type(error).__name__}: {error}")
+            for options in ({"leader": 2}, {"known": known}) if swap_group is None else ({},):
+                try:
+                    adapting(pipe, None, **options).close()
+                except SchedcError as error:
+                    said.append(f"{type(error).__name__}: {error}")
     return said
