@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from schedc.analysis.simulation.choosing import not_before
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.pipelines import pipeline
 from schedc.compile import certify
@@ -68,6 +69,7 @@ def measure(ranks: int, microbatches: int, runs: int) -> dict[str, float]:
         "verify": lambda: verify_plan(new.plan),
         "write": lambda: plan_json(new.plan),
         "read (each rank's thread)": lambda: parse_plan(content, "plan"),
+        "simulate for ranks that choose (each one's thread)": lambda: not_before(now, new.plan.schedule()),
         "proposal": lambda: plan_json(replan(replace(plan), conditions).plan),
     }
     gc.collect()

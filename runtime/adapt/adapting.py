@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.ir.conditions import Conditions
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
 
-__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "adapting"]
+__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "Prepares", "adapting"]
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""
@@ -66,6 +66,14 @@ class Adaptable(Protocol):
 
     def swap(self, plan: Path | str | Plan | Received) -> Swap:
         """As `Pipe.swap`."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """What a pipe whose ranks choose inside the step (`ChoosingPipe`) is to this besides."""
+
+    def prepare(self, plan: Plan) -> None:
+        """Do what the thread of the step would otherwise do when it moves to the plan."""
 
 
 class Measures(Protocol):
@@ -242,7 +250,10 @@ class Adaptation:
     def _take(self, number: int) -> Received:
         try:
             notice, content = self._bulletin.take(number)
-            return Received(plan=parse_plan(content, f"plan {number} of the proposer"), digest=notice.sha256)
+            plan = parse_plan(content, f"plan {number} of the proposer")
+            if isinstance(self._pipe, Prepares):
+                self._pipe.prepare(plan)
+            return Received(plan=plan, digest=notice.sha256)
         except SchedcError as error:
             return Received(plan=None, refusal=str(error))
 

@@ -14,7 +14,7 @@ from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.timer import keep_sharp, wait_until
 from schedc.runtime.emulation.waiting import Waiting
 from schedc.runtime.execution.arrivals import Arrivals
-from schedc.runtime.execution.choosing import ChoosingExecutor
+from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.measure.recording import Recorder
@@ -128,7 +128,7 @@ def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankRes
         executor = Executor(program, wiring, compute, begins)
         if request.choose:
             parts = program, wiring, arrivals, compute, begins
-            executor = ChoosingExecutor(plan, *parts, None, perf_counter_ns, request.timeout_s, scale)
+            executor = ChoosingExecutor(plan, earliest_ns(plan, rank), *parts, None, perf_counter_ns, request.timeout_s, scale)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection takes longer than the timers are off

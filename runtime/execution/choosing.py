@@ -19,7 +19,7 @@ from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import ReplicaHooks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.executor import Compute
     from schedc.runtime.execution.wiring import Wiring
 
-__all__ = ["AHEAD", "ChoosingExecutor"]
+__all__ = ["AHEAD", "ChoosingExecutor", "earliest_ns"]
 
 AHEAD = 4
 """How many receives of each wire are posted that have not been taken: what may be under way on a slow link without waiting for the
@@ -52,12 +52,22 @@ class _Choice:
     """Whether it sends or receives."""
 
 
+def earliest_ns(plan: Plan, rank: int) -> list[int]:
+    """Per op of a rank, how long after the begin of the step it may run in front of others of the plan: `not_before`.
+
+    It simulates the plan twice: some 15 ms for 8 ranks and 32 microbatches, 50 ms for 16 and 64.
+    """
+    planned = not_before(plan.problem, plan.schedule())
+    return [0] * len(plan.ranks[rank].compute) if planned is None else planned.start_ns(rank)
+
+
 class ChoosingExecutor(Executor):
     """Runs one rank's program, step after step, each op as soon as it can run."""
 
     def __init__(
         self,
         plan: Plan,
+        earliest: Sequence[int],
         program: Program,
         wiring: Wiring,
         arrivals: Arrivals,
@@ -72,6 +82,7 @@ class ChoosingExecutor(Executor):
 
         Args:
             plan: one that `verify_choosing` accepts.
+            earliest: `earliest_ns` of the plan.
             program: the plan's, of this rank.
             wiring: whose ends `arrivals` watches.
             arrivals: what has come.
@@ -89,9 +100,7 @@ class ChoosingExecutor(Executor):
         limit_bytes = plan.problem.memory_limit_bytes[rank]
         self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
         self._choices = _choices(plan, program)
-        planned = not_before(plan.problem, plan.schedule())
-        starts_ns = [0] * len(self._choices) if planned is None else planned.start_ns(rank)
-        self._not_before_ns = [round(start_ns * scale) for start_ns in starts_ns]
+        self._not_before_ns = [round(start_ns * scale) for start_ns in earliest]
         """From the begin of the step, when each op may run in front of others of the plan."""
         self._queues: list[list[int]] = [[], [], []]
         self._completing = [one.op.stage for one in program.instructions if one.completes]

@@ -18,7 +18,7 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.emulation.waiting import Waiting
 from schedc.runtime.execution.arrivals import Arrivals
-from schedc.runtime.execution.choosing import ChoosingExecutor
+from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.swap import Mover
@@ -93,7 +93,13 @@ class ReplayPipe:
         self._trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
         self._mover = Mover(groups, None, lambda _: None, ReplicaHooks())
         self._offers = self._number = 0
+        self._prepared: tuple[Plan, list[int]] | None = None
         self._use(plan)
+
+    def prepare(self, plan: Plan) -> None:
+        """As `ChoosingPipe.prepare`, where this rank chooses."""
+        if self._arrivals is not None and not verify_choosing(plan):
+            self._prepared = plan, earliest_ns(plan, self.groups.rank)
 
     def swap(self, plan: Path | str | Plan | Received) -> Swap:
         """As `Pipe.swap`."""
@@ -141,4 +147,6 @@ class ReplayPipe:
             self._executor = Executor(program, self._wiring, self._compute, observer)
             return
         parts = program, self._wiring, self._arrivals, self._compute, observer
-        self._executor = ChoosingExecutor(plan, *parts, None, perf_counter_ns, self._timeout_s, self._scale)
+        prepared = self._prepared
+        earliest = prepared[1] if prepared is not None and prepared[0] is plan else earliest_ns(plan, rank)
+        self._executor = ChoosingExecutor(plan, earliest, *parts, None, perf_counter_ns, self._timeout_s, self._scale)

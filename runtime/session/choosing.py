@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.arrivals import Arrivals
-from schedc.runtime.execution.choosing import ChoosingExecutor
+from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.wishes import stage_device
 from schedc.verify.plan.choosing import verify_choosing
@@ -46,6 +46,8 @@ class ChoosingPipe(Pipe):
                 f"rank {groups.rank} has its stages on {device}; ranks choose inside a step with stages on the CPU only"
             )
         self._arrivals = Arrivals()
+        self._prepared: tuple[Plan, list[int]] | None = None
+        """The newest plan of which it is known when each op may run, and that."""
         self._timeout_s = others["timeout_s"]
         if reason := _refusal(plan):
             raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {reason}")
@@ -57,16 +59,27 @@ class ChoosingPipe(Pipe):
             f"{path}: a trace has the plan's order, in which ranks that choose do not run; record with a pipe that does not choose"
         )
 
+    def prepare(self, plan: Plan) -> None:
+        """Simulate a plan that is going to be given to `swap`, in any thread, so that the step's thread need not.
+
+        Args:
+            plan: one that has been verified.
+        """
+        if not _refusal(plan):
+            self._prepared = plan, earliest_ns(plan, self.groups.rank)
+
     def _use(self, plan: Plan) -> None:
         super()._use(plan)
         if reason := _refusal(plan):
             message = f"rank {self.groups.rank} keeps to the order of plan {plan.name!r}, inside which it cannot choose: {reason}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
             return
-        program = program_of(plan, self.groups.rank)
+        prepared = self._prepared
+        earliest = prepared[1] if prepared is not None and prepared[0] is plan else earliest_ns(plan, self.groups.rank)
         self._executor = ChoosingExecutor(
             plan,
-            program,
+            earliest,
+            program_of(plan, self.groups.rank),
             self._wiring,
             self._arrivals,
             self._training,

@@ -123,6 +123,15 @@ def test_the_proposer_ends_with_a_job_that_is_killed(tmp_path: Path) -> None:
     assert_gone(pid)
 
 
+def test_ranks_that_choose_simulate_a_plan_in_the_thread_that_takes_it(two: Ranks) -> None:
+    """The first one while they load; one rank here keeps to its plan's order."""
+    scripts = [[None], [SLOW, AS_PLANNED]]
+    results = two.run(partial(adapt_runs.adapt_while_training, choosing=1), job(), scripts, 2)
+    assert_trained(results)
+    assert [result["plans"] for result in results] == [["test", "replan", "test"]] * 2
+    assert [result["threads"] for result in results] == [[], ["MainThread", "schedc adapting", "schedc adapting"]]
+
+
 def test_to_a_plan_of_a_family_back_and_there_again(two: Ranks, tmp_path: Path) -> None:
     """The family's plan for these conditions is as good as a new one, so it comes first; the leader alone has the folder."""
     plan = job()

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from schedc.runtime.adapt.adapting import Adaptation, adapting
 from schedc.runtime.adapt.bulletin import Bulletin
 from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.proposer import Proposer
+from schedc.runtime.execution.choosing import earliest_ns
+from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.pipe import Pipe
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -89,6 +93,7 @@ def adapt_while_training(
     more_steps: int = 5,
     most_s: float = MOST_S,
     known: str | None = None,
+    choosing: int | None = None,
 ) -> dict[str, Any]:
     """Train until this many swaps are settled, or for so long, and then a few steps more.
 
@@ -101,10 +106,11 @@ def adapt_while_training(
         more_steps: after them.
         most_s: how long to wait for them.
         known: the folder of a family, which the leader alone is given.
+        choosing: the rank that chooses inside the step; None: none.
 
     Returns:
         The largest relative error of a gradient, the digests of the plans that ran, each swap's state, step and reason, warnings,
-        the longest call of `between_steps`, and how many steps there were.
+        the longest call of `between_steps`, how many steps there were, and which threads have simulated plans of ranks that choose.
     """
     stages = make_stages(plan, rank)
     count = len(plan.problem.paths[0])
@@ -112,13 +118,22 @@ def adapt_while_training(
     both = [*nn.ModuleList(stages.values()).parameters(), *whole.parameters()]
     monitor = Scripted(scripts[rank])
     worst, names, longest_s = 0.0, [plan.made_by.method], 0.0
+    threads: list[str] = []
+
+    def simulated(plan: Plan, rank: int) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return earliest_ns(plan, rank)
+
     if fault.way in ("garble", "drop"):
         Garbled.way = fault.way
         schedc.runtime.adapt.adapting.Bulletin = Garbled  # type: ignore[attr-defined]
     try:
         with (
             warnings.catch_warnings(record=True) as heard,
-            schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=20) as pipe,
+            patch("schedc.runtime.session.choosing.earliest_ns", simulated),
+            schedc.runtime.load(
+                plan, stages=stages, loss_fn=loss_fn, timeout_s=20, kind=ChoosingPipe if rank == choosing else Pipe
+            ) as pipe,
             adapting(
                 pipe,
                 monitor,
@@ -175,6 +190,7 @@ def adapt_while_training(
         "steps": step,
         "same": pipe.plan == plan,
         "pid": pid,
+        "threads": threads,
     }
 
 
