@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Groups", "share"]
+__all__ = ["Groups", "first_timeout", "share"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,11 @@ def share(group: dist.ProcessGroup, value: T) -> list[T]:
     return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
 
 
+def first_timeout(timeout_s: float) -> timedelta:
+    """The timeout to connect a group with whose members are known to be there: gloo waits five times as long for a connection."""
+    return timedelta(seconds=max(timeout_s / 5, 2.0))
+
+
 class Groups:
     """Process groups over gloo, closed together."""
 
@@ -59,12 +64,10 @@ class Groups:
             name: what the caller of `load` knows the group as.
 
         Raises:
-            InvalidInput: there is no default group, and the environment does not say how to make one; or this process is not in
-                the pipeline's.
+            InvalidInput: there is no default group, nor an environment to make one from; or this process is not in the pipeline's.
             TransferFailed: another rank does not come.
         """
         self.timeout_s = timeout_s
-        """How long it waits for another rank."""
         self._made: list[dist.ProcessGroup] = []
         self._owns_default = not dist.is_initialized()
         if self._owns_default:
@@ -80,11 +83,9 @@ class Groups:
         self.size = dist.get_world_size(pipeline)
         if self.rank < 0:
             raise InvalidInput(f"process {dist.get_rank()} is not in the {name} given to load; call load on its members only")
-        processes = range(self.size) if pipeline is None else dist.get_process_group_ranks(pipeline)
-        members = hashlib.sha256(repr(list(processes)).encode()).hexdigest()
+        members = hashlib.sha256(repr(dist.get_process_group_ranks(pipeline)).encode()).hexdigest()
         _LOADS[members] += 1
-        self.key = f"schedc/{members}/{_LOADS[members]}"
-        """The name of what is theirs in the job's store."""
+        self.key = f"schedc/{members}/{_LOADS[members]}"  # of what is theirs in the job's store
         self.store = PrefixStore(self.key, _get_default_store())
         """Where the ranks of this pipeline, and they alone, can leave values for each other."""
         self._names: Counter[tuple[int, ...]] = Counter()
@@ -101,15 +102,16 @@ class Groups:
             TransferFailed: another rank does not come.
         """
         members = tuple(sorted(ranks))
-        store = self.store_of(members)
+        store, timeout = self.store_of(members), timedelta(seconds=self.timeout_s)
         try:
-            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), timedelta(seconds=self.timeout_s))
+            store.set(f"here/{self.rank}", "")
+            store.wait([f"here/{rank}" for rank in members], timeout)
+            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), first_timeout(self.timeout_s))
+            made._set_default_timeout(timeout)
         except RuntimeError as error:
-            shown = ", ".join(map(str, members))
-            raise TransferFailed(f"rank {self.rank} connects the ranks {shown}: {self._absent()}") from error
-        group = cast("dist.ProcessGroup", made)  # a backend has a group's methods, which torch's stubs do not know
-        self._made.append(group)
-        return group
+            raise TransferFailed(f"rank {self.rank} connects the ranks {', '.join(map(str, members))}: {self._absent()}") from error
+        self._made.append(cast("dist.ProcessGroup", made))  # a backend has a group's methods, which torch's stubs do not know
+        return self._made[-1]
 
     def store_of(self, ranks: Sequence[int]) -> Store:
         """A part of the store for the next group of these ranks; all of them ask for it, in the order of `make`."""
@@ -132,15 +134,12 @@ class Groups:
 
     def _absent(self) -> str:
         """Why a rank may not have come."""
-        return (
-            f"another rank has ended or failed, and its own message says why, or it came more than {self.timeout_s:g} s later, the"
-            " timeout_s given to load"
-        )
+        late = f"it came more than {self.timeout_s:g} s later, the timeout_s given to load"
+        return f"another rank has ended or failed, and its own message says why, or {late}"
 
     def close(self) -> None:
         """Close all connections that were made here, at once: peers that wait on them see it. Closing again does nothing."""
-        made, self._made = self._made, []
-        while made:
-            made.pop().shutdown()
+        while self._made:
+            self._made.pop().shutdown()
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import fault_runs
 import pipeline_runs
 import pytest
+import transport_runs
 from plans import plan_of
 from problems import make_problem
 from rank_processes import DEAD, Ranks, rank_processes
@@ -86,6 +87,12 @@ def test_a_rank_that_ends_before_the_first_step(tmp_path_factory: pytest.TempPat
         else:
             assert said.startswith(f"TransferFailed: rank {rank} {doing}: another rank has ended or failed, and its own message")
             assert "\n" not in said
+
+
+def test_a_rank_that_ends_while_groups_connect_costs_one_timeout(two: Ranks) -> None:
+    """Gloo waits five times its timeout for a first connection, so it gets a fifth; what waits later has all of it."""
+    assert two.run(transport_runs.connecting_timeouts, 60.0) == [[(12.0, 60.0)] * 2] * 2
+    assert two.run(transport_runs.connecting_timeouts, 1.5) == [[(2.0, 1.5)] * 2] * 2
 
 
 def planned(method: str, ranks: int = 4, microbatches: int = 8) -> Plan:

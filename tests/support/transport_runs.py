@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pipeline_runs
+import pytest
 import torch
+import torch.distributed as dist
 
 import schedc.runtime
 from schedc.ir.ops import Kind, Op
@@ -29,6 +31,7 @@ from schedc.runtime.transports.gloo import GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import timedelta
 
     from schedc.ir.plan import Plan
     from schedc.runtime.transports.base import Connect
@@ -41,6 +44,24 @@ def connect(way: str, groups: Groups, queues: int = 2) -> Ends:
     """The ends of the wire."""
     ways: dict[str, Connect] = {"gloo": connect_gloo, "delegate": partial(connect_delegate, queues=queues)}
     return ways[way](WIRE, groups)
+
+
+def connecting_timeouts(rank: int, timeout_s: float) -> list[tuple[float, float]]:
+    """Of each group: the timeout that gloo connects with, and that of what waits on the group then; in seconds."""
+    real, given = dist.ProcessGroupGloo, list[tuple[Any, float]]()
+
+    def made(store: Any, own: int, size: int, timeout: timedelta) -> Any:
+        group = real(store, own, size, timeout)
+        given.append((group, timeout.total_seconds()))
+        return group
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "ProcessGroupGloo", made)
+        groups = Groups(timeout_s)
+        groups.make((0, 1))
+    times = [(connecting_s, group.options._timeout.total_seconds()) for group, connecting_s in given]
+    groups.close()
+    return times
 
 
 @contextmanager
