@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.choosing import Run
     from schedc.analysis.simulation.timeline import Timeline
+    from schedc.assign import Assignment
     from schedc.compile import Compiled
     from schedc.explain.explain import Explanation
     from schedc.frontend.job import Job
+    from schedc.ir.conditions import Conditions
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
+    from schedc.relayout import Relayout
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Improvement
     from schedc.verify.violation import Violation
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
     StrPath = str | PathLike[str]
 else:
     _TYPES = {
+        "Assignment": "schedc.assign",
         "Bound": "schedc.analysis.bounds.lower_bounds",
         "Compiled": "schedc.compile",
+        "Conditions": "schedc.ir.conditions",
         "Improvement": "schedc.solvers.common.incumbent",
         "Job": "schedc.frontend.job",
         "Plan": "schedc.ir.plan",
         "PlanDifference": "schedc.analysis.difference.plans",
+        "Relayout": "schedc.relayout",
         "Timeline": "schedc.analysis.simulation.timeline",
         "Violation": "schedc.verify.violation",
     }
@@ -53,9 +59,11 @@ else:
 
 
 __all__ = [
+    "Assignment",
     "Bound",
     "CheckFailed",
     "Compiled",
+    "Conditions",
     "Defect",
     "Improvement",
     "Infeasible",
@@ -64,10 +72,12 @@ __all__ = [
     "NoPlanFound",
     "Plan",
     "PlanDifference",
+    "Relayout",
     "SchedcError",
     "Timeline",
     "Unsupported",
     "Violation",
+    "assign_plan",
     "compile_job",
     "diff_plans",
     "explain_plan",
@@ -75,6 +85,7 @@ __all__ = [
     "make_job",
     "read_job",
     "read_plan",
+    "relayout_plan",
     "simulate_plan",
     "verify_plan",
     "write_plan",
@@ -421,6 +432,104 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
     later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]
     planned = not_before(plan.problem, plan.schedule()) if choose else None
     return simulate_choosing(problem, plan.schedule(), later, choose=choose, planned=planned)
+
+
+def assign_plan(
+    plan: Plan,
+    links: StrPath,
+    *,
+    gradient_bytes: int | Sequence[int],
+    replicas: int | None = None,
+    buckets: int = 1,
+    order: str = "pipelines",
+    exact_links: bool = False,
+    keep_orders: bool = False,
+    time_limit_s: float | None = None,
+) -> Assignment:
+    """Which node takes which replica and rank, so that slow links cost least.
+
+    Args:
+        plan: of one pipeline.
+        links: the file of the links between all nodes (a topology), by process number.
+        gradient_bytes: what the all-reduce of a rank sums: one number, or one for each rank.
+        replicas: how many pipelines there are; None: as the plan says.
+        buckets: a rank's all-reduce is this many, one after the other.
+        order: how processes are numbered: `pipelines`, or `ranks` as Megatron-LM does.
+        exact_links: do not take links as equal whose costs are nearly so.
+        keep_orders: do not plan anew: every rank keeps the plan's order.
+        time_limit_s: of each search, in seconds; None: a fixed amount of work.
+
+    Raises:
+        InvalidInput: the file cannot be used or has other processes, or a value is wrong.
+    """
+    from schedc.assign import Order
+    from schedc.assign import assign_plan as assignment_of
+    from schedc.files.location import Location
+
+    if order not in list(Order):
+        raise Location("order").refuse(repr(order), f"one of {', '.join(Order)}")
+    return assignment_of(
+        plan,
+        Path(links),
+        (gradient_bytes,) if isinstance(gradient_bytes, int) else gradient_bytes,
+        replicas=replicas,
+        buckets=buckets,
+        order=Order(order),
+        exact_links=exact_links,
+        keep_orders=keep_orders,
+        time_limit_s=time_limit_s,
+    )
+
+
+def relayout_plan(
+    plan: Plan,
+    job: Job,
+    conditions: Conditions | None = None,
+    *,
+    slow: Mapping[int, float] | None = None,
+    steps: int = 1000,
+    pause_s: float = 0.0,
+    bytes_per_parameter: float | None = None,
+) -> Relayout:
+    """Other layers for the ranks, where that gains more than the move takes.
+
+    Args:
+        plan: that runs; one path.
+        job: the plan's, whose profile has layers.
+        conditions: what differs from the job's costs, as a monitor says; None: nothing.
+        slow: by rank, how many times as long all that it computes takes, besides.
+        steps: how many are to come like this.
+        pause_s: what a move takes besides sending, in seconds.
+        bytes_per_parameter: of weights and optimizer state together; None: the job's.
+
+    Raises:
+        InvalidInput: the plan is not the job's, or a value is wrong.
+        Unsupported: the plan has two paths.
+    """
+    from fractions import Fraction
+
+    from schedc.files.location import Location, show
+    from schedc.ir.conditions import AS_PLANNED, Conditions
+    from schedc.ir.ops import Kind
+    from schedc.relayout import relayout
+
+    given = conditions or AS_PLANNED
+    slowdown = dict(given.slowdown)
+    for rank, factor in (slow or {}).items():
+        if not 0 <= rank < plan.problem.ranks or not 0 < factor < math.inf:
+            raise Location("slow").refuse(
+                f"{rank}: {show(factor)}", f"numbers above 0 for ranks from 0 to {plan.problem.ranks - 1}"
+            )
+        for kind in (Kind.F, Kind.B, Kind.W):
+            slowdown[rank, kind] = slowdown.get((rank, kind), 1.0) * factor
+    return relayout(
+        plan,
+        job.workload,
+        Conditions(links=given.links, slowdown=slowdown),
+        steps=steps,
+        pause_ns=round(pause_s * 1e9),
+        bytes_per_parameter=None if bytes_per_parameter is None else Fraction(str(bytes_per_parameter)),
+    )
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

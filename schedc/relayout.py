@@ -53,6 +53,8 @@ class Relayout:
     """With the costs of the conditions where layers move or the orders are new; else the plan that was given."""
     moved: dict[int, tuple[int, int]]
     """Of each of the job's layers that moves, the rank that has it and the rank that takes it; empty: the layout stays."""
+    running_ns: int
+    """The objective under the conditions with the layout and the orders that run."""
     stay_ns: int
     """The objective if only the orders change (`schedc.replan`)."""
     objective_ns: int
@@ -126,8 +128,10 @@ def relayout(
                 found = value(draft, best.gain_ns)
                 if found is not None:
                     best, better = found, True
+    running_ns = proposal.running_ns
     if best.schedule is None:
-        return Relayout(plan=proposal.plan, moved={}, stay_ns=stay_ns, objective_ns=stay_ns, moved_bytes=0, move_ns=0, gain_ns=0)
+        stays = {"stay_ns": stay_ns, "objective_ns": stay_ns, "moved_bytes": 0, "move_ns": 0, "gain_ns": 0}
+        return Relayout(plan=proposal.plan, moved={}, running_ns=running_ns, **stays)
     problem = _problem(workload, conditions, best.draft, plan.problem.placement)
     assert problem is not None
     schedule, objective_ns = best.schedule, best.objective_ns
@@ -140,6 +144,7 @@ def relayout(
     return Relayout(
         plan=made,
         moved={layer: pair for layer, pair in _ranks_of(start, best.draft).items() if pair[0] != pair[1]},
+        running_ns=running_ns,
         stay_ns=stay_ns,
         objective_ns=objective_ns,
         moved_bytes=moved_bytes,

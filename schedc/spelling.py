@@ -1,4 +1,4 @@
-"""Nearest known names, for messages about unknown ones."""
+"""Nearest known names, for messages about unknown ones; and numbers of things."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["nearest"]
+__all__ = ["counted", "nearest"]
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `2 microbatches`; of a noun whose plural is regular."""
+    return f"{number} {noun}{('es' if noun.endswith(('ch', 'ss')) else 's') * (number != 1)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

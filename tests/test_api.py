@@ -16,6 +16,7 @@ from jobs import M70, write_job
 import schedc
 from schedc import api
 from schedc.frontend.job import load_job
+from schedc.ir.ops import Kind
 
 LOADED = """
 import sys
@@ -62,7 +63,30 @@ def test_what_is_public_is_the_same_in_all_its_places() -> None:
             getattr(schedc, name)
 
 
-def test_documented_attributes_exist() -> None:
+def adapted(folder: Path) -> dict[str, Any]:
+    """What says how a job adapts: to a slow link between the replicas of rank 0, and to a slow rank."""
+    plan = schedc.compile_job(schedc.make_job(TABLE), method="1f1b").plan
+    links = folder / "links.toml"
+    links.write_text('within = { latency = "1 us" }\nlink = [{ ranks = [0, 2], latency = "9 ms" }]\n')
+    with pytest.raises(schedc.InvalidInput, match=r"^replicas: found nothing, and plan 'job' has no data_parallel; expected"):
+        schedc.assign_plan(plan, links, gradient_bytes=8)
+    with pytest.raises(schedc.InvalidInput, match=r"^order: found 'megatron', expected one of pipelines, ranks$"):
+        schedc.assign_plan(plan, links, gradient_bytes=8, replicas=2, order="megatron")
+    assignment = schedc.assign_plan(plan, links, gradient_bytes=8, replicas=2, keep_orders=True)
+    assert assignment.after.step_ns < assignment.before.step_ns and len(assignment.moved) == 2
+    assert schedc.verify_plan(assignment.plan()) == ()
+    job = schedc.read_job(ROOT / "examples" / "llama-3b" / "job.toml")
+    runs = schedc.compile_job(job, method="1f1b").plan
+    slow = schedc.Conditions(slowdown={(2, Kind.F): 1.3, (2, Kind.B): 1.3, (2, Kind.W): 1.3})
+    relayout = schedc.relayout_plan(runs, job, slow)
+    assert relayout == schedc.relayout_plan(runs, job, slow={2: 1.3})
+    assert 17 in relayout.moved and relayout.objective_ns < relayout.stay_ns <= relayout.running_ns
+    with pytest.raises(schedc.InvalidInput, match=r"^slow: found 4: 1.3, expected numbers above 0 for ranks from 0 to 3$"):
+        schedc.relayout_plan(runs, job, slow={4: 1.3})
+    return {"Assignment": assignment, "Relayout": relayout, "Conditions": slow}
+
+
+def test_documented_attributes_exist(tmp_path: Path) -> None:
     """Of every type, on what the functions return."""
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     job = schedc.make_job(TABLE)
@@ -72,7 +96,7 @@ def test_documented_attributes_exist() -> None:
     wrong = schedc.verify_plan(compiled.plan, schedc.make_job(TABLE, set={"pipeline.microbatches": 4}))
     made = {
         "Job": job, "Compiled": compiled, "Improvement": steps[0], "Plan": compiled.plan, "Timeline": timeline,
-        "Bound": schedc.lower_bounds(job)[0], "Violation": wrong[0],
+        "Bound": schedc.lower_bounds(job)[0], "Violation": wrong[0], **adapted(tmp_path),
     }  # fmt: skip
     for name, value in made.items():
         assert isinstance(value, getattr(schedc, name))

@@ -33,13 +33,16 @@ MAY_SEE = {
     "replan": COMPILER,
     "proposer": COMPILER | {"compiled", "processes", "replan"},
     "relayout": COMPILER | {"compile", "replan"},
-    "api": COMPILER | {"architectures", "compile", "compile_layouts", "explain"},
+    "assign": COMPILER | {"compile"},
+    "api": COMPILER | {"architectures", "assign", "compile", "compile_layouts", "explain", "relayout"},
     "bench": COMPILER | {"compile", "compile_layouts", "processes"},
     "sweep": COMPILER | {"api", "compile_layouts", "processes"},
     "tune": COMPILER | {"architectures", "compile"},
     "cli": COMPILER
     | {
         "architectures",
+        "assign",
+        "relayout",
         "compile",
         "compile_layouts",
         "api",

@@ -30,6 +30,7 @@ from schedc.runtime.adapt.pieces import (
 from schedc.runtime.common.failure import is_own
 from schedc.runtime.common.groups import Groups, share
 from schedc.runtime.session.offers import plan_digest
+from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,7 @@ def _offer(pipe: Pipe, optimizer: torch.optim.Optimizer, before: Places, after: 
         for name, places in (("before", before), ("after", after)):
             if (places.ranks, len(places.of_process)) != (pipe.groups.size, groups.size):
                 raise InvalidInput(
-                    f"{name}: found {len(places.of_process)} places in pipelines of {places.ranks} ranks,"
+                    f"{name}: found {counted(len(places.of_process), 'place')} in pipelines of {counted(places.ranks, 'rank')},"
                     f" expected {groups.size} and {pipe.groups.size}, as the job has"
                 )
         if before.rank(groups.rank) != pipe.groups.rank:
@@ -168,14 +169,18 @@ def _offer(pipe: Pipe, optimizer: torch.optim.Optimizer, before: Places, after: 
             )
         after.check_groups()
         if new.problem.ranks != running.problem.ranks:
-            raise InvalidInput(f"plan {new.name!r} is for {new.problem.ranks} ranks, this job has {running.problem.ranks}")
+            raise InvalidInput(
+                f"plan {new.name!r} is for {counted(new.problem.ranks, 'rank')}, this job has {running.problem.ranks}"
+            )
         parallel = running.problem.data_parallel
         if parallel is not None and parallel.zero_stage > 0:
             raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot move; compile with zero_stage = 0")
         layers = by_layers(running, new)
         old_ranks, new_ranks = rank_of_piece(running, layers=layers), rank_of_piece(new, layers=layers)
         if {*old_ranks} != {*new_ranks}:
-            raise InvalidInput(f"plan {new.name!r} has {len(new_ranks)} layers, plan {running.name!r} has {len(old_ranks)}")
+            raise InvalidInput(
+                f"plan {new.name!r} has {counted(len(new_ranks), 'layer')}, plan {running.name!r} has {len(old_ranks)}"
+            )
         manifest = describe(pieces_of(pipe.stages, running, layers=layers), optimizer, apart=layers)
         add_random(manifest, -1 - pipe.groups.rank, pipe.stages)
     except SchedcError as error:

@@ -55,7 +55,7 @@ class _Choice:
 def earliest_ns(plan: Plan, rank: int) -> list[int]:
     """Per op of a rank, how long after the begin of the step it may run in front of others of the plan: `not_before`.
 
-    It simulates the plan twice: some 15 ms for 8 ranks and 32 microbatches, 60 ms for 16 and 64.
+    It simulates the plan twice: some 15 ms for 8 ranks and 32 microbatches, 50 ms for 16 and 64.
     """
     planned = not_before(plan.problem, plan.schedule())
     return [0] * len(plan.ranks[rank].compute) if planned is None else planned.start_ns(rank)

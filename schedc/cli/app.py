@@ -29,6 +29,7 @@ from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, re
 from schedc.cli.looks.assign import assign_command
 from schedc.cli.looks.explain import explain_command
 from schedc.cli.looks.plot import plot_command
+from schedc.cli.looks.relayout import relayout_command
 from schedc.cli.looks.report import report_command
 from schedc.cli.many.family import family_command
 from schedc.cli.many.robust import SAMPLES, check_robust, compile_robustly
@@ -346,6 +347,7 @@ app.command("diff")(diff_command)
 app.command("report")(report_command)
 app.command("explain")(explain_command)
 app.command("assign")(assign_command)
+app.command("relayout")(relayout_command)
 app.command("plot")(plot_command)
 app.command("sweep")(sweep_command)
 export_app.command("megatron")(export_megatron)

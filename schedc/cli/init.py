@@ -13,6 +13,7 @@ import typer
 
 from schedc.cli.quantities import option_value
 from schedc.errors import InvalidInput
+from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from schedc.architectures.devices import Device
@@ -192,7 +193,7 @@ def _first_job(
     note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
     is_limited = any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers)
     return FirstJob(
-        title=f"{profile.title}, on {ranks} ranks" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
+        title=f"{profile.title}, on {counted(ranks, 'rank')}" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
         name=profile.name,
         profile_path=_path_from(profile, output),
         profile_note="predicted; schedc profile measures" if profile.content is not None else "",

@@ -24,6 +24,7 @@ from schedc.cli.rendering.results import certificate_lines, console
 from schedc.errors import InvalidInput
 from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource
+from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -98,7 +99,13 @@ def print_plan(
     tail_width = max(len(tail) for _, _, tail in rows) + 1
     window = Window(*shown_ns, max(20, out.width - label_width - tail_width))
 
-    out.print(Text(f"{plan.name}: {problem.ranks} ranks, {problem.microbatches} microbatches, by {plan.made_by.method}", "bold"))
+    out.print(
+        Text(
+            f"{plan.name}: {counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')},"
+            f" by {plan.made_by.method}",
+            "bold",
+        )
+    )
     for said in certificate_lines(plan.certificate):
         out.print(said)
     out.print(legend(problem, (timeline,)))

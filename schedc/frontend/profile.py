@@ -17,6 +17,7 @@ from schedc.files.tables import parse_json
 from schedc.frontend.overrides import with_overrides
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
+from schedc.spelling import counted
 from schedc.text.profile_file import ProfileFile
 from schedc.units import format_bytes
 
@@ -262,4 +263,4 @@ def _values(count: int) -> str:
 
 
 def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
+    return counted(count, "layer")

@@ -13,6 +13,7 @@ from schedc.report.measured import measured_step
 from schedc.report.page_files import filled
 from schedc.report.sections import sections
 from schedc.report.summary import cards, headline
+from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
@@ -34,7 +35,8 @@ def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None
     """
     figures = figures_of(plan, timeline, measured, compilation)
     problem, made = plan.problem, plan.made_by
-    counts = f"{problem.ranks} ranks, {len(problem.stages)} stages ({problem.placement}), {problem.microbatches} microbatches"
+    counts = f"{counted(problem.ranks, 'rank')}, {counted(len(problem.stages), 'stage')} ({problem.placement})"
+    counts += f", {counted(problem.microbatches, 'microbatch')}"
     ranks, *stacks = sections(figures)
     grouped = [ranks, element("div", *(element("div", *stack) for stack in stacks), class_="columns")]
     steps = [step_data(plan, planned_step(timeline, figures.waits))]
@@ -62,7 +64,8 @@ def _label(figures: Figures) -> str:
     """What the canvas is, for those who cannot see it."""
     timeline = figures.timeline
     return (
-        f"Timeline of {len(timeline.ops)} ops on {timeline.ranks} ranks. Arrow keys move, plus and minus zoom, Enter selects an op,"
+        f"Timeline of {counted(len(timeline.ops), 'op')} on {counted(timeline.ranks, 'rank')}. Arrow keys"
+        " move, plus and minus zoom, Enter selects an op,"
         " comma and full stop go to its neighbours, question mark is help. The tables below have the figures."
     )
 

@@ -12,6 +12,7 @@ from schedc.report.links import ALLOWED
 from schedc.report.markup import Cell, Markup, element, table
 from schedc.report.panels import bar, facts, keys_of_bars, panel
 from schedc.report.summary import CAUSE_WORDS, percent, worth
+from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _made_by(figures: Figures) -> Markup:
         ("seed", str(made.seed)),
         ("job", f"sha256 {made.job_sha256}" if made.job_sha256 else "not known"),
         ("reproducible", "yes" if made.reproducible else "no: a clock or an interruption ended the search"),
-        ("placement", f"{problem.placement}, {len(problem.stages)} stages on {problem.ranks} ranks"),
+        ("placement", f"{problem.placement}, {counted(len(problem.stages), 'stage')} on {counted(problem.ranks, 'rank')}"),
     ]
     return panel("How it was made", facts(rows), element("h3", "Candidates tried"), _candidates(figures))
 

@@ -10,6 +10,7 @@ import typer
 
 from schedc.cli.exports.sound import read_sound_plan
 from schedc.cli.jobs import SetOption, read_job
+from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +123,7 @@ def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None
 
     for finding in findings:
         typer.echo(one_line(f"{csv}: {finding}"))
-    typer.echo(f"{one_line(str(csv))}: {len(findings)} finding{'s' * (len(findings) != 1)}, read as {layout}", err=True)
+    typer.echo(f"{one_line(str(csv))}: {counted(len(findings), 'finding')}, read as {layout}", err=True)
 
 
 def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:
@@ -145,7 +146,10 @@ def _print_sound(csv: Path, layout: str, problem: Problem, timeline: Timeline, b
     objective_ns = timeline.objective_ns(problem.objective)
     gap = relative_gap(objective_ns, bound.value_ns, bound.name)
     path = one_line(str(csv))
-    typer.echo(f"{path}: sound, read as {layout}: {len(timeline.ops)} compute ops on {timeline.ranks} ranks, every rule checked")
+    typer.echo(
+        f"{path}: sound, read as {layout}: {counted(len(timeline.ops), 'compute op')}"
+        f" on {counted(timeline.ranks, 'rank')}, every rule checked"
+    )
     typer.echo(
         f"under the costs of {problem.name} its compute takes {problem.objective} {format_duration_ns(objective_ns)}, lower bound"
         f" {format_duration_ns(bound.value_ns)} (by {bound.name}), gap {gap:.2%}, bubble ratio {timeline.bubble_ratio:.2%}"

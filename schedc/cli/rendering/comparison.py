@@ -12,6 +12,7 @@ from schedc.cli.rendering.gantt import Window, legend, rank_row, ruler, spread_r
 from schedc.cli.rendering.results import console, plain_table
 from schedc.files.location import one_line
 from schedc.ir.ops import token
+from schedc.spelling import counted
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> list[Text]:
     measured, whole = comparison.measured, comparison.whole_step
     steps = [step for step, _ in comparison.steps]
     recorded = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    head = f"{plan.name}: {len(plan.ranks)} ranks, {plan.problem.microbatches} microbatches, by {plan.made_by.method};"
+    head = f"{plan.name}: {counted(len(plan.ranks), 'rank')}, {counted(plan.problem.microbatches, 'microbatch')},"
+    head += f" by {plan.made_by.method};"
     lines = [
         Text(f"{head} recorded {recorded}", "bold"),
         Text(

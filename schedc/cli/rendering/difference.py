@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import token
+from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _order_lines(difference: PlanDifference) -> list[str]:
     lines = [f"{_numbered('rank', [order.rank for order in orders])}: {text}" for text, orders in shown]
     if left_out:
         moved = sum(order.moved for order in left_out)
-        lines.append(f"{len(left_out)} more ranks: {moved} of {sum(order.ops for order in left_out)} ops moved")
+        lines.append(f"{counted(len(left_out), 'more rank')}: {moved} of {sum(order.ops for order in left_out)} ops moved")
     if others:
         lines.append(f"{_numbered('rank', others)}: computes as before; transfers or collectives come otherwise")
     return lines
@@ -118,15 +119,15 @@ def _order_lines(difference: PlanDifference) -> list[str]:
 def _order_text(order: RankOrder) -> str:
     said = []
     if order.first is not None:
-        where = f"{_count(abs(order.first_places), 'place')} {'earlier' if order.first_places < 0 else 'later'}"
-        farthest = f", by at most {_count(order.most_places, 'place')}" if order.most_places > abs(order.first_places) else ""
+        where = f"{counted(abs(order.first_places), 'place')} {'earlier' if order.first_places < 0 else 'later'}"
+        farthest = f", by at most {counted(order.most_places, 'place')}" if order.most_places > abs(order.first_places) else ""
         first = "the first is " if order.moved > 1 else ""
         said.append(f"{order.moved} of {order.ops} ops moved{farthest}, {first}{token(order.first)}: {where}")
     if order.fused or order.split:
         counts = [f"{count} {word}" for count, word in ((order.fused, "fused"), (order.split, "split")) if count]
         said.append(f"backwards: {' and '.join(counts)}")
     if order.recut:
-        said.append(f"{_count(order.recut, 'block')} cut otherwise")
+        said.append(f"{counted(order.recut, 'block')} cut otherwise")
     return "; ".join(said)
 
 
@@ -217,7 +218,3 @@ def _numbered(noun: str, places: Iterable[At]) -> str:
         texts.append(str(ends[0]) if len(ends) == 1 else f"{ends[0]}-{ends[-1]}")
     left_out = f" and {len(texts) - MOST_LINES} more" if len(texts) > MOST_LINES else ""
     return f"{noun}{'s' * (len(given) > 1)} {', '.join(texts[:MOST_LINES])}{left_out}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -12,6 +12,7 @@ from rich.text import Text
 from schedc.cli.rendering.results import console, plain_table
 from schedc.explain.changes import ChangeKind
 from schedc.ir.ops import Op, token
+from schedc.spelling import counted
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def print_explanation(plan: Plan, explanation: Explanation) -> None:
     problem = plan.problem
     worth = _better(explanation)
     out.print(
-        f"{plan.name}: {problem.ranks} ranks, {problem.microbatches} microbatches, by {plan.made_by.method};"
+        f"{plan.name}: {counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')}, by {plan.made_by.method};"
         f" makespan {_time(explanation.timeline.makespan_ns)}{worth}",
         style="bold",
     )

@@ -10,6 +10,7 @@ from schedc.cli.rendering.results import certificate_lines, console, plain_table
 from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
 from schedc.prepared.aim import MEAN, percentile_of
+from schedc.spelling import counted
 from schedc.text.family_file import FAMILY
 from schedc.units import format_duration_ns
 
@@ -29,7 +30,7 @@ def print_robust(robust: Robust, output: Path) -> None:
     plan, stderr = robust.compiled.plan, is_standard(output)
     out, count = console(stderr=stderr), len(robust.states.conditions)
     objective = plan.problem.objective
-    table = plain_table(f"{plan.name}: {objective} of one order in {count} states of its links, each for a whole step")
+    table = plain_table(f"{plan.name}: {objective} of one order in {counted(count, 'state')} of its links, each for a whole step")
     table.add_column("", no_wrap=True)
     for header in ("robust plan", "plan for the mean", "plan for the job's costs"):
         table.add_column(header, justify="right")
@@ -88,7 +89,7 @@ def robust_json(robust: Robust) -> dict[str, Any]:
 def print_family(made: Made, folder: Path) -> None:
     """A line for each of the conditions."""
     family, out = made.family, console()
-    table = plain_table(f"{family.name}: {len(family.plans)} plans, each timed under all conditions")
+    table = plain_table(f"{family.name}: {counted(len(family.plans), 'plan')}, each timed under all conditions")
     table.add_column("conditions", no_wrap=True)
     for header in (str(family.objective), "gap", "as planned takes", "best plan"):
         table.add_column(header, justify="right")
@@ -103,7 +104,7 @@ def print_family(made: Made, folder: Path) -> None:
             family.plans[best].path,
         )
     out.print(table)
-    kept = f", {made.kept} plans kept" if made.kept else ""
+    kept = f", {counted(made.kept, 'plan')} kept" if made.kept else ""
     out.print(Text(f"written to {one_line(str(folder / FAMILY))}{kept}"))
 
 

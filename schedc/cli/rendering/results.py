@@ -15,6 +15,7 @@ from schedc.files.location import one_line
 from schedc.files.outputs import is_standard
 from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
+from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, ha
         transfers = sum(len(channel.transfers) for rank in plan.ranks for channel in rank.channels if channel.receives)
         out = console()
         out.print(
-            f"{one_line(str(path))}: holds: {ops} ops and {transfers} transfers on {len(plan.ranks)} ranks, every rule checked"
+            f"{one_line(str(path))}: holds: {counted(ops, 'op')} and {counted(transfers, 'transfer')}"
+            f" on {counted(len(plan.ranks), 'rank')}, every rule checked"
         )
         for line in certificate_lines(plan.certificate):
             out.print(line)

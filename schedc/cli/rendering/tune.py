@@ -12,6 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from schedc.cli.rendering.progress import log_lines
 from schedc.cli.rendering.results import console, plain_table
+from schedc.spelling import counted
 from schedc.tune.folder import JOB, PLAN, TABLE
 from schedc.tune.rows import State
 from schedc.units import format_bytes, format_duration_ns
@@ -121,7 +122,8 @@ def _says(each: Candidate) -> str:
     placed = each.placement if each.chunks == 1 else f"{each.placement} with {each.chunks} chunks"
     recompute = "" if each.recompute == "none" else ", recomputing all stages"
     return (
-        f"{each.ranks} ranks × {each.data_parallel} pipelines, {each.microbatches} microbatches of {each.microbatch_size},"
+        f"{counted(each.ranks, 'rank')} × {counted(each.data_parallel, 'pipeline')},"
+        f" {counted(each.microbatches, 'microbatch')} of {each.microbatch_size},"
         f" {placed}{recompute}{across}"
     )
 
