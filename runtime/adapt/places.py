@@ -8,8 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.common.groups import first_timeout
+from schedc.spelling import counted
 
 __all__ = ["Places"]
 
@@ -33,7 +36,10 @@ class Places:
                 f"places: found {list(self.of_process)}, expected each of the places 0 to {len(self.of_process) - 1} once"
             )
         if self.ranks < 1 or len(self.of_process) % self.ranks:
-            raise InvalidInput(f"places: found {len(self.of_process)} processes, expected whole pipelines of {self.ranks} ranks")
+            raise InvalidInput(
+                f"places: found {counted(len(self.of_process), 'process')}, expected whole pipelines of"
+                f" {counted(self.ranks, 'rank')}"
+            )
 
     @classmethod
     def in_order(cls, processes: int, ranks: int) -> Places:
@@ -74,7 +80,7 @@ class Places:
             )
 
     def groups(self, timeout_s: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """This process's pipeline, and its replicas; all processes of the job call it together.
+        """This process's pipeline, and its replicas; all processes of the job call it together, and come at about the same time.
 
         Raises:
             RuntimeError: another process does not come.
@@ -84,8 +90,9 @@ class Places:
         unsorted: Any = {"sort_ranks": False} if _can_keep_order() else {}
         for sets in (self._pipelines(), self._replicas()):
             for members in sets:
-                group = dist.new_group(members, timeout=timedelta(seconds=timeout_s), **unsorted)
+                group = dist.new_group(members, timeout=first_timeout(timeout_s), **unsorted)
                 if own in members:
+                    _set_pg_timeout(timedelta(seconds=timeout_s), group)
                     made.append(group)
         pipeline, replicas = made
         return pipeline, replicas
