@@ -20,6 +20,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from schedc.ir.conditions import Conditions, LinkState
+from schedc.runtime.adapt.monitoring.both_ways import BothWays
+from schedc.runtime.adapt.monitoring.cadence import LEAST_GAP_S, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
@@ -52,35 +54,48 @@ SKIPPED = 8
 class Monitor(Observer):
     """One rank's measurements, as the pipe's observer and around its wires."""
 
-    def __init__(self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0) -> None:
+    def __init__(
+        self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0, least_gap_s: float = LEAST_GAP_S
+    ) -> None:
         """Measure nothing yet.
 
         Args:
             false_alarms: the probability that any test of any rank gives a false alarm, before a ping has to confirm it.
-            steps: within this many steps.
+            steps: within this many steps that are measured.
             scale: by how much slower than the plan's costs all of it runs (an emulation); taken out of `conditions`. What is
                 too small to count is so in the time that it really takes.
+            least_gap_s: where steps are shorter, only every n-th is measured, so that this much time lies between two; 0: all
+                are. What rank 0 says holds for all ranks. Times `scale`.
         """
+        self._least_gap_s = least_gap_s * scale
         self._false_alarms = false_alarms
         self._steps = steps
         self._scale = scale
         self._problem: Problem | None = None
         self._rank = 0
         self._clock = int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:7]) if clock_name() else 0
-        self._in: dict[int, InLink] = {}
-        self._out: dict[int, OutLink] = {}
+        self._conditions: Conditions | None = None
+        self._begin(Rate(64, false_alarms, steps))
+
+    def _begin(self, rate: Rate) -> None:
+        """Know nothing, as of a pipe that has just been loaded."""
+        self._rate = rate
+        self.speeds = SpeedWatch(rate)
+        """This rank's."""
         self.links: dict[int, LinkWatch] = {}
         """By the rank that sends on it, what is known of the link to this one."""
+        self._in: dict[int, InLink] = {}
+        self._out: dict[int, OutLink] = {}
+        self._pairs: dict[int, BothWays] = {}
         self._clocks: dict[int, PairClock] = {}
         self._expected: dict[int, int] = {}
         """By peer, how often pings have been asked for, where the last have not been taken yet."""
-        self._rate = Rate(64, false_alarms, steps)
-        self.speeds = SpeedWatch(self._rate)
-        """This rank's."""
+        self._cadence: Cadence | None = None
         self._ops: list[tuple[Op, int]] = []
         self._ended: SimpleQueue[list[tuple[Op, int]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._conditions: Conditions | None = None
+        self._closed = False
+        self._conditions = None
 
     def wrap(
         self,
@@ -90,7 +105,7 @@ class Monitor(Observer):
         *,
         around: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
     ) -> Wrap:
-        """For `load(..., wrap=monitor.wrap)`: puts stamps beside the messages.
+        """For `load(..., wrap=monitor.wrap)`: puts stamps beside the messages. What was known of another pipe is forgotten.
 
         Args:
             problem: the plan's.
@@ -99,9 +114,10 @@ class Monitor(Observer):
             around: what is put around the ends first, such as `inject_links`; None: nothing. Links that are injected between
                 hosts, or around the delegate, are not seen.
         """
+        self.close()
+        self._begin(Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps))
         self._problem, self._rank = problem, groups.rank
-        self._rate = Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps)
-        self.speeds = SpeedWatch(self._rate)
+        cadence = self._cadence = Cadence(groups.store_of(range(groups.size)), groups.rank, self._least_gap_s)
         inner = None if around is None else around(problem, groups, device)
 
         def stamped(wire: Wire, ends: Ends) -> Ends:
@@ -114,7 +130,7 @@ class Monitor(Observer):
                 link = self._out.setdefault(wire.destination, OutLink())
             else:
                 link = self._in.setdefault(wire.source, InLink())
-            return ends._replace(data=StampedEnd(ends.data, beside, link, len(wire.transfers)))
+            return ends._replace(data=StampedEnd(ends.data, beside, link, len(wire.transfers), cadence))
 
         return stamped
 
@@ -122,38 +138,63 @@ class Monitor(Observer):
         """What of the links to this rank, and of its speed, has certainly changed from the plan; None: nothing is known yet."""
         return self._conditions
 
+    def begin_step(self, step: int, now_ns: int) -> None:
+        """As `Observer.begin_step`; what a step that did not count, or an evaluation, has left is forgotten."""
+        self._ops = []
+
     def op(self, times: OpTimes) -> None:
         """As `Observer.op`."""
-        self._ops.append((times.op, times.ended_ns - times.begun_ns))
+        if self._cadence is None or self._cadence.now:
+            self._ops.append((times.op, times.ended_ns - times.begun_ns))
 
     def end_step(self, step: int, now_ns: int) -> None:
-        """As `Observer.end_step`; sends the pings that peers have asked for, and waits for nothing."""
+        """As `Observer.end_step`; sends the pings that peers have asked for, and waits for no other rank.
+
+        Raises:
+            TransferFailed: the job's store is lost.
+        """
         ops, self._ops = self._ops, []
+        measured = self._cadence is None or self._cadence.now
+        if self._cadence is not None:
+            self._cadence.ended(step, now_ns)
+        if self._closed:
+            return
         if step < SKIPPED:
+            for link in self._in.values():
+                link.stamps.clear()
             return
         for peer, link in self._in.items():
             out = self._out.get(peer)
             if out is not None and out.kind is not None and link.words.wanted > out.words.pinged:
                 out.ping()
+        if not measured:
+            return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread = threading.Thread(target=self._work, args=(self._ended,), name="schedc monitor", daemon=True)
             self._thread.start()
-        self._ended.put(ops)
+        if self._thread.is_alive():  # otherwise it has failed, and has said why
+            self._ended.put(ops)
 
     def close(self) -> None:
         """End the threads. Training goes on as before, and `conditions` stay what they are."""
+        self._closed = True
         self._ended.put(None)
+        if self._thread is not None:
+            self._thread.join()
         for link in self._in.values():
             link.close()
+        for out in self._out.values():
+            with out.lock:
+                out.words = out.words._replace(way_ns=UNKNOWN)
 
-    def _work(self) -> None:
-        while (ops := self._ended.get()) is not None:
+    def _work(self, ended: SimpleQueue[list[tuple[Op, int]] | None]) -> None:
+        while (ops := ended.get()) is not None:
             self.measure(ops)
 
     def measure(self, ops: Sequence[tuple[Op, int]]) -> None:
         """Take what has come since the last call as one step: stamps and pings, and what the step's ops took."""
         self.speeds.step(ops)
-        for peer, link in self._in.items():
+        for peer, link in list(self._in.items()):  # a plan that takes over may add to it meanwhile
             stamps = [link.stamps.popleft() for _ in range(len(link.stamps))]
             if stamps:
                 self._take(peer, link, stamps)
@@ -165,23 +206,28 @@ class Monitor(Observer):
         watch = self.links.get(peer)
         if watch is None:
             watch = self.links[peer] = LinkWatch(self._rate)
-        out, last = self._out.get(peer), stamps[-1]
+            self._pairs[peer] = BothWays(watch)
+        out, last, pair = self._out.get(peer), stamps[-1], self._pairs[peer]
         ways_ns = [stamp.came_ns - stamp.sent_ns for stamp in stamps]
         offset_ns = self._offset_ns(peer, last, min(ways_ns))
         if offset_ns is not None:
             watch.step([way_ns - offset_ns for way_ns in ways_ns])
         if out is None:
             return
-        asked, wanted = self._expected.get(peer), out.words.wanted
-        if asked is not None and last.words.pinged >= asked and link.pings_ns is not None:
+        asked = self._expected.get(peer)
+        if asked is not None and link.pings_lost:
+            del self._expected[peer]
+        elif asked is not None and last.words.pinged >= asked and link.pings_ns is not None:
             del self._expected[peer]
             if watch.wants_ping and offset_ns is not None:
                 came_ns = zip(link.pings_ns, last.words.pings_ns, strict=True)
                 watch.pinged([arrival_ns - sent_ns - offset_ns for arrival_ns, sent_ns in came_ns])
-        elif asked is None and watch.wants_ping and link.expect_pings():
+        pair.step(last.words.news)
+        wanted = out.words.wanted
+        if peer not in self._expected and watch.wants_ping and link.expect_pings():
             wanted = self._expected[peer] = wanted + 1
         with out.lock:
-            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), wanted=wanted)
+            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), wanted=wanted, news=pair.news)
 
     def _offset_ns(self, peer: int, last: Stamp, way_ns: int) -> float | None:
         """By how much this rank's clock is ahead of the peer's; None: it is not known yet."""
@@ -211,14 +257,14 @@ class Monitor(Observer):
     def _changed(self) -> dict[tuple[int, int], LinkState]:
         assert self._problem is not None
         found = {}
-        for peer, watch in self.links.items():
-            if watch.excess_ns:
+        for peer, pair in self._pairs.items():
+            if pair.excess_ns:
                 planned = self._problem.link(peer, self._rank)
                 size_bytes = _message_bytes(self._problem, peer, self._rank)
-                more_ns = round(watch.occupancy_excess_ns / self._scale) if size_bytes else 0
+                more_ns = round(pair.occupancy_excess_ns / self._scale) if size_bytes else 0
                 occupancy_ns = max(1, planned.occupancy_ns(size_bytes) + more_ns)
                 found[peer, self._rank] = LinkState(
-                    latency_ns=max(0, planned.latency_ns + round(watch.excess_ns / self._scale) - more_ns),
+                    latency_ns=max(0, planned.latency_ns + round(pair.excess_ns / self._scale) - more_ns),
                     bytes_per_second=max(1, size_bytes * 10**9 // occupancy_ns) if more_ns else None,
                 )
         return found

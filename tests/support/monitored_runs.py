@@ -32,6 +32,7 @@ def train(
     at_steps: Mapping[int, int] | None = None,
     monitored: bool = True,
     channels: Literal["gloo", "delegate"] = "gloo",
+    least_gap_s: float = 0.0,
 ) -> dict[str, Any]:
     """Train.
 
@@ -43,11 +44,12 @@ def train(
         at_steps: by step, to which nanosecond the trace's clock is set before it.
         monitored: whether with a monitor.
         channels: what carries the tensors.
+        least_gap_s: as of `Monitor`.
 
     Returns:
         By step, what has changed by then; the gradients' sum; of each link to here, alarms, confirmed, rejected and unanswered.
     """
-    monitor, injections = Monitor(), []
+    monitor, injections = Monitor(least_gap_s=least_gap_s), []
 
     def inject(problem: Problem, groups: Groups, device: torch.device) -> Wrap:
         injections.append(Injection(problem, groups, device=device, trace=trace))

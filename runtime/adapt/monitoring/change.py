@@ -109,21 +109,32 @@ class ChangeTest:
                 if self._evidence[way] >= self._rate.threshold:
                     alarm = sign
         if alarm:
-            self._evidence = [0.0, 0.0]
-            if self._doubtful:
-                del self._pool[-self._doubtful :]
-                self._doubtful = self._learned = 0
-                self._learn()
+            self.changed()
         elif len(self._pool) < POOL:
             self._pool.append(value)
             self._doubtful = self._doubtful + 1 if self.suspicious else 0
             self._learn()
         return alarm
 
+    def beyond(self, value: float) -> int:
+        """1: the value is above what is usual, by as much as counts; -1: it is below; 0: neither, or too little is known."""
+        known = self._known
+        if known is None:
+            return 0
+        return (value - known.level > known.near[0]) - (known.level - value > known.near[1])
+
     @property
     def suspicious(self) -> bool:
         """Whether the last steps look like a change."""
         return max(self._evidence) > 1.0
+
+    def changed(self) -> None:
+        """Gather evidence anew: the level is another one, which is not learned from."""
+        self._evidence = [0.0, 0.0]
+        if self._doubtful:
+            del self._pool[-self._doubtful :]
+            self._doubtful = self._learned = 0
+            self._learn()
 
     def forgive(self) -> None:
         """Gather evidence anew: what looked like a change was none."""

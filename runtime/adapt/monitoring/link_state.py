@@ -2,7 +2,8 @@
 
 A step's lower quartile is what is tested: messages that queue behind others count for little. An alarm of the test alone
 changes nothing. It asks for pings of the link, which its sender sends between two steps; only where they show at least
-half of the change is it believed. A link that calms down again is found in the same way.
+half of the change is it believed. A link that calms down again is found in the same way. Where the other direction has
+changed for certain, a ping and the last steps are enough (`look`, `follow`).
 """
 
 from __future__ import annotations
@@ -64,8 +65,14 @@ class LinkWatch:
         self._usual_pings = self._pings
         self.wants_ping = False
         """Whether a ping is to be asked for; its answer goes to `pinged`."""
+        self._looking = False
+        """Whether the next pings are asked for as the other direction may have changed."""
+        self._seen: Ping | None = None
+        """These."""
         self.alarms = self.confirmed = self.rejected = self.unanswered = 0
         """How many there have been."""
+        self.followed = 0
+        """How often a change has been believed as the other direction had changed."""
 
     @property
     def known(self) -> bool:
@@ -125,20 +132,56 @@ class LinkWatch:
         found = Ping(median(transit_ns - at * gap_ns for at, transit_ns in enumerate(transits_ns)), gap_ns)
         self.wants_ping = False
         if not self._alarm:
-            if not self._test.suspicious:
+            if self._looking:
+                self._looking, self._seen = False, found
+            elif not self._test.suspicious:
                 self._pings.append(found)
             return
         level_ns = median(self._recent)
-        before_ns = _middle(self._pings).transit_ns if self._pings else self._test.level
-        if self._alarm * (found.transit_ns - before_ns) >= self._alarm * (level_ns - self._test.level) / 2:
+        if self._shows(found, self._alarm, level_ns):
+            self.confirmed += 1
             self._move(level_ns, found)
         else:
             self.rejected += 1
             self._forget()
 
+    def look(self) -> None:
+        """The other direction may have changed: ask for pings, to be ready for `follow`."""
+        self._looking, self._seen = True, None
+        self.wants_ping = True
+
+    def follow(self) -> bool | None:
+        """The other direction has changed: whether this one has, too, by its pings and its last steps.
+
+        As much counts as where the test has given an alarm: the median of the last steps is beyond what is usual, and pings show at
+        least half of that.
+
+        Returns:
+            None: nobody knows yet; ask again after the next step.
+        """
+        if self._alarm:
+            return None  # its own pings are under way
+        if self._seen is None:
+            if not self._looking:
+                self.look()
+            return None
+        found, self._seen = self._seen, None
+        level_ns = median(self._recent) if self.known else 0.0
+        way = self._test.beyond(level_ns)
+        if not way or not self._shows(found, way, level_ns):
+            return False
+        self.followed += 1
+        self._test.changed()
+        self._move(level_ns, found)
+        return True
+
+    def _shows(self, found: Ping, way: int, level_ns: float) -> bool:
+        """Whether pings show at least half of a change to this level."""
+        before_ns = _middle(self._pings).transit_ns if self._pings else self._test.level
+        return way * (found.transit_ns - before_ns) >= way * (level_ns - self._test.level) / 2
+
     def _move(self, level_ns: float, ping: Ping) -> None:
         """The link has changed: its level is another, or the usual one."""
-        self.confirmed += 1
         self._alarm = 0
         if self._usual is None:
             self._usual, self._usual_pings = self._test, self._pings
@@ -152,8 +195,10 @@ class LinkWatch:
             self._test, self._pings, self._usual = usual, self._usual_pings, None
             self._excess_ns = 0
             return
-        # how much it varies is known of the usual level only: as much for its size, at first
-        self._test = ChangeTest(self._rate, least=LEAST_NS, pool=[level_ns * value / usual.level for value in usual.pool[-128:]])
+        # how much it varies is known of the usual level only: as much for its size, at first; by two clocks levels may be below 0
+        scale = max(LEAST_NS, level_ns) / max(LEAST_NS, usual.level)
+        pool = [level_ns + scale * (value - usual.level) for value in usual.pool[-128:]]
+        self._test = ChangeTest(self._rate, least=LEAST_NS, pool=pool)
         self._pings = deque([ping], maxlen=CALM_PINGS)
         self._estimate()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from schedc.runtime.adapt.monitoring.both_ways import News
 from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import MAX_TENSORS, TensorKind
@@ -25,6 +26,7 @@ from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
+    from schedc.runtime.adapt.monitoring.cadence import Cadence
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
 __all__ = ["PINGS", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
@@ -53,6 +55,8 @@ class Words(NamedTuple):
     """How often the sender has sent pings."""
     pings_ns: tuple[int, ...]
     """When it sent the last ones."""
+    news: News
+    """Of the link from the receiver to the sender."""
 
 
 class Stamp(NamedTuple):
@@ -63,8 +67,8 @@ class Stamp(NamedTuple):
     words: Words
 
 
-SILENT = Words(0, UNKNOWN, 0, 0, (0,) * PINGS)
-STAMP = TensorKind(torch.int64, (5 + PINGS,))
+SILENT = Words(0, UNKNOWN, 0, 0, (0,) * PINGS, News())
+STAMP = TensorKind(torch.int64, (5 + PINGS + len(News()),))
 
 
 class OutLink:
@@ -94,6 +98,24 @@ class OutLink:
             self.words = self.words._replace(pinged=self.words.pinged + 1, pings_ns=tuple(sent_ns))
 
 
+class _Pings:
+    """Pings that are expected."""
+
+    def __init__(self) -> None:
+        self.came_ns: list[int] = []
+        self.lost = False
+        """Whether they never come, as the connection has ended."""
+
+    def take(self, ping: Incoming) -> None:
+        """Wait for the next."""
+        try:
+            ping.wait(FOREVER_S)
+        except (ConnectionLost, NoAnswer):
+            self.lost = True
+            return
+        self.came_ns.append(perf_counter_ns())
+
+
 class InLink:
     """The receiving end of a link, whichever plan's wire lies over it."""
 
@@ -108,11 +130,15 @@ class InLink:
         self.kind: TensorKind | None = None
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._errands = Errands()
-        self._pings_ns: list[int] = []
+        self._pings = _Pings()
 
     def expect(self, stamp: Incoming) -> None:
-        """Take note of when a stamp comes, behind those that were expected before."""
+        """Take note of when a stamp comes, behind those that were expected before; while `lock` is held."""
+        if self._closed:
+            self._errands.add(partial(_discard, stamp))
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
@@ -122,47 +148,58 @@ class InLink:
         """Be ready for pings; False: no message has shown yet what they are."""
         if self.end is None or self.kind is None:
             return False
-        self._pings_ns = []
-        with self.lock:
-            coming = [self.end.receive(self.kind, PING_TAG) for _ in range(PINGS)]
-        times_ns = self._pings_ns
+        pings = self._pings = _Pings()
+        try:
+            with self.lock:
+                coming = [self.end.receive(self.kind, PING_TAG) for _ in range(PINGS)]
+        except ConnectionLost:
+            pings.lost = True  # who waits for a message says so
+            return True
         for ping in coming:
-            self._errands.add(partial(self._take, ping, times_ns))
+            self._errands.add(partial(pings.take, ping))
         return True
 
     @property
     def pings_ns(self) -> list[int] | None:
         """When all pings that were last expected had come; None: not yet."""
-        return self._pings_ns if len(self._pings_ns) == PINGS else None
+        came_ns = self._pings.came_ns
+        return came_ns if len(came_ns) == PINGS else None
+
+    @property
+    def pings_lost(self) -> bool:
+        """Whether the pings that were last expected never come."""
+        return self._pings.lost
 
     def close(self) -> None:
-        """End the thread, unless it waits for a stamp: the end of the connection ends that."""
-        self._expected.put(None)
+        """End the thread when what it waits for has come, or the connection ends. What comes later is taken, but says nothing."""
+        with self.lock:
+            self._closed = True
+            self._expected.put(None)
 
     def _watch(self) -> None:
         while (stamp := self._expected.get()) is not None:
             try:
                 said = stamp.wait(FOREVER_S)
             except (ConnectionLost, NoAnswer):
-                return  # who waits for the message itself says so
+                continue  # who waits for the message itself says so; another end may take over
             came_ns = perf_counter_ns()
-            sent_ns, clock, way_ns, wanted, pinged, *pings_ns = said.tolist()
-            self.words = Words(clock, way_ns, wanted, pinged, tuple(pings_ns))
+            sent_ns, clock, way_ns, wanted, pinged, *others = said.tolist()
+            self.words = Words(clock, way_ns, wanted, pinged, tuple(others[:PINGS]), News(*others[PINGS:]))
             self.stamps.append(Stamp(came_ns, sent_ns, self.words))
 
-    @staticmethod
-    def _take(ping: Incoming, times_ns: list[int]) -> None:
-        try:
-            ping.wait(FOREVER_S)
-        except (ConnectionLost, NoAnswer):
-            return
-        times_ns.append(perf_counter_ns())
+
+def _discard(stamp: Incoming) -> None:
+    """Nobody reads it; but its receive must end before its memory does."""
+    try:
+        stamp.wait(FOREVER_S)
+    except (ConnectionLost, NoAnswer):
+        return
 
 
 class StampedEnd:
     """The end of a wire for its tensors, with tags as channels give them, and its stamps beside them."""
 
-    def __init__(self, inner: Transport, beside: Transport, link: OutLink | InLink, transfers: int) -> None:
+    def __init__(self, inner: Transport, beside: Transport, link: OutLink | InLink, transfers: int, cadence: Cadence) -> None:
         """Wrap an end.
 
         Args:
@@ -170,7 +207,9 @@ class StampedEnd:
             beside: what carries stamps and pings: the same, unless a receive there holds back those behind it.
             link: this end of the link.
             transfers: how many the wire has in a step.
+            cadence: says in which steps there are stamps.
         """
+        self._cadence = cadence
         self._inner = inner
         self._beside = beside
         self._link = link
@@ -180,6 +219,8 @@ class StampedEnd:
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
+        if not self._cadence.now:
+            return self._inner.send(tensor, tag)
         link = self._link
         assert isinstance(link, OutLink)
         with link.lock:
@@ -190,7 +231,7 @@ class StampedEnd:
             if link.kind is None:
                 link.kind = _ping_kind(TensorKind.of(tensor))
             words = link.words
-            numbers = torch.tensor([sent_ns, *words[:4], *words.pings_ns])
+            numbers = torch.tensor([sent_ns, *words[:4], *words.pings_ns, *words.news])
             return _Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
 
     def receive(self, kind: TensorKind, tag: int) -> Incoming:
@@ -207,6 +248,8 @@ class StampedEnd:
 
     def _stamps(self, tag: int) -> bool:
         """Whether this tensor has a stamp; both ends say the same."""
+        if not self._cadence.now:
+            return False
         first = not same_transfer(self._last_tag, tag)
         self._last_tag = tag
         return first and tag // TAGS % self._every == 0

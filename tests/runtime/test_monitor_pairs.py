@@ -1,0 +1,111 @@
+"""The monitor where two ranks have to agree: both directions of a link, and which steps are measured."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from link_pairs import LinkPair
+from problems import MS
+from torch.distributed import HashStore
+
+from schedc.runtime.adapt.monitoring.cadence import FIRST, LAST, Cadence
+from schedc.runtime.adapt.monitoring.change import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RATE = Rate(50)
+
+
+class Simulated:
+    """A link whose two directions take what `latency_ns` says, and some noise."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.pair = LinkPair(RATE)
+        self.latency_ns = [5.0 * MS, 5.0 * MS]
+
+    def _transit_ns(self, way: int) -> Callable[[], float]:
+        return lambda: self.latency_ns[way] + self.draw.expovariate(1 / 50_000)
+
+    def steps(self, count: int, *, answers: bool = True) -> list[tuple[bool, bool]]:
+        """After each step, which directions are reported to have changed."""
+        found = []
+        for _ in range(count):
+            self.pair.step(self._transit_ns, answers=answers)
+            found.append((bool(self.pair.reported_ns[0]), bool(self.pair.reported_ns[1])))
+        return found
+
+
+@given(
+    calm=st.integers(60, 130),
+    slow_ns=st.tuples(st.sampled_from([6, 8, 30]), st.sampled_from([6, 8, 30])),
+    late=st.integers(0, 3),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=25)
+def test_both_directions_are_reported_together(calm: int, slow_ns: tuple[int, int], late: int, seed: int) -> None:
+    """Also when they recover, and where they change by unlike amounts or a few steps apart."""
+    link = Simulated(seed)
+    assert set(link.steps(calm)) == {(False, False)}
+    link.latency_ns[0] = slow_ns[0] * MS
+    before = link.steps(late)
+    link.latency_ns[1] = slow_ns[1] * MS
+    seen = before + link.steps(60)
+    assert set(seen) == {(False, False), (True, True)}
+    assert seen[-1] == (True, True)
+    assert link.pair.reported_ns == pytest.approx([(ns - 5) * MS for ns in slow_ns], rel=0.1)
+    link.latency_ns = [5.0 * MS, 5.0 * MS]
+    seen = link.steps(60)
+    assert set(seen) == {(True, True), (False, False)}
+    assert seen[-1] == (False, False)
+
+
+@given(calm=st.integers(60, 130), slow=st.sampled_from([6, 8, 30]), way=st.integers(0, 1), seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_one_direction_alone_is_reported_alone(calm: int, slow: int, way: int, seed: int) -> None:
+    link = Simulated(seed)
+    link.steps(calm)
+    link.latency_ns[way] = slow * MS
+    seen = link.steps(60)
+    assert seen[-1] == ((True, False), (False, True))[way]
+    assert not any(found[1 - way] for found in seen)
+    link.latency_ns[way] = 5.0 * MS
+    assert link.steps(60)[-1] == (False, False)
+    assert [watch.followed for watch in link.pair.watches] == [0, 0]
+
+
+def test_a_change_is_reported_alone_where_nobody_answers() -> None:
+    """The peer's monitor may have ended."""
+    link = Simulated(1)
+    link.steps(100)
+    link.latency_ns[0] = 30.0 * MS
+    watch, pair = link.pair.watches[0], link.pair.pairs[0]
+    for _ in range(30):
+        watch.step([30.0 * MS] * 4)
+        if watch.wants_ping:
+            watch.pinged([30.0 * MS] * 3)
+        pair.step(link.pair.pairs[1].news)
+    assert pair.excess_ns == pytest.approx(25 * MS, rel=0.05)
+
+
+def test_all_ranks_measure_the_same_steps() -> None:
+    """As often as the gap allows; step times that change are seen later, and a rank that is a step behind measures the same."""
+    store, least_gap_s = HashStore(), 0.4
+    ranks = [Cadence(store, rank, least_gap_s) for rank in range(3)]
+    now_ns, measured = 0, []
+    for step in range(4 * LAST):
+        step_ns = 50 * MS if step < LAST else 150 * MS if step < 2 * LAST - 8 else 700 * MS
+        measured.append(ranks[0].now)
+        assert {rank.now for rank in ranks} == {measured[-1]}
+        now_ns += step_ns
+        for rank in ranks:
+            rank.ended(step, now_ns)
+    assert all(measured[: FIRST + 1])
+    assert [step for step in range(FIRST + 1, LAST) if measured[step]] == list(range(24, LAST, 8))
+    assert [step for step in range(LAST + 1, 2 * LAST) if measured[step]] == list(range(LAST + 8, 2 * LAST, 8))
+    assert all(measured[2 * LAST + 1 :])
