@@ -167,6 +167,19 @@ def test_clocks_that_drift(offset_ns: int, drift: float, unequal_ns: int, seed: 
     assert abs(clock.offset_ns(now_ns) - ahead_ns(now_ns)) <= 2 * jitter_ns
 
 
+def test_a_way_that_stays_slow_is_no_clock() -> None:
+    """However long it is slow: the other way is not taken to be faster, and the drift is still followed."""
+    draw, clock, offset_ns, drift = random.Random(2), PairClock(), 10**12, 3e-5
+    for step in range(3000):
+        now_ns, slower_ns = step * 500 * MS, 30 * MS if 100 <= step < 2000 else 0
+        drift = 3e-5 if step < 1000 else 3.5e-5
+        offset_ns += round(drift * 500 * MS)
+        here_ns, there_ns = (10 * MS + draw.randrange(20_000) for _ in range(2))
+        clock.add(now_ns, here_ns + slower_ns + offset_ns, there_ns - offset_ns)
+        if step > 10:
+            assert abs(clock.offset_ns(now_ns) - offset_ns) <= 700_000, step
+
+
 def test_a_rank_slows_down_and_recovers() -> None:
     """Kinds apart; a fused backward counts for B and for W; single slow ops count for nothing."""
     draw, watch = random.Random(3), SpeedWatch(RATE)
@@ -191,6 +204,36 @@ def test_a_rank_slows_down_and_recovers() -> None:
     assert watch.slowdown() == {}
 
 
+def test_a_plan_with_other_kinds_takes_over_what_is_known() -> None:
+    """A rank that is slow in B and W is as slow in BW; and what has no ops any more says nothing."""
+    watch, draw = SpeedWatch(RATE), random.Random(4)
+    took = {Kind.F: 2.0, Kind.B: 2.0, Kind.W: 1.0, Kind.BW: 3.0}
+
+    def steps(count: int, kinds: tuple[Kind, ...], factor: float) -> None:
+        for _ in range(count):
+            watch.step(
+                (Op(kind, 0, at), round(took[kind] * MS * (1.0 if kind is Kind.F else factor) * draw.gauss(1, 0.01)))
+                for kind in kinds
+                for at in range(4)
+            )
+
+    apart, fused = (Kind.F, Kind.B, Kind.W), (Kind.F, Kind.BW)
+    steps(100, apart, 1.0)
+    steps(20, apart, 1.5)
+    slow = pytest.approx({Kind.B: 1.5, Kind.W: 1.5}, rel=0.05)
+    assert watch.slowdown() == slow
+    steps(60, fused, 1.5)
+    assert watch.slowdown() == slow
+    steps(30, fused, 1.0)
+    assert watch.slowdown() == {}
+    steps(60, fused, 1.5)
+    assert watch.slowdown() == slow
+    steps(60, apart, 1.5)
+    assert watch.slowdown() == slow
+    steps(30, apart, 1.0)
+    assert watch.slowdown() == {}
+
+
 def small_plan(latency_ns: int) -> Plan:
     """Three ranks."""
     pairs = [pair for a, b in pairwise(range(3)) for pair in ((a, b), (b, a))]
@@ -211,6 +254,7 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
     said: list[list[Any]] = [each["found"] for each in found]
     assert said[0][0] is None
     assert all(conditions is None or (0, 1) not in conditions.links for conditions in (*said[0], *said[2], *said[1][:50]))
+    assert all(conditions is None or (1, 0) not in conditions.links for conditions in said[0])
     slow = said[1][89].links[0, 1]
     assert slow.latency_ns == pytest.approx(latency_ns, rel=0.1)
     assert (0, 1) not in said[1][-1].links
@@ -233,13 +277,15 @@ def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: py
 
 
 def test_a_plan_that_takes_over_is_monitored(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its wires lie over the same ends; an evaluation between the two has stamps as well."""
+    """Its wires lie over the same ends; an evaluation between the two has stamps as well. And a second pipe is monitored anew."""
     problem = make_problem(2, 3, links={(0, 1): (0, 0), (1, 0): (0, 0)})
     plans = [plan_of(problem, constructive(name)(problem)) for name in ("1f1b", "zb-h1")]
     with rank_processes(2, tmp_path_factory.mktemp("moving")) as ranks:
         moved = ranks.run(monitored_runs.move, plans, 12)
         alone = ranks.run(monitored_runs.move, plans[1:], 12)
-    for rank, (gradients, links, ran) in enumerate(moved):
-        assert links == [1 - rank]
+    for rank, (gradients, links, ran, first, again, same) in enumerate(moved):
+        assert links == again == [1 - rank]
         assert ran
         assert gradients == alone[rank][0]
+        assert first is None
+        assert same

@@ -6,17 +6,23 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_pairs import LinkPair
 from problems import MS
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from schedc.runtime.adapt.monitoring.cadence import FIRST, LAST, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
+from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink
+from schedc.runtime.common.failure import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.transports.base import Incoming, Outgoing
 
 RATE = Rate(50)
 
@@ -91,6 +97,46 @@ def test_a_change_is_reported_alone_where_nobody_answers() -> None:
             watch.pinged([30.0 * MS] * 3)
         pair.step(link.pair.pairs[1].news)
     assert pair.excess_ns == pytest.approx(25 * MS, rel=0.05)
+
+
+class _Coming:
+    """A message that has come, or whose connection is lost."""
+
+    def __init__(self, sent_ns: int | None) -> None:
+        self._sent_ns = sent_ns
+
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        if self._sent_ns is None:
+            raise ConnectionLost("gone")
+        return torch.full(STAMP.shape, self._sent_ns)
+
+
+class _LostEnd:
+    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
+        raise ConnectionLost("gone")
+
+    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+        raise ConnectionLost("gone")
+
+
+def test_a_lost_connection_does_not_end_the_watch() -> None:
+    """Another way may take over: later stamps are still taken, pings that never come are known to be lost."""
+    link, out = InLink(), OutLink()
+    for sent_ns in (1, None, None, 2):
+        link.expect(_Coming(sent_ns))
+    link.close()
+    link.join()
+    assert [stamp.sent_ns for stamp in link.stamps] == [1, 2]
+    link.expect(_Coming(3))
+    link.expect(_Coming(None))
+    assert len(link.stamps) == 2
+    assert not link.pings_lost
+    link.end, link.kind = _LostEnd(), STAMP
+    assert link.expect_pings()
+    assert link.pings_lost
+    out.end, out.kind = _LostEnd(), STAMP
+    out.ping()
+    assert out.words.pinged == 0
 
 
 def test_all_ranks_measure_the_same_steps() -> None:

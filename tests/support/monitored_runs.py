@@ -85,9 +85,18 @@ def train(
 
 
 def move(rank: int, plans: Sequence[Plan], steps: int) -> list[Any]:
-    """Train with one plan after the other, and evaluate between them: the gradients, and which links have been watched."""
+    """Train with one plan after the other, and evaluate between them; then load anew, and close the monitor while training.
+
+    Returns:
+        The gradients of the last plan, which links have been watched, whether the last plan ran; and after the second load what the
+        monitor said at first, which links it has watched, and whether a step after its end gave the same loss as before.
+    """
     monitor, stages = Monitor(), make_stages(plans[0], rank)
-    with schedc.runtime.load(plans[0], stages=stages, loss_fn=loss_fn, timeout_s=60, observe=monitor, wrap=monitor.wrap) as pipe:
+
+    def load() -> schedc.runtime.Pipe:
+        return schedc.runtime.load(plans[0], stages=stages, loss_fn=loss_fn, timeout_s=60, observe=monitor, wrap=monitor.wrap)
+
+    with load() as pipe:
         for number, plan in enumerate(plans):
             if number:
                 pipe.evaluate(*make_batch(plan, 0))
@@ -97,9 +106,16 @@ def move(rank: int, plans: Sequence[Plan], steps: int) -> list[Any]:
                     module.zero_grad()
                 pipe.step(*make_batch(plan, step))
         ran = pipe.plan.ranks == plans[-1].ranks
-    monitor.close()
-    return [
-        [parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None],
-        sorted(monitor.links),
-        ran,
+    gradients = [
+        parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None
     ]
+    watched = sorted(monitor.links)
+    with load() as pipe:
+        first = monitor.conditions()
+        losses = [pipe.step(*make_batch(plans[0], 0)).item() for _ in range(steps)]
+        again = sorted(monitor.links)
+        if rank == 0:
+            monitor.close()
+        losses += [pipe.step(*make_batch(plans[0], 0)).item() for _ in range(steps)]
+    monitor.close()
+    return [gradients, watched, ran, first, again, len(set(losses)) == 1]

@@ -4,13 +4,15 @@ A message that is sent at s on one clock and arrives at a on the other says a - 
 says way back - offset. Half the difference of the two is the offset, wrong by half of what the ways differ: nobody can tell how
 unequal two ways are. It is assumed that they are as unequal as the plan says. Each step's shortest ways make a point; a line
 through the points follows the drift of the clocks. A way that gets slower looks like a jump, which no clock makes: points
-far from the line are left out, so that the line goes on as before.
+far from the line are left out, so that the line goes on as before. After many of them the two ways together tell which it was:
+where they take as long as before, a clock has been set; else the line goes on without what the way has become slower.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
 __all__ = ["PairClock"]
 
@@ -18,8 +20,17 @@ POINTS = 256
 FIRST = 8
 GATE_NS = 100_000
 """A point this near to the line is always taken."""
-PATIENCE = 512
-"""After this many points in a row that are left out, a clock has been set: begin anew."""
+PATIENCE = 64
+"""After this many points in a row that are left out, the line goes through them."""
+REFIT, OFTEN = 8, 32
+"""Every how many points the line is found anew; every time while there are fewer than this many."""
+
+
+class _Point(NamedTuple):
+    at_ns: int
+    offset_ns: float
+    both_ns: int
+    """What the two ways take together, which no clock has a part in."""
 
 
 class PairClock:
@@ -31,10 +42,12 @@ class PairClock:
         Args:
             unequal_ns: by how much the way here takes longer than the way there, as the plan says.
         """
-        self._unequal_ns = unequal_ns
-        self._points: deque[tuple[int, float]] = deque(maxlen=POINTS)
-        self._left_out = 0
+        self._unequal_ns: float = unequal_ns
+        self._points: deque[_Point] = deque(maxlen=POINTS)
+        self._taken = 0
+        self._left_out: list[_Point] = []
         self._line = (0, 0.0, 0.0)  # a time, the offset then, and its growth per nanosecond
+        self._gate_ns: float = GATE_NS
 
     @property
     def known(self) -> bool:
@@ -49,34 +62,50 @@ class PairClock:
             here_ns: from the peer to this rank.
             there_ns: from this rank to the peer.
         """
-        offset_ns = (here_ns - there_ns - self._unequal_ns) / 2
-        if len(self._points) >= FIRST and abs(offset_ns - self.offset_ns(now_ns)) > self._gate_ns():
-            self._left_out += 1
-            if self._left_out < PATIENCE:
-                return
-            self._points.clear()
-        self._left_out = 0
-        self._points.append((now_ns, offset_ns))
-        self._fit()
+        point = _Point(now_ns, (here_ns - there_ns - self._unequal_ns) / 2, here_ns + there_ns)
+        if len(self._points) >= FIRST and abs(self._off(point)) > self._gate_ns:
+            self._left_out.append(point)
+            if len(self._left_out) == PATIENCE:
+                self._go_on()
+            return
+        self._left_out.clear()
+        self._points.append(point)
+        self._taken += 1
+        if len(self._points) < OFTEN or self._taken % REFIT == 0:
+            self._fit()
 
     def offset_ns(self, now_ns: int) -> float:
         """By how much this rank's clock is ahead of the peer's at a time."""
         since_ns, offset_ns, drift = self._line
         return offset_ns + drift * (now_ns - since_ns)
 
-    def _gate_ns(self) -> float:
-        return GATE_NS + 5 * median(abs(offset_ns - self.offset_ns(at_ns)) for at_ns, offset_ns in self._points)
+    def _off(self, point: _Point) -> float:
+        """How far above the line it is."""
+        return point.offset_ns - self.offset_ns(point.at_ns)
+
+    def _go_on(self) -> None:
+        """With the points that have been left out: a way that takes longer has moved them by half of that, a clock by all."""
+        shift_ns = median(self._off(point) for point in self._left_out[:FIRST])
+        longer_ns = median(point.both_ns for point in self._left_out) - median(point.both_ns for point in self._points)
+        if abs(longer_ns) <= abs(shift_ns):
+            shift_ns = 0.0  # the clock's
+        self._unequal_ns += 2 * shift_ns
+        self._points.clear()
+        self._points.extend(point._replace(offset_ns=point.offset_ns - shift_ns) for point in self._left_out)
+        self._left_out.clear()
+        self._fit()
 
     def _fit(self) -> None:
         """Through the medians of the older and the newer half: a few wrong points move it little."""
         points = list(self._points)
         half = len(points) // 2
         if half < FIRST // 2:
-            self._line = (points[-1][0], median(offset_ns for _, offset_ns in points), 0.0)
+            self._line = (points[-1].at_ns, median(point.offset_ns for point in points), 0.0)
             return
         (old_ns, old), (new_ns, new) = (
-            (median(at_ns for at_ns, _ in part), median(offset_ns for _, offset_ns in part))
+            (median(point.at_ns for point in part), median(point.offset_ns for point in part))
             for part in (points[:half], points[half:])
         )
         drift = (new - old) / (new_ns - old_ns) if new_ns > old_ns else 0.0
         self._line = (round(new_ns), new, drift)
+        self._gate_ns = GATE_NS + 5 * median(abs(self._off(point)) for point in points)

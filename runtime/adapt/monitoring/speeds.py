@@ -7,7 +7,7 @@ rank's own first steps, and not the plan: a profile that is off by a few percent
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
@@ -56,12 +56,27 @@ class SpeedWatch:
         found: defaultdict[tuple[Kind, int, object], list[int]] = defaultdict(list)
         for op, duration_ns in durations_ns:
             found[op.kind, op.stage, op.part].append(duration_ns)
+        self._meet({kind for kind, _, _ in found})
         ratios: defaultdict[Kind, list[float]] = defaultdict(list)
         for key, values in found.items():
-            usual_ns = self._usual_ns.setdefault(key, max(1.0, median(values)))
+            usual_ns = self._usual_ns.get(key)
+            if usual_ns is None:
+                usual_ns = self._usual_ns[key] = max(1.0, median(values)) / self._factor.get(key[0], 1.0)
             ratios[key[0]].append(median(values) / usual_ns)
         for kind, values_of_kind in ratios.items():
             self._take(kind, median(values_of_kind))
+
+    def _meet(self, kinds: set[Kind]) -> None:
+        """Where another plan has other kinds (B and W apart, or fused), they take over what is known of the rank's speed."""
+        factors = self.slowdown()
+        for kind in kinds - self._tests.keys():
+            alike = (Kind.B, Kind.W) if kind is Kind.BW else (kind,)
+            factor = fmean(factors.get(other, 1.0) for other in alike)
+            if factor != 1.0:
+                self._factor[kind] = factor
+        for kind in self._tests.keys() - kinds if kinds else ():
+            for known in (self._tests, self._recent, self._factor):
+                known.pop(kind, None)
 
     def _take(self, kind: Kind, ratio: float) -> None:
         self._recent[kind].append(ratio)

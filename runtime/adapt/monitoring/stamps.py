@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.monitoring.cadence import Cadence
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
-__all__ = ["PINGS", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
+__all__ = ["PINGS", "STAMP", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
 
 MOST_STAMPS = 4
 """About how many transfers of a wire are stamped in a step."""
@@ -94,7 +94,10 @@ class OutLink:
             self._pings.clear()  # they have come long ago, as later ones were asked for
             for _ in range(PINGS):
                 sent_ns.append(perf_counter_ns())
-                self._pings.append(self.end.send(message, PING_TAG))
+                try:
+                    self._pings.append(self.end.send(message, PING_TAG))
+                except ConnectionLost:
+                    return  # the next step's messages say so
             self.words = self.words._replace(pinged=self.words.pinged + 1, pings_ns=tuple(sent_ns))
 
 
@@ -175,6 +178,11 @@ class InLink:
         with self.lock:
             self._closed = True
             self._expected.put(None)
+
+    def join(self) -> None:
+        """After `close`: wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _watch(self) -> None:
         while (stamp := self._expected.get()) is not None:
