@@ -19,6 +19,7 @@ from plans import one_f_one_b, plan_of
 from problems import MS, make_problem
 from typer.testing import CliRunner
 
+from schedc.analysis.simulation.choosing import not_before
 from schedc.api import choosing_run
 from schedc.cli.emulate import emulate_command
 from schedc.cli.runs.adapting import print_replay, simulated_runs
@@ -178,6 +179,10 @@ def test_each_run_is_simulated_with_the_links_that_it_met() -> None:
             for at, begin_ns in enumerate(begun_ns)
         ]
     assert simulated_runs((plan,), (0,), (0,), None, choose=False) == [plan.certificate.makespan_ns]
+    problem = make_problem(3, 6, costs_ns=(10, 10, 10), links=dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), (30, 0)), in_flight=6)
+    late = plan_of(problem, one_f_one_b(problem))  # choosing at any time is faster with its own costs, so ranks wait for no time
+    assert not_before(problem, late.schedule()) is None
+    assert simulated_runs((late,), (0,), (0,), None, choose=True) == [choosing_run(late).timeline.makespan_ns]
 
 
 def test_refusals(tmp_path: Path) -> None:

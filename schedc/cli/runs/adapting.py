@@ -98,14 +98,13 @@ def simulated_runs(
         links: how they changed; None: they did not.
         choose: whether ranks choose, where the plan is one for which they may.
     """
-    from schedc.analysis.simulation.choosing import simulate_choosing
-    from schedc.analysis.simulation.simulate import simulate
+    from schedc.analysis.simulation.choosing import not_before, simulate_choosing
     from schedc.lower.conditions import problem_under
     from schedc.verify.plan.choosing import verify_choosing
 
     problem = plans[0].problem
     chooses = [choose and not verify_choosing(plan) for plan in plans]
-    planned = [simulate(plan.problem, plan.schedule()) if each else None for plan, each in zip(plans, chooses, strict=True)]
+    planned = [not_before(plan.problem, plan.schedule()) if each else None for plan, each in zip(plans, chooses, strict=True)]
     unchanged: dict[tuple[int, str], int] = {}
     """By plan and conditions, what a run takes in which they do not change."""
 
