@@ -107,7 +107,7 @@ def main() -> None:
     for name, links in LINKS.items():
         for factor in FACTORS:
             slow = LinkState(latency_ns=round(factor * LATENCY_NS))
-            entries = [(at_ns, link, state) for link in links for at_ns, state in ((1, slow), (10**12, LinkState()))]
+            entries = [(at_ns, link, state) for at_ns, state in ((1, slow), (10**12, LinkState())) for link in links]
             with tempfile.TemporaryDirectory() as directory, rank_processes(3, Path(directory)) as processes:
                 ranks = processes.run(train, plan, LinkTrace.of(entries), limit_s=300)
             for each in ranks:

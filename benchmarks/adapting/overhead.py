@@ -1,15 +1,19 @@
 """What the monitor costs while nothing is wrong: steps with and without it, one after the other, in the same processes.
 
-Two ranks over gloo train the same tiny layers through two pipes, one with a monitor. Their steps alternate. What the monitor costs
-does not depend on how long ops take, but on the wires: about 4 stamps of each in a step, and one measurement after it. So steps are
-nearly empty, which shows the difference best; it is shown in milliseconds and as a share of a step of 1 s, as training has them.
-All are medians over pairs of steps: wall time, and the CPU time of the whole process, helper threads included.
+Ranks over gloo train the same tiny layers through two pipes, one with a monitor, and wait at the end of each step until it has
+taken as long as it should. What the monitor costs does not depend on how long ops take, but on the wires: about 4 stamps of each in
+a step that is measured, and one measurement after it. Where steps are short, only every n-th is measured.
 
-Run it as `python benchmarks/adapting/overhead.py`; half a minute.
+The pipes take turns, for some dozen steps each. Shown are medians over pairs of turns, for the rank on which they are the largest:
+what a step takes longer, waiting apart, and the CPU time of the whole process, helper threads included. Below each line are those
+of two pipes without a monitor: what the machine's noise is.
+
+Run it as `python benchmarks/adapting/overhead.py`; seven minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -25,11 +29,13 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-RANKS, WARMUP = 2, 20
+MICROBATCHES, WIDTH, SAMPLES = 8, 16, 64
 
 
-def timed(rank: int, plan: Plan, pairs: int, width: int, monitored: Sequence[bool]) -> dict[str, list[tuple[float, float]]]:
-    """By pipe, wall and CPU seconds of each step. The first of a pair is now the one pipe's, now the other's."""
+def timed(
+    rank: int, plan: Plan, turns: int, turn_steps: int, step_s: float, monitored: Sequence[bool]
+) -> tuple[list[list[tuple[float, float]]], int]:
+    """By pipe, wall and CPU seconds of a step, for each turn; and every how many steps the second pipe's monitor measures."""
     import torch
     from torch import nn
 
@@ -37,12 +43,12 @@ def timed(rank: int, plan: Plan, pairs: int, width: int, monitored: Sequence[boo
     from schedc.runtime.adapt.monitor import Monitor
 
     torch.set_num_threads(1)
-    samples = 64
-    pipes = []
+    pipes, every = [], Monitor()
     for watched in monitored:
         monitor = Monitor() if watched else None
+        every = monitor or every
         torch.manual_seed(rank)
-        stages: dict[int, nn.Module] = {rank: nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))}
+        stages: dict[int, nn.Module] = {rank: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))}
         pipes.append(
             schedc.runtime.load(
                 plan,
@@ -53,54 +59,57 @@ def timed(rank: int, plan: Plan, pairs: int, width: int, monitored: Sequence[boo
                 wrap=None if monitor is None else monitor.wrap,
             )
         )
-    batch = torch.randn(samples * plan.problem.microbatches, width)
+    batch = torch.randn(SAMPLES * plan.problem.microbatches, WIDTH)
     found: list[list[tuple[float, float]]] = [[] for _ in pipes]
-    for pair in range(WARMUP + pairs):
-        for which in (0, 1) if pair % 2 else (1, 0):
-            wall_s, cpu_s = time.perf_counter(), time.process_time()
-            pipes[which].step(batch, batch)
-            taken = time.perf_counter() - wall_s, time.process_time() - cpu_s
-            if pair >= WARMUP:
-                found[which].append(taken)
+    for turn in range(turns + 1):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            wall_s, cpu_s = 0.0, time.process_time()
+            for _ in range(turn_steps):
+                begun_s = time.perf_counter()
+                pipes[which].step(batch, batch)
+                taken_s = time.perf_counter() - begun_s
+                wall_s += taken_s
+                time.sleep(max(0.0, step_s - taken_s))
+            if turn:  # the first allocates, and it is where n is found
+                found[which].append((wall_s / turn_steps, (time.process_time() - cpu_s) / turn_steps))
     for pipe in pipes:
         pipe.close()
-    return {"without": found[0], "with": found[1]}
+    return found, every.every
 
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=3, help="the middle ones have four links (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=9, help="pairs of turns (default: %(default)s)")
+    arguments = parser.parse_args()
+
     from plans import plan_of
     from problems import make_problem
     from rank_processes import rank_processes
 
     from schedc.solvers.driver.registry import constructive
 
-    print(
-        "differences are medians over pairs of steps; below each, those of two pipes without a monitor: what the machine's noise is"
-    )
-    print(f"{'microbatches':>12} {'step':>9} {'wall':>10} {'of 1 s':>7} {'CPU of a rank':>14} {'of 1 s':>7}")
-    for microbatches, width, pairs in ((8, 16, 300), (32, 16, 150)):
-        links = dict.fromkeys([pair for a, b in pairwise(range(RANKS)) for pair in ((a, b), (b, a))], (0, 0))
-        problem = make_problem(RANKS, microbatches, links=links)
-        plan = plan_of(problem, constructive("zb-h1")(problem))
+    ranks = arguments.ranks
+    links = dict.fromkeys([pair for a, b in pairwise(range(ranks)) for pair in ((a, b), (b, a))], (0, 0))
+    problem = make_problem(ranks, MICROBATCHES, links=links)
+    plan = plan_of(problem, constructive("zb-h1")(problem))
+    print(f"{'step':>7} {'measured':>10} {'wall':>11} {'share':>7} {'CPU of a rank':>14} {'share':>7}")
+    for step_s, turn_steps in ((0.05, 48), (0.1, 48), (0.3, 24), (1.0, 18)):
         for monitored in ((False, True), (False, False)):
-            with tempfile.TemporaryDirectory() as directory, rank_processes(RANKS, Path(directory)) as processes:
-                ranks: list[Any] = processes.run(timed, plan, pairs, width, monitored, limit_s=300)
-            for each in ranks:
-                if not isinstance(each, dict):
+            with tempfile.TemporaryDirectory() as directory, rank_processes(ranks, Path(directory)) as processes:
+                given: list[Any] = processes.run(timed, plan, arguments.turns, turn_steps, step_s, monitored, limit_s=900)
+            for each in given:
+                if not isinstance(each, tuple):
                     raise SystemExit(f"a rank failed: {each}")
             wall_s, cpu_s = (
-                median(
-                    with_it[which] - without[which]
-                    for each in ranks
-                    for with_it, without in zip(each["with"], each["without"], strict=True)
-                )
+                max(median(more[which] - less[which] for less, more in zip(*turns, strict=True)) for turns, _ in given)
                 for which in (0, 1)
             )
-            step_s = median(wall for each in ranks for wall, _ in each["without"])
+            every = given[0][1]
             print(
-                f"{microbatches:>12} {step_s * 1e3:>6.1f} ms {wall_s * 1e3:>+7.2f} ms {wall_s:>+7.2%}"
-                f" {cpu_s * 1e3:>+11.2f} ms {cpu_s:>+7.2%}" + ("" if monitored[1] else "  (none)"),
+                f"{step_s * 1e3:>4.0f} ms {('all' if every == 1 else f'every {every}th') if monitored[1] else '(none)':>10}"
+                f" {wall_s * 1e3:>+8.2f} ms {wall_s / step_s:>+7.2%} {cpu_s * 1e3:>+11.2f} ms {cpu_s / step_s:>+7.2%}",
                 flush=True,
             )
 

@@ -134,6 +134,11 @@ class Monitor(Observer):
 
         return stamped
 
+    @property
+    def every(self) -> int:
+        """Every how many steps one is measured."""
+        return 1 if self._cadence is None else self._cadence.every
+
     def conditions(self) -> Conditions | None:
         """What of the links to this rank, and of its speed, has certainly changed from the plan; None: nothing is known yet."""
         return self._conditions
