@@ -8,10 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.solvers.common.interruption import Interruption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SCRIPT = """
 import sys
@@ -305,3 +306,21 @@ def run(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
     command = [sys.executable, "-c", script]
     return subprocess.run(command, env=environment_of(**settings), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_ends_the_wait_does_not_end_numbas_work(monkeypatch: pytest.MonkeyPatch, filled: Path) -> None:
+    """Of a module or a registry that is filled to a half, numba would use the half."""
+    assert filled.exists()
+    ended, load = threading.Event(), module._load
+
+    def slow_load(function: Callable[..., Any]) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        form = load(function)
+        ended.set()
+        return form
+
+    monkeypatch.setattr(module, "_load", slow_load)
+    interruption = Interruption()
+    with interruption.listening(), pytest.raises(KeyboardInterrupt), interruption.raising():
+        compiled(double)
+    assert ended.wait(60)

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -92,13 +93,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """
     if function not in _loaded:
         compile_ahead(function)
-        numba = _numba()  # loads while the child compiles
+        _apart(_numba)  # loads while the child compiles
         child = _children.get(function)
         if child is not None:
             _wait_for(child, function)
-        with _lock:
-            if function not in _loaded:
-                _loaded[function] = function if numba.config.DISABLE_JIT else _load(function)
+        _apart(_load_once, function)
     form: Callable[P, R] = _loaded[function]
     return form
 
@@ -163,6 +162,26 @@ def _wait_for(child: subprocess.Popen[bytes], function: Callable[..., Any]) -> N
         if child.returncode:
             LOG.info("the process that compiles %s ended with status %d; compiling here", function.__qualname__, child.returncode)
         return
+
+
+def _apart(work: Callable[..., Any], *arguments: Any) -> None:
+    """Do this in a thread of its own: what a signal's handler raises ends the wait, and not numba's work.
+
+    Of work that has ended halfway, numba keeps half, with which it can neither load nor compile anything in this process.
+    """
+    executor = ThreadPoolExecutor(1)
+    doing = executor.submit(work, *arguments)
+    executor.shutdown(wait=False)
+    while wait([doing], timeout=LOOK_S).not_done:
+        pass  # a signal that the system gave to another thread does not wake this one
+    doing.result()
+
+
+def _load_once(function: Callable[..., Any]) -> None:
+    """Load it, unless another thread has."""
+    with _lock:
+        if function not in _loaded:
+            _loaded[function] = function if _numba().config.DISABLE_JIT else _load(function)
 
 
 def _load(function: Callable[..., Any]) -> Any:

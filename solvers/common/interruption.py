@@ -2,12 +2,14 @@
 
 Signals come in. What comes out depends on where the work is. In a region that may end at any moment (`raising`), an exception ends
 it at once. Elsewhere a mark is left, and the next such region does not begin. So nothing is lost: not the best schedule while it
-is being replaced (`deferred`), nor the plan while it is checked and written.
+is being replaced (`deferred`), nor the plan while it is checked and written. Nor is a module that is being imported: a half of one
+stays behind, and the next who imports it fails.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import wait
@@ -27,6 +29,10 @@ LEAST_S = 1e-6
 """A timer of no time would be none."""
 AGAIN_S = 1.0
 """How often what came is raised again."""
+IMPORTED_S = 0.05
+"""How often to look whether a module has been imported."""
+IMPORTS = "<frozen importlib._bootstrap>"
+"""Where the interpreter's code is that imports."""
 NOTICE_S = 0.1
 """A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
 
@@ -64,6 +70,8 @@ class Interruption:
     _armed: Ends | None = field(default=None, init=False)
     """What may raise now."""
     _has_alarm: bool = field(default=False, init=False)
+    _imports: int = field(default=0, init=False)
+    """Of how many imports the region that may raise is a part: a program may run while it is imported."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -114,7 +122,7 @@ class Interruption:
             at: `time`: at the end of the time alone.
         """
         self._raise_what_came(at)
-        self._armed = at
+        self._imports, self._armed = _imports(sys._getframe()), at
         try:
             yield
         finally:
@@ -148,15 +156,30 @@ class Interruption:
         if at is not None and self._deadline_s is not None and time.perf_counter() >= self._deadline_s:
             raise OutOfTime(self)
 
-    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+    def _interrupt(self, _signal: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         self._set_alarm(AGAIN_S)
         if again:
             raise KeyboardInterrupt
-        self._raise_what_came(self._armed)
+        self._raise_unless_importing(frame)
 
-    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
-        self._raise_what_came(self._armed)
+    def _ring(self, _signal: int, frame: FrameType | None) -> None:
+        self._raise_unless_importing(frame)
+
+    def _raise_unless_importing(self, frame: FrameType | None) -> None:
+        if self._armed is not None and _imports(frame) > self._imports:
+            self._set_alarm(IMPORTED_S)
+        else:
+            self._raise_what_came(self._armed)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """Of how many imports what runs here is a part."""
+    found = 0
+    while frame is not None:
+        found += frame.f_code.co_filename == IMPORTS
+        frame = frame.f_back
+    return found
 
 
 def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -68,6 +69,38 @@ def test_what_is_deferred_is_done_before_the_interruption() -> None:
             done.append("deferred")
         done.append("never")
     assert done == ["deferred"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_what_is_being_imported_is_imported_to_its_end(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half of a module would stay behind in those that it has imported itself."""
+    name = f"slow_module_{number}"
+    raised = f"import signal, time\nsignal.raise_signal({number})\ntime.sleep(0.2)\nwhole = True\n"
+    tmp_path.joinpath(f"{name}.py").write_text(raised, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    interruption = Interruption()
+    seconds = 1e-3 if number == signal.SIGALRM else None
+    ended = pytest.raises((KeyboardInterrupt, OutOfTime))
+    with interruption.listening(), interruption.alarm(seconds), ended, interruption.raising():
+        importlib.import_module(name)
+        time.sleep(10)
+    assert sys.modules.pop(name).whole
+
+
+def test_a_program_that_is_imported_itself_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """import time
+from schedc.solvers.common.interruption import Interruption, OutOfTime
+interruption, ended = Interruption(), False
+try:
+    with interruption.listening(), interruption.alarm(0.05), interruption.raising():
+        time.sleep(10)
+except OutOfTime:
+    ended = True
+"""
+    tmp_path.joinpath("imported_program.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module("imported_program").ended
+    del sys.modules["imported_program"]
 
 
 def test_what_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
