@@ -17,6 +17,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect, InvalidInput, Unsupported
 from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind
 from schedc.ir.plan import Certificate, MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.lower.plan import lower
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.conditions import Conditions
+    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -73,7 +75,13 @@ class Proposal:
 
 
 def replan(
-    plan: Plan, conditions: Conditions, *, running: Plan | None = None, known: Sequence[Plan] = (), climb_ops: int = CLIMB_OPS
+    plan: Plan,
+    conditions: Conditions,
+    *,
+    running: Plan | None = None,
+    known: Sequence[Plan] = (),
+    replicas: int = 1,
+    climb_ops: int = CLIMB_OPS,
 ) -> Proposal:
     """The best plan under the conditions. Of equal ones the running plan, then the given ones in their order, then a new one.
 
@@ -85,6 +93,8 @@ def replan(
         running: the plan that runs, with the same stages; None: `plan`.
         known: more plans of the same stages to choose from, which have been verified. One whose collectives have another order is
             passed over: other pipelines may run the job's plan.
+        replicas: how many pipelines the job has, though the plan may have no collectives: it then sums the gradients of a stage
+            after the stage's last W or BW, and the order of these stays.
         climb_ops: how many ops the climbs from the best rules may place; 0: no climbs.
 
     Returns:
@@ -100,12 +110,12 @@ def replan(
         raise InvalidInput(f"{plan.name}: under the conditions: {violations[0]}")
     tables = tables_of(problem)
     now = running or plan
-    as_planned = not conditions.links and not conditions.slowdown
+    as_planned = problem == plan.problem
     best, choice = now, Choice.RUNNING
     running_ns = best_ns = simulate(problem, _orders(now, problem), tables=tables).objective_ns(problem.objective)
     for other in (plan, *known) if plan is not now else known:
         orders = _orders(other, problem)
-        if not _same_collectives(plan, other):
+        if not _same_collectives(plan, other, replicas):
             continue
         other_ns = simulate(problem, orders, tables=tables).objective_ns(problem.objective)
         if other_ns < best_ns or (as_planned and other is plan and other_ns == best_ns):
@@ -120,7 +130,7 @@ def replan(
     new_ns = timeline.objective_ns(problem.objective)
     if new_ns < best_ns:
         new = _plan(plan, problem, schedule, timeline)
-        if _same_collectives(plan, new):
+        if _same_collectives(plan, new, replicas):
             best, best_ns, choice = new, new_ns, Choice.NEW
     return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
 
@@ -152,6 +162,14 @@ def _plan(plan: Plan, problem: Problem, schedule: Schedule, timeline: Timeline) 
     return new
 
 
-def _same_collectives(plan: Plan, other: Plan) -> bool:
+def _same_collectives(plan: Plan, other: Plan, replicas: int) -> bool:
     """Whether all ranks have the same collectives in the same order: pipelines that run different plans meet in them."""
+    if plan.problem.data_parallel is None and replicas > 1:
+        return [_ends(rank.compute) for rank in plan.ranks] == [_ends(rank.compute) for rank in other.ranks]
     return [rank.collectives for rank in plan.ranks] == [rank.collectives for rank in other.ranks]
+
+
+def _ends(order: Sequence[Op]) -> list[int]:
+    """A rank's stages in the order of their last W or BW."""
+    last = {op.stage: at for at, op in enumerate(order) if op.kind in (Kind.W, Kind.BW)}
+    return sorted(last, key=last.__getitem__)

@@ -19,6 +19,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
 from schedc.lower.conditions import problem_under
 from schedc.replan import Choice, Proposal, replan
+from schedc.runtime.replicas.collectives import check_same_collectives
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.pipemorph import pipemorph
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
@@ -133,6 +134,26 @@ def test_a_plan_that_is_known_is_passed_over_where_its_collectives_have_another_
     assert replan(plan, SLOW_PAIR, known=(replace(better, ranks=ranks),), climb_ops=0).choice is Choice.KNOWN
 
 
+def test_replicas_of_a_plan_without_collectives_sum_in_the_order_of_the_last_w() -> None:
+    problem = make_problem(2, 4, placement="loop", chunks=2, costs_ns=(10, 10, 10), in_flight=4)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    better = plan_of(problem, constructive("rule-table")(problem_under(problem, SLOW_PAIR)))
+    assert replan(plan, SLOW_PAIR, known=(better,), climb_ops=0).choice is Choice.KNOWN
+    for known in ((), (better,)):
+        proposal = replan(plan, SLOW_PAIR, known=known, replicas=2, climb_ops=0)
+        check_same_collectives(plan, proposal.plan)
+        assert proposal.choice is Choice.RUNNING
+
+
+def test_conditions_that_change_nothing_are_as_planned() -> None:
+    plan = four_ranks()
+    running = replan(plan, SLOW, climb_ops=0).plan
+    same = {(link.source, link.destination): LinkState(latency_ns=link.latency_ns) for link in plan.problem.links}
+    for conditions in (Conditions(links=same), Conditions(slowdown={(9, Kind.F): 2.0}), AS_PLANNED):
+        proposal = replan(plan, conditions, running=running, climb_ops=0)
+        assert (proposal.choice, proposal.plan) == (Choice.KNOWN, plan)
+
+
 def test_of_equal_plans_the_running_one() -> None:
     plan = four_ranks()
     running = replan(plan, SLOW, climb_ops=0).plan
@@ -146,7 +167,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^test: pipeline\.microbatches: same-pipeline: "):
         replan(plan, SLOW, running=other)
     with pytest.raises(InvalidInput, match=r"^test: under the conditions: stages: length"):
-        replan(plan, Conditions(links={(0, 1): LinkState(latency_ns=2**62)}))
+        replan(plan, Conditions(slowdown={(0, Kind.F): 1e18}))
 
 
 def test_the_simple_bound_is_one_of_all() -> None:

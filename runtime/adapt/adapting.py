@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from types import NoneType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.bulletin import Notice
     from schedc.runtime.adapt.proposer import Answer, Proposer
     from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
 
@@ -55,6 +57,10 @@ class Adaptable(Protocol):
     @property
     def groups(self) -> Groups:
         """Of the plan's ranks."""
+
+    @property
+    def hooks(self) -> ReplicaHooks:
+        """What connects it to other pipelines."""
 
     @property
     def lockstep(self) -> Lockstep | None:
@@ -182,7 +188,7 @@ class Adaptation:
         if pipe.groups.rank == leader:
             from schedc.runtime.adapt.proposer import Proposer
 
-            self.proposer = Proposer(pipe.plan, patience_s, known)
+            self.proposer = Proposer(pipe.plan, patience_s, known, pipe.hooks.pipelines)
         self._thread = threading.Thread(target=self._run, name="schedc adapting", daemon=True)
         self._thread.start()
 
@@ -190,11 +196,17 @@ class Adaptation:
         """Take note of what was measured, and offer a plan that has come; once after each step, on every rank.
 
         Raises:
+            InvalidInput: the monitor gives no `Conditions`.
             TransferFailed: the job's store is lost.
         """
         self.steps += 1
         if self._monitor is not None:
-            self._measured = self._monitor.conditions()
+            measured = self._monitor.conditions()
+            if not isinstance(measured, (Conditions, NoneType)):
+                raise InvalidInput(
+                    f"adapting: the monitor's conditions(): found {type(measured).__name__}, expected Conditions or None"
+                )
+            self._measured = measured
         offered = len(self.swaps)
         if offered and self.swaps[-1].state != "pending" and (self._settled is None or self._settled.number < offered):
             self._settled = Settled(offered, self.swaps[-1].state == "done", self.steps)
@@ -246,6 +258,9 @@ class Adaptation:
                     self._received = self._take(taken)
         except RuntimeError as error:
             self.ended = f"the job's store is lost: {str(error).splitlines()[0]}"
+        finally:
+            if self.ended is None and not self._stop.is_set():  # a defect, which the thread's traceback shows
+                self.ended = "its thread has failed, and its own message says why"
 
     def _take(self, number: int) -> Received:
         try:

@@ -1,14 +1,14 @@
 """A family of plans at work: the best of them for what links and ranks cost at the time, without a solver.
 
     made = load_family("family")
-    path = made.propose(pipe.plan, monitor.conditions())     # None: nothing in the family is better
+    path = made.propose(pipe.plan, conditions)               # None: nothing in the family is better
     if path is not None:
         pipe.swap(path)                                      # on every rank, at the same step
 
 Each plan of the family is timed by the simulator under the conditions, so conditions that nobody thought of have an answer, too:
 the table in family.json has only those that the plans were made for. It takes some milliseconds for each plan, and the same
-conditions give the same path on every rank. When a move pays is for the caller to say (`Hysteresis`). A job that adapts gives the
-family to `adapting(pipe, monitor, known="family")`.
+conditions give the same path on every rank: a monitor knows those of its own rank alone, so the job gathers them first. When a move
+pays is for the caller to say (`Hysteresis`). `adapting(pipe, monitor, known="family")` does all of this for a job.
 """
 
 from __future__ import annotations

@@ -46,13 +46,14 @@ class Answer(NamedTuple):
 class Proposer:
     """Asks the process; all methods return at once but `close`."""
 
-    def __init__(self, plan: Plan, patience_s: float, known: Sequence[Plan] = ()) -> None:
+    def __init__(self, plan: Plan, patience_s: float, known: Sequence[Plan] = (), replicas: int = 1) -> None:
         """Start the process.
 
         Args:
             plan: the job's.
             patience_s: how long it may take to answer; then it is killed.
             known: more plans to choose from, of the same job, verified.
+            replicas: how many pipelines the job has.
         """
         self.ended: str | None = None
         """Why there are no more proposals; None: there may be."""
@@ -64,7 +65,7 @@ class Proposer:
         self._answer: Answer | None = None
         self._closing = False
         self._child = Child(["-m", "schedc.proposer"])
-        self._thread = threading.Thread(target=self._run, args=(plan, tuple(known)), name="schedc proposer", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(plan, tuple(known), replicas), name="schedc proposer", daemon=True)
         self._thread.start()
 
     @property
@@ -96,9 +97,9 @@ class Proposer:
         self._thread.join()
         self._child.close()
 
-    def _run(self, plan: Plan, known: tuple[Plan, ...]) -> None:
+    def _run(self, plan: Plan, known: tuple[Plan, ...], replicas: int) -> None:
         try:
-            self.own_sha256 = self._child.ask(pickle.dumps((plan, known)), FIRST_S).decode()
+            self.own_sha256 = self._child.ask(pickle.dumps((plan, known, replicas)), FIRST_S).decode()
             while True:
                 with self._condition:
                     self._condition.wait_for(lambda: self._closing or self._question is not None)

@@ -91,7 +91,8 @@ class ReplayPipe:
         self._wiring = Wiring(plan, groups, timeout_s, only(connect_gloo), wrap)
         parallel = plan.problem.data_parallel
         self._trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
-        self._mover = Mover(groups, None, lambda _: None, ReplicaHooks())
+        self.hooks = ReplicaHooks()
+        self._mover = Mover(groups, None, lambda _: None, self.hooks)
         self._offers = self._number = 0
         self._prepared: tuple[Plan, list[int]] | None = None
         self._use(plan)

@@ -9,13 +9,17 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from schedc.ir.ops import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.ir.ops import Kind
     from schedc.ir.problem import Link
 
 __all__ = ["AS_PLANNED", "Conditions", "LinkState"]
+
+MOST = 2**53 - 1
+"""A plan file can say no larger number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +31,9 @@ class LinkState:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        if self.latency_ns is not None and self.latency_ns < 0:
-            raise ValueError(f"latency_ns must be at least 0, got {self.latency_ns}")
-        if self.bytes_per_second is not None and self.bytes_per_second <= 0:
-            raise ValueError(f"bytes_per_second must be above 0, got {self.bytes_per_second}")
+        for name, value, least in (("latency_ns", self.latency_ns, 0), ("bytes_per_second", self.bytes_per_second, 1)):
+            if value is not None and not (isinstance(value, int) and least <= value <= MOST):
+                raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class Conditions:
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
         for (rank, kind), factor in self.slowdown.items():
+            if kind not in (Kind.F, Kind.B, Kind.W) or not isinstance(kind, Kind):
+                raise ValueError(f"a slowdown must be of a rank and Kind.F, Kind.B or Kind.W, got {(rank, kind)}")
             if not (math.isfinite(factor) and factor > 0):
                 raise ValueError(f"the slowdown of {kind.name} on rank {rank} must be a number above 0, got {factor}")
 

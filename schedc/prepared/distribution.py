@@ -14,7 +14,7 @@ from schedc.units import parse_duration_ns
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Distribution", "parse_distribution"]
+__all__ = ["EXPECTED", "Distribution", "parse_distribution"]
 
 EXPECTED = '"normal(MEAN, DEVIATION)" or "uniform(LEAST, MOST)" of durations, as in "normal(30 ms, 10 ms)"'
 _CALL = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")

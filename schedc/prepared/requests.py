@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.files.location import show
+from schedc.files.location import one_line, show
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.prepared.distribution import parse_distribution
+from schedc.prepared.distribution import EXPECTED, parse_distribution
 from schedc.prepared.states import drawn_states, pairs_of, states_of_trace
 from schedc.text.link_trace import read_link_trace
 from schedc.units import format_duration_ns, parse_duration_ns
@@ -48,7 +48,13 @@ def states_named(text: str, problem: Problem, *, samples: int, seed: int, option
     if not problem.links:
         raise InvalidInput(f"{option}: found {show(text)}, but no link of the job is crossed, so none can be slow")
     if not is_drawn(text):
-        return states_of_trace(read_link_trace(Path(text), problem), samples)
+        if not text.strip() or ("(" in text and not Path(text).exists()):
+            whose = 'of all links, or of a pair of ranks both ways, as in "3-4 = normal(30 ms, 10 ms)"'
+            raise InvalidInput(f"{option}: found {show(text)}, expected the file of a link trace, or {EXPECTED}, {whose}")
+        trace = read_link_trace(Path(text), problem)
+        if not trace.entries:
+            raise InvalidInput(f"{one_line(text)}: found a link trace without rows, expected links that change")
+        return states_of_trace(trace, samples)
     pairs = pairs_of(problem)
     every: dict[tuple[int, int], Distribution] = {}
     named: dict[tuple[int, int], Distribution] = {}

@@ -50,6 +50,9 @@ def test_a_percentile_over_a_link_trace_as_a_table() -> None:
     ("options", "says"),
     [
         (("--robust", "gone.csv"), "gone.csv: "),
+        (("--robust", ""), '--robust: found "", expected the file of a link trace, or "normal(MEAN, DEVIATION)"'),
+        (("--robust", "0>1 = normal(3 ms, 1 ms)"), "of all links, or of a pair of ranks both ways"),
+        (("--robust", "empty.csv"), "empty.csv: found a link trace without rows, expected links that change"),
         (("--robust", "normal(30 ms)"), '--robust: found "normal(30 ms)", expected "normal(MEAN, DEVIATION)"'),
         (("--robust", "normal(30, 10 ms)"), '--robust: found "30" in "normal(30, 10 ms)", expected a duration'),
         (("--robust-percentile", "95"), "--robust-percentile: found 95 without --robust"),
@@ -63,7 +66,16 @@ def test_a_percentile_over_a_link_trace_as_a_table() -> None:
     ],
 )
 def test_what_is_refused_is_refused_in_one_line(options: tuple[str, ...], says: str) -> None:
+    Path("empty.csv").write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n")
     done = schedc("compile", "job.toml", "-o", "p.json", *options, *FAST)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("schedc: ") and says in done.stderr and done.stderr.count("\n") == 1
     assert not Path("p.json").exists()
+
+
+def test_the_link_trace_is_not_written_over() -> None:
+    trace = "time_ms,ranks,latency_ms,bandwidth_GBps\n0,0-1,30,\n"
+    Path("links.csv").write_text(trace)
+    done = schedc("compile", "job.toml", "-o", "links.csv", "--robust", "links.csv", *FAST)
+    assert (done.returncode, Path("links.csv").read_text()) == (2, trace)
+    assert "links.csv: cannot be written: this command reads it as links.csv; name another file" in done.stderr

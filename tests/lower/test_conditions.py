@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from problems import MS, make_problem, with_fused_backward
@@ -57,8 +58,15 @@ def test_a_slowdown_must_be_a_number_above_0(factor: float) -> None:
         Conditions(slowdown={(2, Kind.F): factor})
 
 
-def test_link_states_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="latency_ns must be at least 0"):
-        LinkState(latency_ns=-1)
-    with pytest.raises(ValueError, match="bytes_per_second must be above 0"):
-        LinkState(bytes_per_second=0)
+@pytest.mark.parametrize("key", [(2, Kind.BW), (2, "F")])
+def test_a_slowdown_is_of_f_b_or_w(key: Any) -> None:
+    with pytest.raises(ValueError, match=r"of a rank and Kind\.F, Kind\.B or Kind\.W, got \(2, "):
+        Conditions(slowdown={key: 2.0})
+
+
+@pytest.mark.parametrize("latency_ns", [-1, 30e6, math.nan, 2**53])
+def test_link_states_that_cannot_be(latency_ns: Any) -> None:
+    with pytest.raises(ValueError, match="latency_ns must be a whole number from 0 to "):
+        LinkState(latency_ns=latency_ns)
+    with pytest.raises(ValueError, match="bytes_per_second must be a whole number from 1 to "):
+        LinkState(bytes_per_second=min(0, latency_ns) if latency_ns == latency_ns else latency_ns)

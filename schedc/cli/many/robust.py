@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,8 +12,6 @@ from schedc.errors import InvalidInput
 from schedc.files.location import one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from schedc.frontend.job import Job
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.interruption import Interruption
@@ -57,15 +56,17 @@ def compile_robustly(
     from schedc.cli.rendering import results
     from schedc.cli.rendering.prepared import print_robust, robust_json
     from schedc.cli.rendering.progress import live
-    from schedc.files.outputs import write_output
+    from schedc.files.outputs import check_outputs, write_output
     from schedc.prepared.aim import Aim
-    from schedc.prepared.requests import states_named
+    from schedc.prepared.requests import is_drawn, states_named
     from schedc.prepared.robust import compile_robust
     from schedc.text.plan.plan_to_file import plan_json
 
     if job.open_layout is not None:
         raise InvalidInput('--robust: found a job that leaves its layout open, expected one without "auto" in [pipeline]')
     problem = job.problem
+    if not is_drawn(links):
+        check_outputs({"-o": output}, (Path(links),), standard=True, as_json=as_json)
     states = states_named(links, problem, samples=samples, seed=limits.seed, option="--robust")
     with defects_kept(job, output), live(job, method, limits, hidden=quiet or as_json) as shown:
         robust = compile_robust(
