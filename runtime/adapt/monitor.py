@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.runtime.adapt.monitoring.both_ways import BothWays
-from schedc.runtime.adapt.monitoring.cadence import LEAST_GAP_S, Cadence
+from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
@@ -55,7 +55,7 @@ class Monitor(Observer):
     """One rank's measurements, as the pipe's observer and around its wires."""
 
     def __init__(
-        self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0, least_gap_s: float = LEAST_GAP_S
+        self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0, least_gap_s: float | None = None
     ) -> None:
         """Measure nothing yet.
 
@@ -65,9 +65,9 @@ class Monitor(Observer):
             scale: by how much slower than the plan's costs all of it runs (an emulation); taken out of `conditions`. What is
                 too small to count is so in the time that it really takes.
             least_gap_s: where steps are shorter, only every n-th is measured, so that this much time lies between two; 0: all
-                are. What rank 0 says holds for all ranks. Times `scale`.
+                are; None: 0.15 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
         """
-        self._least_gap_s = least_gap_s * scale
+        self._least_gap_s = least_gap_s
         self._false_alarms = false_alarms
         self._steps = steps
         self._scale = scale
@@ -117,7 +117,8 @@ class Monitor(Observer):
         self.close()
         self._begin(Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps))
         self._problem, self._rank = problem, groups.rank
-        cadence = self._cadence = Cadence(groups.store_of(range(groups.size)), groups.rank, self._least_gap_s)
+        gap_s = GAP_PER_LINK_S * _most_links(problem) if self._least_gap_s is None else self._least_gap_s
+        cadence = self._cadence = Cadence(groups.store_of(range(groups.size)), groups.rank, gap_s)
         inner = None if around is None else around(problem, groups, device)
 
         def stamped(wire: Wire, ends: Ends) -> Ends:
@@ -276,6 +277,17 @@ class Monitor(Observer):
 
     def _slower(self) -> dict[tuple[int, Kind], float]:
         return {(self._rank, kind): factor for kind, factor in self.speeds.slowdown().items()}
+
+
+def _most_links(problem: Problem) -> int:
+    """How many links the rank with the most of them has, both directions counted."""
+    stages, neighbours = problem.stages, defaultdict(set)
+    for path in problem.paths:
+        for before, after in pairwise(path):
+            if stages[before].rank != stages[after].rank:
+                neighbours[stages[before].rank].add(stages[after].rank)
+                neighbours[stages[after].rank].add(stages[before].rank)
+    return 2 * max((len(ranks) for ranks in neighbours.values()), default=0)
 
 
 def _message_bytes(problem: Problem, source: int, destination: int) -> int:

@@ -264,12 +264,17 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", ["gloo", "delegate"])
 def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Bit by bit, whether all steps are measured, or every n-th, the same ones on all ranks."""
     plan = small_plan(0)
     with rank_processes(3, tmp_path_factory.mktemp("beside")) as ranks:
-        without = ranks.run(monitored_runs.train, plan, 4, None, None, False, channels)
-        monitored = ranks.run(monitored_runs.train, plan, 30, None, None, True, channels)
-        few = ranks.run(monitored_runs.train, plan, 4, None, None, True, channels)
-    assert [each["gradients"] for each in few] == [each["gradients"] for each in without]
+        without, monitored, seldom = (
+            ranks.run(monitored_runs.train, plan, 30, None, None, watched, channels, gap_s)
+            for watched, gap_s in ((False, 0.0), (True, 0.0), (True, 20.0))
+        )
+    assert [each["gradients"] for each in monitored] == [each["gradients"] for each in without]
+    assert [each["gradients"] for each in seldom] == [each["gradients"] for each in without]
+    assert len({each["every"] for each in seldom}) == 1
+    assert seldom[0]["every"] > 1
     for each in monitored:
         assert each["found"][7] is None
         assert each["found"][-1] is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from link_pairs import LinkPair
 from problems import MS
 from torch._C._distributed_c10d import HashStore
 
+from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.cadence import FIRST, LAST, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink
@@ -137,6 +139,29 @@ def test_a_lost_connection_does_not_end_the_watch() -> None:
     out.end, out.kind = _LostEnd(), STAMP
     out.ping()
     assert out.words.pinged == 0
+
+
+def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once, and nothing is kept for a thread that has ended; nor after `close`."""
+    said: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    monitor = Monitor()
+
+    def fail(ops: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(monitor, "measure", fail)
+    monitor.end_step(100, 0)
+    assert monitor._thread is not None
+    monitor._thread.join()
+    for step in range(101, 110):
+        monitor.end_step(step, 0)
+    assert monitor._ended.empty()
+    assert [args.exc_type for args in said] == [ZeroDivisionError]
+    other = Monitor()
+    other.close()
+    other.end_step(100, 0)
+    assert other._thread is None
 
 
 def test_all_ranks_measure_the_same_steps() -> None:

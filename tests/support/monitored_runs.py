@@ -47,7 +47,8 @@ def train(
         least_gap_s: as of `Monitor`.
 
     Returns:
-        By step, what has changed by then; the gradients' sum; of each link to here, alarms, confirmed, rejected and unanswered.
+        By step, what has changed by then; every how many steps one is measured; the gradients; of each link to here, alarms,
+        confirmed, rejected and unanswered.
     """
     monitor, injections = Monitor(least_gap_s=least_gap_s), []
 
@@ -75,6 +76,7 @@ def train(
     monitor.close()
     return {
         "found": found,
+        "every": monitor.every,
         "gradients": [
             parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None
         ],
@@ -106,6 +108,7 @@ def move(rank: int, plans: Sequence[Plan], steps: int) -> list[Any]:
                     module.zero_grad()
                 pipe.step(*make_batch(plan, step))
         ran = pipe.plan.ranks == plans[-1].ranks
+        pipe.evaluate(*make_batch(plans[-1], 0))  # as the next step, this has no stamps where steps are short
     gradients = [
         parameter.grad.tolist() for stage in stages.values() for parameter in stage.parameters() if parameter.grad is not None
     ]
