@@ -136,6 +136,7 @@ def test_a_lost_connection_does_not_end_the_watch() -> None:
     link.end, link.kind = _LostEnd(), STAMP
     assert link.expect_pings()
     assert link.pings_lost
+    assert link.stamps.maxlen is not None, "nobody may read them any more"
     out.end, out.kind = _LostEnd(), STAMP
     out.ping()
     assert out.words.pinged == 0

@@ -33,6 +33,8 @@ __all__ = ["PINGS", "STAMP", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"
 
 MOST_STAMPS = 4
 """About how many transfers of a wire are stamped in a step."""
+MOST_KEPT = 1024
+"""More stamps than come between two measurements, but after many evaluations."""
 PINGS = 3
 """How many are sent one right behind the other: the gaps between their arrivals are what one occupies the link for."""
 MOST_PING_BYTES = 16 << 20
@@ -124,8 +126,8 @@ class InLink:
 
     def __init__(self) -> None:
         """Nothing has come."""
-        self.stamps: deque[Stamp] = deque()
-        """Those that have come, which their reader removes."""
+        self.stamps: deque[Stamp] = deque(maxlen=MOST_KEPT)
+        """Those that have come last, which their reader removes."""
         self.words = SILENT
         """The last that came."""
         self.lock = threading.Lock()
@@ -134,13 +136,14 @@ class InLink:
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._errands = Errands()
+        self._errands, self._unread = Errands(), Errands()
+        """Pings; and stamps that come after the end, which do not wait for a ping that may never come."""
         self._pings = _Pings()
 
     def expect(self, stamp: Incoming) -> None:
         """Take note of when a stamp comes, behind those that were expected before; while `lock` is held."""
         if self._closed:
-            self._errands.add(partial(_discard, stamp))
+            self._unread.add(partial(_discard, stamp))
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
