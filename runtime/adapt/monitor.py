@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.runtime.adapt.monitoring.both_ways import BothWays
-from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, Cadence
+from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, Cadence, most_links
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
@@ -65,7 +65,7 @@ class Monitor(Observer):
             scale: by how much slower than the plan's costs all of it runs (an emulation); taken out of `conditions`. What is
                 too small to count is so in the time that it really takes.
             least_gap_s: where steps are shorter, only every n-th is measured, so that this much time lies between two; 0: all
-                are; None: 0.15 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
+                are; None: 0.2 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
         """
         self._least_gap_s = least_gap_s
         self._false_alarms = false_alarms
@@ -117,7 +117,7 @@ class Monitor(Observer):
         self.close()
         self._begin(Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps))
         self._problem, self._rank = problem, groups.rank
-        gap_s = GAP_PER_LINK_S * _most_links(problem) if self._least_gap_s is None else self._least_gap_s
+        gap_s = GAP_PER_LINK_S * most_links(problem) if self._least_gap_s is None else self._least_gap_s
         cadence = self._cadence = Cadence(groups.store_of(range(groups.size)), groups.rank, gap_s)
         inner = None if around is None else around(problem, groups, device)
 
@@ -277,17 +277,6 @@ class Monitor(Observer):
 
     def _slower(self) -> dict[tuple[int, Kind], float]:
         return {(self._rank, kind): factor for kind, factor in self.speeds.slowdown().items()}
-
-
-def _most_links(problem: Problem) -> int:
-    """How many links the rank with the most of them has, both directions counted."""
-    stages, neighbours = problem.stages, defaultdict(set)
-    for path in problem.paths:
-        for before, after in pairwise(path):
-            if stages[before].rank != stages[after].rank:
-                neighbours[stages[before].rank].add(stages[after].rank)
-                neighbours[stages[after].rank].add(stages[before].rank)
-    return 2 * max((len(ranks) for ranks in neighbours.values()), default=0)
 
 
 def _message_bytes(problem: Problem, source: int, destination: int) -> int:

@@ -8,7 +8,7 @@ steps take, and leaves it in the job's store some steps before it holds; all ran
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,11 +18,13 @@ from schedc.runtime.common.failure import TransferFailed
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["GAP_PER_LINK_S", "Cadence"]
+    from schedc.ir.problem import Problem
 
-GAP_PER_LINK_S = 0.15
+__all__ = ["GAP_PER_LINK_S", "Cadence", "most_links"]
+
+GAP_PER_LINK_S = 0.2
 """How much time lies at least between two steps that are measured, for each link of the rank that has the most: measuring one takes
-0.3 to 0.7 ms of CPU in a step, and should take less than 0.5 % of it."""
+0.3 to 0.9 ms of CPU in a step, and should take less than 0.5 % of it."""
 FIRST, LAST = 16, 256
 """The first step with which n is taken, and how often in the end."""
 AHEAD = 4
@@ -83,3 +85,14 @@ def _takes(step: int) -> bool:
 
 def _key(step: int) -> str:
     return f"measured-steps/{step}"
+
+
+def most_links(problem: Problem) -> int:
+    """How many links the rank with the most of them has, both directions counted."""
+    stages, neighbours = problem.stages, defaultdict(set)
+    for path in problem.paths:
+        for before, after in pairwise(path):
+            if stages[before].rank != stages[after].rank:
+                neighbours[stages[before].rank].add(stages[after].rank)
+                neighbours[stages[after].rank].add(stages[before].rank)
+    return 2 * max((len(ranks) for ranks in neighbours.values()), default=0)
