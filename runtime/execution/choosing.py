@@ -1,8 +1,8 @@
 """The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
 
-It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, and
-waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the plan starts it
-(`not_before`). Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
+It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, a W
+only while no other is, and waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the
+plan starts it (`not_before`). Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
 `schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
 """
 
@@ -169,15 +169,19 @@ class ChoosingExecutor(Executor):
                 now_ns = perf_counter_ns()
                 ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
                 free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._not_before_ns[at] for at in ready}
-                found = next((at for at in ready if free_ns[at] <= now_ns), None)
-                if found is not None:
-                    return found
+                due = [at for at in ready if free_ns[at] <= now_ns]
+                if due:
+                    return min(due, key=self._preference)
                 if given_up_ns <= now_ns:  # also where an op is ready whose time has not come: the plan's order waits no longer
                     break
                 until_ns = min([given_up_ns, *free_ns.values()])
                 self._arrivals.changed.wait((until_ns - now_ns) / 1e9)
         self._arrivals.expired = True
         return possible[0]  # it finds out who does not answer
+
+    def _preference(self, at: int) -> tuple[bool, int]:
+        """Of the ops that may run, the one with the least runs: no other rank waits for a W."""
+        return self._choices[at].instruction.op.kind is Kind.W, at
 
     def _lacks_only_its_input(self, at: int) -> bool:
         choice = self._choices[at]

@@ -15,7 +15,7 @@ from random_cases import cases
 from schedc.analysis.simulation.choosing import QUEUE_OF, not_before, rooms_bytes, simulate_choosing
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.ops import Kind, Op, parse_op
+from schedc.ir.ops import Kind, Op, parse_op, token
 from schedc.ir.schedule import Schedule
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -131,6 +131,22 @@ def test_a_weight_gradient_that_goes_ahead_may_hold_up_what_comes_next() -> None
     assert simulate(problem, schedule).makespan_ns == 92
     assert simulate_choosing(problem, schedule).timeline.makespan_ns == 101
     assert simulate_choosing(problem, schedule, planned=simulate(problem, schedule)).timeline.makespan_ns == 92
+
+
+def test_a_weight_gradient_lets_a_late_forward_go_ahead() -> None:
+    """Activations come 30 late. At 60, after B1.0, W1.0 and F1.1 are ready: F1.1 runs, and all W of rank 1 from 100 to 130.
+
+    As planned, rank 1 runs F, B and W in turn, B1.2 ends at 120 instead of 100, and rank 0 at 140.
+    """
+    planned_for = make_problem(2, 3, costs_ns=(10, 10, 10), in_flight=3, links={(0, 1): (0, 0), (1, 0): (0, 0)})
+    text = "F0.0 F0.1 F0.2 B0.0 W0.0 B0.1 W0.1 B0.2 W0.2", "F1.0 B1.0 W1.0 F1.1 B1.1 W1.1 F1.2 B1.2 W1.2"
+    schedule = Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in text))
+    slow = dataclasses.replace(
+        planned_for, links=tuple(dataclasses.replace(link, latency_ns=30 if link.source == 0 else 0) for link in planned_for.links)
+    )
+    run = simulate_choosing(slow, schedule, planned=not_before(planned_for, schedule))
+    assert " ".join(map(token, run.schedule.orders[1])) == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 W1.0 W1.1 W1.2"
+    assert (run.timeline.makespan_ns, simulate(slow, schedule).makespan_ns) == (130, 140)
 
 
 @settings(max_examples=40)

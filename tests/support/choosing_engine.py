@@ -110,7 +110,7 @@ def run_choosing(
                 if planned_ns is not None:
                     ready = [op for op in ready if op == next_by_plan or planned_ns[op] <= now_ns]
                 if ready:
-                    op = min(ready, key=place.__getitem__)
+                    op = min([op for op in ready if op.kind is not Kind.W] or ready, key=place.__getitem__)
                     next(queue for queue in rank.queues if queue and queue[0] == op).pop(0)
                     starts_ns[op] = now_ns
                     rank.running, rank.end_ns = op, now_ns + schedule.duration_ns(costs_at(now_ns), op)

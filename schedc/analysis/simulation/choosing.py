@@ -2,7 +2,7 @@
 
 A rank keeps its plan's order of its F, of its B and BW, and of its W: three queues. Of their heads it runs the first by the plan
 among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what an F
-holds. If none can, it waits for the first that can.
+holds. A W comes last among them: no other rank waits for it. If none can, the rank waits for the first that can.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ __all__ = ["Run", "not_before", "rooms_bytes", "simulate_choosing"]
 
 ENDS, ARRIVES, CHOOSES = 0, 1, 2
 """What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""
-QUEUE_OF = {Kind.F: 0, Kind.B: 1, Kind.BW: 1, Kind.W: 2}
+WEIGHTS = 2
+QUEUE_OF = {Kind.F: 0, Kind.B: 1, Kind.BW: 1, Kind.W: WEIGHTS}
 
 
 class Run(NamedTuple):
@@ -145,7 +146,7 @@ def simulate_choosing(
         if not any(due_ns <= now[0] for due_ns, _, _ in due):
             heapq.heappush(events, ((min(due)[0], 0), CHOOSES, rank, -1))
             continue
-        op, at = min((op, at) for due_ns, op, at in due if due_ns <= now[0])
+        _, op, at = min((at == WEIGHTS, op, at) for due_ns, op, at in due if due_ns <= now[0])
         heads[rank][at] += 1
         busy[rank] = True
         held[rank] += taken[op]

@@ -3,9 +3,9 @@
 **The rule.** A rank has three queues, each in its plan's order: its F (of all its stages), its B and BW, and its W. An op is
 *ready* if it is the head of its queue, its input has come, what it needs of its own rank has run, and, for the first part of an
 F, what the rank holds plus the activation is within the rank's room: its limit, or, where it has none, what the plan holds at
-most. A rank that is free runs any op that is ready (the executor: the first by the plan). It waits only while there is none, or,
-before an op, until times that pass by themselves (the executor: until the plan starts it). It posts receives by itself, in
-each channel's order: at any time at least those of the heads and all before these.
+most. A rank that is free runs any op that is ready (the executor: the first by the plan, a W only while no other is). It waits
+only while there is none, or, before an op, until times that pass by themselves (the executor: until the plan starts it). It posts
+receives by itself, in each channel's order: at any time at least those of the heads and all before these.
 
 **No rank holds more than its room.** Memory grows where an F begins, which is checked there, and nowhere else: B, W and BW only
 release (`Stage` refuses an `activation_after_input` above the activation). What a recomputation needs besides is taken off the
