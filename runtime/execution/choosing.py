@@ -169,9 +169,9 @@ class ChoosingExecutor(Executor):
                 now_ns = perf_counter_ns()
                 ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
                 free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._not_before_ns[at] for at in ready}
-                due = [at for at in ready if free_ns[at] <= now_ns]
-                if due:
-                    return min(due, key=self._preference)
+                allowed = [at for at in ready if free_ns[at] <= now_ns]
+                if allowed:
+                    return min(allowed, key=self._preference)
                 if given_up_ns <= now_ns:  # also where an op is ready whose time has not come: the plan's order waits no longer
                     break
                 until_ns = min([given_up_ns, *free_ns.values()])
