@@ -19,6 +19,7 @@ from itertools import pairwise
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from schedc.errors import InvalidInput
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.runtime.adapt.monitoring.both_ways import BothWays
 from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, Cadence, most_links
@@ -157,8 +158,11 @@ class Monitor(Observer):
         """As `Observer.end_step`; sends the pings that peers have asked for, and waits for no other rank.
 
         Raises:
+            InvalidInput: it was given as `observe` alone.
             TransferFailed: the job's store is lost.
         """
+        if self._problem is None:
+            raise InvalidInput("monitor: found it as observe= of load alone, expected wrap=monitor.wrap beside it")
         ops, self._ops = self._ops, []
         measured = self._cadence is None or self._cadence.now
         if self._cadence is not None:

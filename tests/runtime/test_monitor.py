@@ -15,9 +15,11 @@ from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import rank_processes
 
+from schedc.errors import InvalidInput
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate, most_likely_share
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
@@ -279,6 +281,11 @@ def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: py
         assert each["found"][7] is None
         assert each["found"][-1] is not None
         assert each["watches"]
+
+
+def test_a_monitor_that_only_observes_says_what_is_missing() -> None:
+    with pytest.raises(InvalidInput, match=r"^monitor: found it as observe= of load alone, expected wrap=monitor\.wrap beside it$"):
+        Monitor().end_step(0, 0)
 
 
 def test_a_plan_that_takes_over_is_monitored(tmp_path_factory: pytest.TempPathFactory) -> None:
