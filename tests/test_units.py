@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedc.spelling import counted
 from schedc.units import (
     MAX_QUANTITY,
     format_bytes,
@@ -146,3 +147,8 @@ def test_parsed_is_the_nearest_integer(digits: int, point: int, unit: str) -> No
             parse(text)
     else:
         assert parse(text) == round(exact)
+
+
+def test_one_thing_is_singular() -> None:
+    said = [counted(*each) for each in ((1, "rank"), (0, "rank"), (1, "microbatch"), (2, "microbatch"), (2, "process"))]
+    assert said == ["1 rank", "0 ranks", "1 microbatch", "2 microbatches", "2 processes"]

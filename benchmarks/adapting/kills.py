@@ -1,62 +1,97 @@
-"""Kills at random moments of a job that adapts: of its proposer, of the rank that has the proposer, and of the other rank.
+"""Processes are killed at random moments of a ping, a proposal, a swap and an exchange of places: none hangs, no gradient differs.
 
-Two ranks train while their monitors say, in turn, that a link is slow and that nothing differs, so that proposals and swaps follow
-each other without a pause. When the proposer is killed, training must go on with the right gradients, and the leader must say so
-in one line. When a rank is killed, the other must end with one line, and a note in which op it was. No run may hang.
+In the first three kinds of run two ranks train with a monitor that asks for pings all the time and says in turn that a link is slow
+and that nothing differs, so that proposals and swaps follow each other without a pause. In the last kind four processes, two
+pipelines of two ranks, all exchange places after every step. A kill waits a random time, then until what it is for is under way,
+and then a random time again. What is under way when the signal is sent is written down; there are as many kills as it takes for
+`--kills` of each.
 
-Run it as `python benchmarks/adapting/kills.py [--kills 100]`. Exit status 1: one went wrong.
+Required: the gradients of all steps are right, or the losses those of a run without a kill, bit by bit. If the proposer is killed,
+training goes on, and the leader says so in one line. If a rank is killed, all others end by themselves with one line.
+
+Run it as `python benchmarks/adapting/kills.py [--kills 25] [--seed 0] [--timeout 10]`, `--kills` for each of the four. Exit status
+1: one went wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+SUPPORT = str(Path(__file__).parents[2] / "tests" / "support")
+sys.path.insert(0, SUPPORT)
+# the server of rank processes imports the modules that they run, once
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
 
 if TYPE_CHECKING:
-    from adapt_runs import Fault
+    from kill_runs import Kill
 
-TRAINED_S = 1.5
-"""Kills come within this time from the begin of training; the proposer is ready after about a second."""
-PROPOSER = "proposer"
-MOST_S = 90.0
+    from schedc.ir.plan import Plan
+
+PHASES = ("monitor", "proposal", "swap", "exchange")
+VICTIMS: dict[str, list[int | None]] = {
+    "monitor": [0, 1],
+    "proposal": [None, 0, 1],
+    "swap": [None, 0, 1],
+    "exchange": [0, 1, 2, 3],
+}
+"""Ranks, or processes; None: the proposer."""
+STEPS, COMPARED, WORST = 5000, 30, 1e-9
+DELAY_S = {"monitor": 0.01, "proposal": 0.02, "swap": 0.01, "exchange": 0.03}
+"""At most this long after the begin of what is under way: about how long it takes."""
 
 
 def main() -> None:
     """Kill, print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    kills = parser.parse_args().kills
-    random, counts, wrong = Random(0), Counter[tuple[str, str]](), 0
-    for number in range(kills):
-        victim = random.choice([PROPOSER, "rank 0", "rank 1"])
-        begun = time.monotonic()
-        said = once(victim, random)
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=25, help="of each of the four, while it is under way")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds: the jobs' timeout_s")
+    arguments = parser.parse_args()
+    random, plan = Random(arguments.seed), _replicated()
+    expected = _undisturbed(plan)
+    counts, slowest_s, wrong = Counter[tuple[str, str, str]](), defaultdict[str, float](float), 0
+    hits, begun_s = Counter[str](), time.monotonic()
+    while any(hits[phase] < arguments.kills for phase in PHASES):
+        phase = min(PHASES, key=lambda each: hits[each])
+        victim = random.choice(VICTIMS[phase])
+        times = random.uniform(0.3, 2.0), random.uniform(0.0, DELAY_S[phase])
+        if phase == "exchange":
+            said, under_way, took_s = exchanged(plan, expected, victim, times, arguments.timeout)
+        else:
+            said, under_way, took_s = adapted(phase, victim, times, arguments.timeout)
+        who = "the proposer" if victim is None else "a rank"
+        what = phase if phase in under_way else f"{phase}, which has just ended"
+        hits[phase] += phase in under_way
+        counts[what, who, said] += 1
+        slowest_s[what] = max(slowest_s[what], took_s)
         wrong += said != "right"
-        counts[victim, said] += 1
-        print(f"kill {number} of {victim}: {said} after {time.monotonic() - begun:.1f} s", file=sys.stderr)
-    table = Table(title=f"{kills} kills at random moments")
-    for column in ("killed", "what came of it", "times"):
+        ended = f"{took_s:.1f} s; {time.monotonic() - begun_s:.0f} s in all"
+        print(f"kill {counts.total()} in {phase}, {victim}: {said}; {' '.join(under_way)}; {ended}", file=sys.stderr, flush=True)
+    table = Table(title=f"{counts.total()} kills, {wrong} wrong; timeout_s {arguments.timeout:g}")
+    for column in ("under way", "killed", "what came of it", "times", "the others ended after at most"):
         table.add_column(column)
-    for (victim, said), times in sorted(counts.items()):
-        table.add_row(victim, said, str(times))
+    for (what, who, said), times_seen in sorted(counts.items()):
+        table.add_row(what, who, said, str(times_seen), "" if who == "the proposer" else f"{slowest_s[what]:.1f} s")
     Console().print(table)
     sys.exit(wrong > 0)
 
 
-def once(victim: str, random: Random) -> str:
-    """Run a job in which this is killed; what went wrong, or that nothing did."""
-    import adapt_runs  # here: the ranks import this file as well
+def adapted(phase: str, victim: int | None, times: tuple[float, float], timeout_s: float) -> tuple[str, list[str], float]:
+    """Kill in a job that adapts; what went wrong, or that nothing did; what was under way; how long the others took to end."""
+    import kill_runs  # here: the ranks import this file as well
     from plans import plan_of
     from problems import make_problem
     from rank_processes import rank_processes
@@ -66,38 +101,92 @@ def once(victim: str, random: Random) -> str:
 
     problem = make_problem(2, 6, costs_ns=(18, 19, 11), in_flight=6)
     plan = plan_of(problem, constructive("rule-table")(problem))
-    slow = Conditions(links={(0, 1): LinkState(latency_ns=150)})
-    fault: Fault
-    if victim == PROPOSER:
-        fault = adapt_runs.Fault("kill", random.randint(0, 3), random.uniform(0, 0.2))
-    else:
-        fault = adapt_runs.Fault("fall", int(victim[-1]), 1.0 + random.uniform(0, TRAINED_S))
-    script = [[slow, AS_PLANNED] * 1000] * 2
-    with TemporaryDirectory() as directory, rank_processes(2, Path(directory)) as ranks:
-        results = ranks.run(adapt_runs.adapt_while_training, plan, script, 10**6, fault, limit_s=MOST_S)
-    if victim == PROPOSER:
-        return _trained(results)
-    return _ended(results[1 - int(victim[-1])], results[int(victim[-1])])
-
-
-def _trained(results: list[Any]) -> str:
-    for result in results:
-        if not isinstance(result, dict):
-            return f"a rank failed: {result}"
-        if result["error"] > 1e-9 or result["plans"] != results[0]["plans"]:
-            return "a gradient is wrong, or ranks ran different plans"
+    script = [Conditions(links={(0, 1): LinkState(latency_ns=150)}), AS_PLANNED]
+    with TemporaryDirectory() as directory, rank_processes(2, Path(directory), "kill_runs") as ranks:
+        kill = kill_runs.Kill(victim, phase, *times, str(Path(directory) / "diary"))
+        results = _results(ranks, kill_runs.adapt_until_killed, plan, script, kill, timeout_s)
+        hit, at_s = _moment(kill)
+    for rank, result in enumerate(results):
+        if rank != victim and not isinstance(result, dict):
+            return f"rank {rank} failed: {result}", hit, 0.0
+        if rank != victim and result["worst"] > WORST:
+            return f"a gradient of rank {rank} is wrong by {result['worst']:.1e}", hit, 0.0
+    if victim is not None:
+        other = results[1 - victim]
+        is_clear = other["line"] is not None and other["line"].startswith("TransferFailed: rank ") and "\n" not in other["line"]
+        is_right = results[victim] == "dead" and is_clear
+        return "right" if is_right else f"{results}", hit, other["at_s"] - at_s
     said = [text for result in results for text in result["warnings"]]
-    return "right" if len(said) == 1 and "the proposer has ended: it ended by SIGKILL" in said[0] else f"said {said}"
+    is_right = len(said) == 1 and "the proposer has ended: it ended by SIGKILL" in said[0]
+    is_right = is_right and results[0]["plans"] == results[1]["plans"] and all(result["line"] is None for result in results)
+    return "right" if is_right else f"{results}", hit, 0.0
 
 
-def _ended(other: Any, killed: Any) -> str:
-    if killed != "dead":
-        return f"the rank was not killed: {killed}"
-    if not isinstance(other, str):
-        return f"the other rank went on: {other}"
-    line, *notes = other.splitlines()
-    is_clear = "TransferFailed: rank " in line and all(note.startswith("in ") for note in notes)
-    return "right" if is_clear else f"the other rank: {other}"
+def exchanged(
+    plan: Plan, expected: list[list[float]], victim: int | None, times: tuple[float, float], timeout_s: float
+) -> tuple[str, list[str], float]:
+    """Kill in a job whose processes exchange places; as `adapted`."""
+    import kill_runs
+    from rank_processes import rank_processes
+
+    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs") as ranks:
+        kill = kill_runs.Kill(victim, "exchange", *times, str(Path(directory) / "diary"))
+        results = _results(ranks, kill_runs.exchange_until_killed, plan, STEPS, timeout_s, kill)
+        hit, at_s = _moment(kill)
+    last_s = 0.0
+    assert victim is not None
+    for process, result in enumerate(results):
+        if process == victim:
+            continue
+        if not isinstance(result, tuple):
+            return f"process {process} failed: {result}", hit, last_s
+        losses, line, ended_s = result
+        last_s = max(last_s, ended_s - at_s)
+        if not line or "\n" in line:
+            return f"process {process} said {line!r}", hit, last_s
+        if losses[:COMPARED] != expected[process][: len(losses)]:
+            return f"a loss of process {process} differs", hit, last_s
+    return "right" if results[victim] == "dead" else "it was not killed", hit, last_s
+
+
+def _results(ranks: Any, *arguments: Any) -> list[Any]:
+    try:
+        results: list[Any] = ranks.run(*arguments, limit_s=120)
+    except AssertionError as error:  # the rank that gave no result
+        return [str(error)] * 4
+    return results
+
+
+def _moment(kill: Kill) -> tuple[list[str], float]:
+    """What was under way when the signal was sent, and when that was."""
+    diary = Path(kill.diary)
+    if not diary.exists():
+        return ["nobody was killed"], 0.0
+    read = json.loads(diary.read_text(encoding="utf-8"))
+    return read["under_way"], read["at_s"]
+
+
+def _replicated() -> Plan:
+    """A plan of two pipelines."""
+    from plans import plan_of
+    from problems import make_problem
+
+    from schedc.ir.problem import DataParallel
+    from schedc.solvers.driver.registry import constructive
+
+    problem = make_problem(2, 3, costs_ns=(10, 12, 9))
+    stages = tuple(replace(stage, layers=(3 * index, 3 * index + 3)) for index, stage in enumerate(problem.stages))
+    problem = replace(problem, stages=stages, data_parallel=DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(5, 5)))
+    return plan_of(problem, constructive("zb-h1")(problem))
+
+
+def _undisturbed(plan: Plan) -> list[list[float]]:
+    """By process, the losses where nobody is killed."""
+    import exchange_runs
+    from rank_processes import rank_processes
+
+    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs") as ranks:
+        return [losses for losses, _ in ranks.run(exchange_runs.exchanging, plan, COMPARED, 60.0, limit_s=600)]
 
 
 if __name__ == "__main__":

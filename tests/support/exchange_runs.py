@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -230,12 +229,8 @@ def killed(rank: int, plan: Plan, victim: int, where: str) -> str:
     return "moved"
 
 
-def exchanging(
-    rank: int, plan: Plan, steps: int, timeout_s: float, victim: int | None = None, after_s: float = 0.0
-) -> tuple[list[float], str]:
-    """Train, with an exchange of all places after each step; the losses, and how it ended. The victim kills itself after a time."""
-    if rank == victim:
-        Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+def exchanging(rank: int, plan: Plan, steps: int, timeout_s: float) -> tuple[list[float], str]:
+    """Train, with an exchange of all places after each step; the losses, and how it ended."""
     ranks, processes = plan.problem.ranks, dist.get_world_size()
     places, losses = Places.in_order(processes, ranks), []
     groups = places.groups(timeout_s)
