@@ -67,7 +67,7 @@ def main() -> None:
     while any(hits[phase] < arguments.kills for phase in PHASES):
         phase = min(PHASES, key=lambda each: hits[each])
         victim = random.choice(VICTIMS[phase])
-        times = random.uniform(0.3, 2.0), random.uniform(0.0, DELAY_S[phase])
+        times = random.uniform(0.3, 1.5), random.uniform(0.0, DELAY_S[phase])
         if phase == "exchange":
             said, under_way, took_s = exchanged(plan, expected, victim, times, arguments.timeout)
         else:

@@ -21,8 +21,12 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.runtime.adapt.adapting import Adaptation, adapting
+from schedc.runtime.adapt.carry import carried
+from schedc.runtime.adapt.exchange import move
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
+from schedc.runtime.adapt.pieces import restore
+from schedc.runtime.adapt.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,19 +183,17 @@ def exchange_until_killed(rank: int, plan: Plan, steps: int, timeout_s: float, k
 
 def _called(thread: int) -> set[str]:
     """What the thread is in: an exchange, and which part of it; the load after it; a step."""
+    names = {
+        move.__code__: "exchange",
+        Places.groups.__code__: "(connects)",
+        carried.__code__: "(carries)",
+        restore.__code__: "(restores)",
+        schedc.runtime.load.__code__: "load",
+        schedc.runtime.Pipe.step.__code__: "step",
+    }
     found: set[str] = set()
     frame = sys._current_frames().get(thread)
-    names = {"move": "exchange", "load": "load", "step": "step"}
-    parts = {
-        "groups": "connects",
-        "carried": "carries",
-        "_all": "agrees",
-        "build": "builds",
-        "restore": "restores",
-        "_offer": "offers",
-    }
     while frame is not None:
-        name = frame.f_code.co_name
-        found |= {known[name] for known in (names, parts) if name in known}
+        found |= {names[frame.f_code]} if frame.f_code in names else set()
         frame = frame.f_back
     return found
