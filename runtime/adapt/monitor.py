@@ -66,7 +66,7 @@ class Monitor(Observer):
             scale: by how much slower than the plan's costs all of it runs (an emulation); taken out of `conditions`. What is
                 too small to count is so in the time that it really takes.
             least_gap_s: where steps are shorter, only every n-th is measured, so that this much time lies between two; 0: all
-                are; None: 0.2 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
+                are; None: 0.25 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
         """
         self._least_gap_s = least_gap_s
         self._false_alarms = false_alarms
