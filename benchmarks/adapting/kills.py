@@ -9,8 +9,8 @@ and then a random time again. What is under way when the signal is sent is writt
 Required: the gradients of all steps are right, or the losses those of a run without a kill, bit by bit. If the proposer is killed,
 training goes on, and the leader says so in one line. If a rank is killed, all others end by themselves with one line.
 
-Run it as `python benchmarks/adapting/kills.py [--kills 25] [--seed 0] [--timeout 10]`, `--kills` for each of the four. Exit status
-1: one went wrong.
+Run it as `python benchmarks/adapting/kills.py [--kills 25] [--of PHASE …] [--seed 0] [--timeout 10]`, `--kills` for each of the
+four. Exit status 1: one went wrong.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ VICTIMS: dict[str, list[int | None]] = {
     "exchange": [0, 1, 2, 3],
 }
 """Ranks, or processes; None: the proposer."""
+STORES: list[Any] = []
 STEPS, COMPARED, WORST = 5000, 30, 1e-9
 DELAY_S = {"monitor": 0.01, "proposal": 0.02, "swap": 0.01, "exchange": 0.03}
 """At most this long after the begin of what is under way: about how long it takes."""
@@ -57,6 +58,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=25, help="of each of the four, while it is under way")
+    parser.add_argument("--of", nargs="*", choices=PHASES, help="of these alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds: the jobs' timeout_s")
     arguments = parser.parse_args()
@@ -64,8 +66,9 @@ def main() -> None:
     expected = _undisturbed(plan)
     counts, slowest_s, wrong = Counter[tuple[str, str, str]](), defaultdict[str, float](float), 0
     hits, begun_s = Counter[str](), time.monotonic()
-    while any(hits[phase] < arguments.kills for phase in PHASES):
-        phase = min(PHASES, key=lambda each: hits[each])
+    phases = arguments.of or PHASES
+    while any(hits[phase] < arguments.kills for phase in phases):
+        phase = min(phases, key=lambda each: hits[each])
         victim = random.choice(VICTIMS[phase])
         times = random.uniform(0.3, 1.5), random.uniform(0.0, DELAY_S[phase])
         if phase == "exchange":
@@ -102,7 +105,7 @@ def adapted(phase: str, victim: int | None, times: tuple[float, float], timeout_
     problem = make_problem(2, 6, costs_ns=(18, 19, 11), in_flight=6)
     plan = plan_of(problem, constructive("rule-table")(problem))
     script = [Conditions(links={(0, 1): LinkState(latency_ns=150)}), AS_PLANNED]
-    with TemporaryDirectory() as directory, rank_processes(2, Path(directory), "kill_runs") as ranks:
+    with TemporaryDirectory() as directory, rank_processes(2, Path(directory), "kill_runs", port=store().port) as ranks:
         kill = kill_runs.Kill(victim, phase, *times, str(Path(directory) / "diary"))
         results = _results(ranks, kill_runs.adapt_until_killed, plan, script, kill, timeout_s)
         hit, at_s = _moment(kill)
@@ -129,7 +132,7 @@ def exchanged(
     import kill_runs
     from rank_processes import rank_processes
 
-    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs") as ranks:
+    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs", port=store().port) as ranks:
         kill = kill_runs.Kill(victim, "exchange", *times, str(Path(directory) / "diary"))
         results = _results(ranks, kill_runs.exchange_until_killed, plan, STEPS, timeout_s, kill)
         hit, at_s = _moment(kill)
@@ -147,6 +150,14 @@ def exchanged(
         if losses[:COMPARED] != expected[process][: len(losses)]:
             return f"a loss of process {process} differs", hit, last_s
     return "right" if results[victim] == "dead" else "it was not killed", hit, last_s
+
+
+def store() -> Any:
+    """A new store of a job, which lives as long as this process, as that of torchrun."""
+    from torch._C._distributed_c10d import TCPStore
+
+    STORES.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return STORES[-1]
 
 
 def _results(ranks: Any, *arguments: Any) -> list[Any]:

@@ -60,15 +60,16 @@ def forking(*others: str) -> ForkServerContext:
 
 
 @contextmanager
-def rank_processes(count: int, directory: Path, *imported: str) -> Iterator[Ranks]:
+def rank_processes(count: int, directory: Path, *imported: str, port: int | None = None) -> Iterator[Ranks]:
     """So many processes in one gloo group over the loopback interface; `directory` is for their meeting.
 
-    `imported` are modules that they begin with.
+    `imported` are modules that they begin with. With a `port` they meet at the TCPStore there, as torchrun's do, and not in a file:
+    a process that is killed while it writes leaves half an entry in a file, on which torch's FileStore reads without end.
     """
     context = forking(*imported)
     pairs = [context.Pipe() for _ in range(count)]
     processes = [
-        context.Process(target=_serve, args=(rank, count, str(directory / "store"), child), daemon=True)
+        context.Process(target=_serve, args=(rank, count, str(directory / "store"), port, child), daemon=True)
         for rank, (_, child) in enumerate(pairs)
     ]
     try:
@@ -83,15 +84,19 @@ def rank_processes(count: int, directory: Path, *imported: str) -> Iterator[Rank
             process.join()
 
 
-def _serve(rank: int, count: int, store: str, connection: Connection) -> None:
+def _serve(rank: int, count: int, file: str, port: int | None, connection: Connection) -> None:
     warnings.simplefilter("error")
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    if port is None:
+        dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=count)
+    else:
+        dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=count)
     while True:
         function, arguments = connection.recv()
         try:
