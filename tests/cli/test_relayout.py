@@ -37,6 +37,17 @@ def test_layers_leave_the_slow_rank(plan: Path, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["certificate"]["makespan_ns"] == found["objective_ns"]
 
 
+def test_set_is_the_same_as_editing_the_file(plan: Path, tmp_path: Path) -> None:
+    text = JOB.read_text().replace('"profile.json"', json.dumps(str(JOB.with_name("profile.json"))))
+    for name, latency in (("job.toml", "5 ms"), ("edited.toml", "20 ms")):
+        tmp_path.joinpath(name).write_text(text.replace('"5 ms"', f'"{latency}"'))
+    options = ("--slow", "2=1.3", "--json")
+    edited = schedc("relayout", plan, "--job", tmp_path / "edited.toml", *options)
+    changed = schedc("relayout", plan, "--job", tmp_path / "job.toml", "--set", "topology.between.latency=20 ms", *options)
+    assert (changed.returncode, changed.stdout) == (0, edited.stdout)
+    assert schedc("relayout", plan, "--job", tmp_path / "job.toml", *options).stdout != edited.stdout
+
+
 def test_nothing_moves_where_no_step_is_to_come(plan: Path, tmp_path: Path) -> None:
     """Then the plan has the best orders for the layers as they are."""
     done = schedc("relayout", plan, "--job", JOB, "--slow", "2=1.3", "--steps", 0, "-o", tmp_path / "same.json")

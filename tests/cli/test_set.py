@@ -91,7 +91,8 @@ def test_every_command_that_takes_a_job_is_here() -> None:
             yield name, names
 
     found = dict(with_job(get_command(app), ""))
-    assert set(found) == {*COMMANDS, "tune"}  # whose job is of its own kind: test_tune.py
+    elsewhere = {"tune", "relayout"}  # a job of its own kind: test_tune.py; one with layers: test_relayout.py
+    assert set(found) == {*COMMANDS, *elsewhere}
     assert all("values" in names for names in found.values()), found
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_pairs import LinkPair
-from problems import MS
+from problems import MS, make_problem
 from torch._C._distributed_c10d import HashStore
 
 from schedc.runtime.adapt.monitor import Monitor
@@ -146,7 +146,9 @@ def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.Monkey
     """It is said once, and nothing is kept for a thread that has ended; nor after `close`."""
     said: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", said.append)
+    problem = make_problem(2, 2)
     monitor = Monitor()
+    monitor._problem = problem
 
     def fail(ops: object) -> None:
         raise ZeroDivisionError
@@ -160,6 +162,7 @@ def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.Monkey
     assert monitor._ended.empty()
     assert [args.exc_type for args in said] == [ZeroDivisionError]
     other = Monitor()
+    other._problem = problem
     other.close()
     other.end_step(100, 0)
     assert other._thread is None

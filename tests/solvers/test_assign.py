@@ -222,7 +222,7 @@ def test_orders_made_for_equal_links_are_not_taken_where_they_are_worse() -> Non
 
 def test_no_replica_takes_longer_than_the_plan_that_all_run_where_links_are_given_in_different_ways() -> None:
     random, mixed = Random(3), 0
-    for seed in range(30):
+    for seed in range(20):
         given = job(seed, 2, 2)
         links = []
         for one, other in permutations(range(given.nodes), 2):
@@ -236,9 +236,10 @@ def test_no_replica_takes_longer_than_the_plan_that_all_run_where_links_are_give
             )
             links.append(Link.of(one, other, cost, None))
         mixed += len({(link.transfer_ns is None, link.bytes_per_second is None) for link in links}) == 3
-        found = assign_nodes(replace(given, network=replace(given.network, links=tuple(links))), LIMITS)
+        given = replace(given, network=replace(given.network, links=tuple(links)))
+        found = assign_nodes(given, LIMITS, keep_orders=True)
         assert simulate(found.problem, found.schedule).makespan_ns >= max(found.after.pipelines_ns)
-    assert mixed > 20
+    assert mixed > 10
 
 
 def test_one_node_stays() -> None:
