@@ -56,6 +56,7 @@ def runs(problem: Problem, schedule: Schedule) -> bool:
     return all(limit is None or peak <= limit for peak, limit in zip(peaks, limits, strict=True))
 
 
+@pytest.mark.slow
 def test_no_order_is_better_and_the_bound_is_below_all() -> None:
     random = Random(5)
     for in_flight in (2, 1):

@@ -71,7 +71,7 @@ def test_nothing_measured_nothing_moved(two: Ranks) -> None:
     assert [result["swaps"] for result in results] == [[], []]
 
 
-@pytest.mark.parametrize("way", ["garble", "drop"])
+@pytest.mark.parametrize("way", [pytest.param("garble", marks=pytest.mark.slow), "drop"])
 def test_a_plan_that_comes_torn(two: Ranks, way: str) -> None:
     """No rank moves, each says so once, and the next plan is taken."""
     results = two.run(adapt_runs.adapt_while_training, job(), [[SLOW], [SLOW]], 2, Fault(way))
@@ -123,6 +123,7 @@ def test_the_proposer_ends_with_a_job_that_is_killed(tmp_path: Path) -> None:
     assert_gone(pid)
 
 
+@pytest.mark.slow
 def test_ranks_that_choose_simulate_a_plan_in_the_thread_that_takes_it(two: Ranks) -> None:
     """The first one while they load; one rank here keeps to its plan's order."""
     scripts = [[None], [SLOW, AS_PLANNED]]
@@ -132,6 +133,7 @@ def test_ranks_that_choose_simulate_a_plan_in_the_thread_that_takes_it(two: Rank
     assert [result["threads"] for result in results] == [[], ["MainThread", "schedc adapting", "schedc adapting"]]
 
 
+@pytest.mark.slow
 def test_to_a_plan_of_a_family_back_and_there_again(two: Ranks, tmp_path: Path) -> None:
     """The family's plan for these conditions is as good as a new one, so it comes first; the leader alone has the folder."""
     plan = job()

@@ -46,7 +46,8 @@ def merged(results: list[Any]) -> dict[str, Any]:
     return {name: value for result in results for name, value in result["values"].items()}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("adamw", marks=pytest.mark.slow), "sgd"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_places_are_exchanged(four: Ranks, kind: str) -> None:
     """Two processes of different pipelines and ranks exchange places, then all, then all go home; with random numbers."""
     wave = plan("greedy", [2, 1, 2, 1], placement="wave", chunks=2)
@@ -135,15 +136,8 @@ def test_refusals(four: Ranks) -> None:
             assert said.startswith("CheckFailed: process 2 cannot go on after the exchange: the new piece 1: ")
 
 
-@pytest.mark.parametrize(
-    ("where", "kept"),
-    [
-        pytest.param("1", True, marks=pytest.mark.slow),
-        pytest.param("carry", True, marks=pytest.mark.slow),
-        ("2", True),
-        pytest.param("build", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "kept"), [("1", True), ("carry", True), ("2", True), ("build", False)])
 def test_a_killed_process_ends_all(tmp_path: Path, where: str, kept: bool) -> None:
     """Before all have received everything, the others still have what they had."""
     one = plan("1f1b", [3, 3])

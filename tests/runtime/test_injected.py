@@ -218,6 +218,7 @@ def test_a_trunk_is_occupied_once_at_a_time(tmp_path_factory: pytest.TempPathFac
         assert said.startswith("Unsupported: ranks 0 and 1 share the trunk 'sea', but not a host")
 
 
+@pytest.mark.slow
 def test_training_meets_the_plans_links(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A step takes at least the way there and back; gradients are what they are without delays. All ranks want it, or none."""
     latency, occupancy = 15 * MS, 2 * MS

@@ -288,6 +288,7 @@ def test_a_monitor_that_only_observes_says_what_is_missing() -> None:
         Monitor().end_step(0, 0)
 
 
+@pytest.mark.slow
 def test_a_plan_that_takes_over_is_monitored(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Its wires lie over the same ends; an evaluation between the two has stamps as well. And a second pipe is monitored anew."""
     problem = make_problem(2, 3, links={(0, 1): (0, 0), (1, 0): (0, 0)})
