@@ -259,7 +259,8 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
     assert all(conditions is None or (1, 0) not in conditions.links for conditions in said[0])
     slow = said[1][89].links[0, 1]
     assert slow.latency_ns == pytest.approx(latency_ns, rel=0.1)
-    assert (0, 1) not in said[1][-1].links
+    after = said[1][-1].links.get((0, 1), LinkState(latency_ns=2 * MS))  # a machine busy at first makes it faster than at first
+    assert after.latency_ns < 0.1 * latency_ns
     assert found[1]["watches"][0][1] >= 2
 
 
