@@ -75,7 +75,6 @@ class Monitor(Observer):
         self._problem: Problem | None = None
         self._rank = 0
         self._clock = int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:7]) if clock_name() else 0
-        self._conditions: Conditions | None = None
         self._begin(Rate(64, false_alarms, steps))
 
     def _begin(self, rate: Rate) -> None:
@@ -96,7 +95,7 @@ class Monitor(Observer):
         self._ended: SimpleQueue[list[tuple[Op, int]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._conditions = None
+        self._conditions: Conditions | None = None
 
     def wrap(
         self,

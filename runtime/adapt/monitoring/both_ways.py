@@ -75,7 +75,7 @@ class BothWays:
             self.excess_ns, self.occupancy_excess_ns = watch.excess_ns, watch.occupancy_excess_ns
 
     def _look(self, confirmed: int, *, unreported: bool) -> None:
-        """Find out whether this direction has changed as well; the peer hears of it with the next step, and reports then."""
+        """Find out whether this direction has changed as well; the peer gets the answer with the next step, and reports then."""
         changed = unreported or self._watch.follow()
         if changed is None and self._looking < LOOKS:
             self._looking += 1
