@@ -4,8 +4,9 @@ Variables: for each node and place, whether it takes it; for each replica and pa
 between them is of a kind; for each rank, whether its ring has a link of a kind; when each rank's pipelines end, and how long its
 ring takes. Objective: the step, and among equal steps what the moves weigh.
 
-When a rank's pipelines end is bounded from below by what is known: `Ends` says that with links of these kinds at these pairs, ranks
-end no earlier than this, whatever the other links are. So the model is a relaxation, and exact where enough `Ends` are known.
+When a rank's pipelines end is bounded from below by what is known: `KnownEnds` says that with links of these kinds at these pairs,
+ranks end no earlier than this, whatever the other links are. So the model is a relaxation, and exact where enough `KnownEnds` are
+known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ortools.sat.python import cp_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AssignmentModel", "Ends", "Kinds"]
+__all__ = ["AssignmentModel", "Kinds", "KnownEnds"]
 
 
 class Kinds(NamedTuple):
@@ -34,7 +35,7 @@ class Kinds(NamedTuple):
     """What the ring of each rank takes at least."""
 
 
-class Ends(NamedTuple):
+class KnownEnds(NamedTuple):
     """Something that is known of when ranks end."""
 
     where: tuple[tuple[tuple[int, int], int], ...]
@@ -53,7 +54,7 @@ class AssignmentModel:
         pairs: Sequence[tuple[int, int]],
         kinds: Kinds,
         weights: Sequence[int],
-        least: Ends,
+        least: KnownEnds,
         most_ns: int,
     ) -> None:
         """All constraints but those of `learn`.
@@ -84,7 +85,7 @@ class AssignmentModel:
         moves = sum(weight * (1 - self.takes[node][node]) for node, weight in enumerate(weights))
         model.minimize(self.scale * self._step + moves)
 
-    def learn(self, known: Ends) -> None:
+    def learn(self, known: KnownEnds) -> None:
         """Add what is known of any replica."""
         for present in self._is:
             if all(where in present for where in known.where):

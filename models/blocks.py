@@ -12,6 +12,10 @@ its backwards that are B. What a rank does at any time, and so what it holds, st
 order is open, but for what the problem asks: where microbatches enter in the order of their numbers, the forwards of a path's first
 stage are one chain. There the new names are the old ones.
 
+This speaks of starts, and so of the makespan at once: the simulator starts no op of the named order later. It may start a rank
+earlier, which began with a microbatch that arrived late and now has the name of one that arrived before. So for the stage span what
+is proven holds for the models, in which a rank begins when it likes (`models.start_windows`), and not for orders of ops.
+
 - If x(m) + d <= y(m) for every microbatch m, then the k-th least x, plus d, is at most the k-th least y: of the k microbatches
   with the least y, each has an x that is at most its y - d. So every need and every transfer between a sorted kind and a sorted
   kind is kept: F to F (all take the same time), F to backward.
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["Blocks", "NothingAtMost", "Transfer", "blocks_of", "followers_of"]
+__all__ = ["BlockTransfer", "Blocks", "NothingAtMost", "blocks_of", "followers_of"]
 
 
 class NothingAtMost(Exception):
@@ -48,7 +52,7 @@ class NothingAtMost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class BlockTransfer:
     """One message: after its producer, on its resource for the occupancy, then the latency before its consumer."""
 
     producer: Op
@@ -68,7 +72,7 @@ class Blocks:
     """Per B that may run fused with its W, as that takes less time: what BW takes. It is in the place of B; its W takes no time."""
     needs: tuple[tuple[Op, Op], ...]
     """(before, after) without a transfer: on one rank."""
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[BlockTransfer, ...]
     chains: tuple[tuple[Op, ...], ...]
     """Ops of one stage and kind that run one after another: those of each group of microbatches that are alike, in the order of
     their numbers, as this loses nothing (CrossPipe 4.1), or all that enter in order."""
@@ -98,7 +102,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     duration: dict[Op, int] = {}
     fused: dict[Op, int] = {}
     needs: list[tuple[Op, Op]] = []
-    transfers: list[Transfer] = []
+    transfers: list[BlockTransfer] = []
     chains: dict[tuple[int, Kind, int], list[Op]] = {}
     cut = weight_parts if problem.split_backward and problem.cut_blocks else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
@@ -137,7 +141,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
                     continue
                 link = problem.link(source, destination)
                 occupancy = grid.ticks(link.occupancy_ns(problem.message_bytes(producer)))
-                transfers.append(Transfer(producer, consumer, Resource.of_link(link), occupancy, grid.ticks(link.latency_ns)))
+                transfers.append(BlockTransfer(producer, consumer, Resource.of_link(link), occupancy, grid.ticks(link.latency_ns)))
     parallel = problem.data_parallel
     used = {op.stage for op in duration}
     gathers = parallel.all_gather_ns if parallel else ()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TimeGrid", "grid_of"]
 
-MOST_TICKS = 1 << 30
-"""A horizon of more ticks than this is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
+MOST_TICKS = 1 << 40
+"""A horizon of more ticks than this (1,100 s in nanoseconds) is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Takes a problem in which every rank has one stage and all microbatches are alike
 Gives a CP-SAT model of all schedules in which microbatch m + K does everything one period after microbatch m. The period is a
 variable: as each kind of op runs in microbatch order, every need spans a known number of periods, so all constraints are linear in
 the starts and the period. Where BW takes less than B and W, each backward of the wave is fused or split. What is minimal here is
-minimal among schedules that repeat every K microbatches, and where memory is short release in microbatch order, no more.
+minimal among schedules that repeat every K microbatches, and where memory is short release in microbatch order, no more. Memory is
+kept for as many microbatches as the problem has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
-from schedc.models.cpsat.memory import release_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["Cycle", "build_cycle", "takes_less_fused"]
+__all__ = ["Cycle", "build_cycle", "held_at_most", "held_pairs", "takes_less_fused"]
 
 STEPS = 512
 """The period is a multiple of 1 / 512 of its least value (in whole ticks), so that a search does not creep to it."""
@@ -118,10 +118,18 @@ def _least_work(duration: dict[Op, int], kinds: Sequence[Kind], stage: int, toge
     return apart if together is None else min(apart, duration[Op(Kind.F, stage, 0)] + together)
 
 
+def held_at_most(problem: Problem, stage: int) -> tuple[int, int, int | None]:
+    """What a microbatch holds at most, of it between B and W, and the limit, less what a recomputation adds to the first."""
+    costs = problem.stages[stage]
+    kept_bytes = costs.activation_after_input_bytes if problem.split_backward else 0
+    held_bytes, limit_bytes = max(costs.activation_bytes, kept_bytes), problem.memory_limit_bytes[costs.rank]
+    return held_bytes, kept_bytes, None if limit_bytes is None else limit_bytes - (costs.most_bytes - held_bytes)
+
+
 def _span(problem: Problem, stage: int, wave: int) -> int:
     """In how many periods a wave's ops start on the stage's rank."""
-    costs, limit_bytes = problem.stages[stage], problem.memory_limit_bytes[problem.stages[stage].rank]
-    slots = len(problem.paths[0]) if limit_bytes is None or costs.activation_bytes == 0 else limit_bytes // costs.activation_bytes
+    held_bytes, _, limit_bytes = held_at_most(problem, stage)
+    slots = len(problem.paths[0]) if limit_bytes is None or held_bytes == 0 else limit_bytes // held_bytes
     return -(-min(slots, problem.microbatches) // wave) + 1
 
 
@@ -130,7 +138,7 @@ def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, 
     model, start, period = cycle.model, cycle.start, cycle.step * cycle.steps
     kinds = [kind for kind in Kind if Op(kind, stage, 0) in start]
     backward, last = kinds[1], kinds[-1]
-    limit_bytes = problem.memory_limit_bytes[problem.stages[stage].rank]
+    held_bytes, kept_bytes, limit_bytes = held_at_most(problem, stage)
 
     def at(kind: Kind, microbatch: int) -> cp_model.LinearExpr:
         """The start of an op of the wave, of earlier ones (below 0) or later ones."""
@@ -161,20 +169,31 @@ def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, 
             add_after(at(last, j), backward, j)
     if limit_bytes is None:
         return
-    costs = problem.stages[stage]
-    kept_bytes = costs.activation_after_input_bytes if problem.split_backward else 0
-    if costs.activation_bytes == 0:
-        return
-    # Far enough into the steady state, the releases that a forward waits for lie as far back as they ever do.
-    far = 2 * limit_bytes // min(value for value in (kept_bytes, costs.activation_bytes - kept_bytes) if value) + 2
-    pairs = release_pairs(far, costs.activation_bytes, kept_bytes, limit_bytes)
+    pairs = held_pairs(held_bytes, kept_bytes, limit_bytes, problem.microbatches)
     for j in range(wave):
         chosen = [model.new_bool_var("") for _ in pairs]
         for literal, (inputs, weights) in zip(chosen, pairs, strict=True):
-            for kind, released in ((backward, inputs), (last, weights)):
-                if released:
-                    add_after(at(Kind.F, j), kind, j - far + released - 1, [literal])
+            for kind, back in ((backward, inputs), (last, weights)):
+                if back < problem.microbatches:  # else there is no microbatch so far back
+                    add_after(at(Kind.F, j), kind, j - back, [literal])
         model.add_bool_or(chosen)
+
+
+def held_pairs(whole_bytes: int, kept_bytes: int, limit_bytes: int, most: int) -> list[tuple[int, int]]:
+    """When a forward of the steady state may start: the largest pairs (b, w) so that it has room if at most these are held.
+
+    As the ops of a kind run in microbatch order, b microbatches, the forward's own included, may be before the end of their B, and
+    w of them before that of their W: b × (whole − kept) + w × kept within the limit, 1 ≤ b ≤ w. One of the pairs must be met, and
+    `most` of either, the number of microbatches, means no need.
+    """
+    pairs: list[tuple[int, int]] = []
+    for inputs in range(min(limit_bytes // whole_bytes, most) if whole_bytes else most, 0, -1):
+        weights = min(most, (limit_bytes - inputs * (whole_bytes - kept_bytes)) // kept_bytes if kept_bytes else most)
+        if not pairs or weights > pairs[-1][1]:
+            pairs.append((inputs, weights))
+        if weights == most:
+            break
+    return pairs
 
 
 def _intervals(cycle: Cycle, op: Op, begin: cp_model.IntVar) -> list[cp_model.IntervalVar]:

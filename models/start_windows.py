@@ -1,9 +1,15 @@
-"""Time windows: how early each op can start, and how much must follow its end, by longest paths through the needs.
+"""Start windows: between which ticks each op may start, and from when each rank's clock runs; one table for both formulations.
 
-Blocks go in, heads and tails in ticks come out. Formulations use them to narrow variables before solving; with an incumbent of
-value U, an op of duration d starts in [head, U − tail − d]. What may be fused counts with the least that it takes. Where the
-objective is the stage span, each rank's clock starts with its first op, so a tail is measured from U plus that op's head, and may
-be negative.
+Blocks and an upper bound of the objective go in. What may be fused counts with the least that it takes.
+
+For the makespan every clock runs from 0, and an op of duration d starts in [head, upper − tail − d], by longest paths.
+
+For the stage span a rank's clock runs from its first start. Where that is certain the rank ends by it plus the upper bound.
+Elsewhere it is a decision: a rank may begin with a microbatch that arrives late, and so later than it could. Of the end it is known
+that it is at most the upper bound after the latest first start, and that there is no moment at which nothing happens. All of this
+is said of the starts that the simulator gives a schedule, and of those starts with their names exchanged (see `models.blocks`). The
+models let a rank begin at any time from its head on, with whatever comes first in its chain, which no order of ops need give: for
+the stage span they are relaxations, and `models.late_begin` makes schedules of what they find.
 """
 
 from __future__ import annotations
@@ -12,66 +18,76 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.ir.alike import are_alike
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.models.blocks import followers_of
 
 if TYPE_CHECKING:
+    from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks
+    from schedc.models.blocks import Blocks, BlockTransfer
 
-__all__ = ["Windows", "certain_first_ops", "windows_of"]
+__all__ = ["Windows", "windows_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Per op, in ticks."""
+    """In ticks. Where `least` is above the upper bound, there is no schedule, and a window may be empty."""
 
-    head: dict[Op, int]
-    """The earliest start."""
+    earliest: dict[Op, int]
+    """Per op, its earliest start."""
+    latest: dict[Op, int]
+    """Per op, its latest start in a schedule whose objective is at most the upper bound."""
     tail: dict[Op, int]
-    """The least time from its end to the end of everything; to the end of its rank's span, where that is the objective."""
-    origin: dict[int, int]
-    """Per rank, when its clock starts: 0, or for the stage span the head of its first op."""
-    first_ops: tuple[Op, ...]
-    """For the stage span, where it is certain with which op each rank begins, and when: at its head."""
-    path: int
-    """The longest path: no schedule has a smaller objective."""
+    """Per op, the least time from its end to the end of everything; 0 where the stage span is the objective."""
+    end: int
+    """By then everything that the objective counts has ended."""
+    origin: dict[int, int | None]
+    """Per rank with ops, when its clock starts; None: with its first op, whose start is decided."""
+    arrivals: dict[int, list[BlockTransfer]]
+    """Per rank whose first start is a decision: the messages with one of which it begins, as it arrives. Empty: it may begin at any
+    time."""
+    least: int
+    """No schedule has a smaller objective."""
 
 
-def certain_first_ops(problem: Problem) -> list[Op]:
-    """The op with which each rank begins at its head in every schedule that takes microbatches in order; empty where that is open.
-
-    Microbatch 0 comes to every rank before any other, and finds every link free, if all are alike, one path visits each rank once
-    before it visits any again, no two links share a trunk, and no all-gather is waited for.
-    """
-    trunks = [link.trunk for link in problem.links if link.trunk is not None]
-    parallel = problem.data_parallel
-    head = problem.paths[0][: problem.ranks]
-    certain = (
-        are_alike(problem)
-        and len(problem.paths) == 1
-        and len({problem.stages[stage].rank for stage in head}) == problem.ranks
-        and len(set(trunks)) == len(trunks)
-        and (parallel is None or not parallel.all_gather_ns)
-    )
-    return [Op(Kind.F, stage, 0) for stage in head] if certain else []
-
-
-def windows_of(problem: Problem, blocks: Blocks) -> Windows:
-    """Heads and tails along needs, transfers, collectives, and the chains."""
+def windows_of(problem: Problem, blocks: Blocks, upper: int) -> Windows:
+    """The windows of all schedules whose objective is at most `upper` ticks, along needs, transfers, collectives and chains."""
     after = followers_of(blocks)
-    head = {op: blocks.gather.get(op.stage, 0) for op in blocks.duration}
+    least = {op: blocks.least(op) for op in after}
+    earliest = {op: blocks.gather.get(op.stage, 0) for op in after}
     for op, followers in after.items():
         for later, gap in followers:
-            head[later] = max(head[later], head[op] + blocks.least(op) + gap)
-    first_ops = tuple(certain_first_ops(problem)) if problem.objective is Objective.STAGE_SPAN else ()
-    origin = dict.fromkeys(range(problem.ranks), 0) | {problem.rank_of(op): head[op] for op in first_ops}
-    tail = {op: -origin[problem.rank_of(op)] for op in blocks.duration}
+            earliest[later] = max(earliest[later], earliest[op] + least[op] + gap)
+    ranks = sorted({problem.rank_of(op) for op in after})
     if problem.objective is Objective.MAKESPAN:
-        for chain in blocks.chains:
-            tail[chain[-1]] = blocks.scatter.get(chain[-1].stage, 0)
+        tail = _tails(blocks, after)
+        latest = {op: upper - tail[op] - least[op] for op in after}
+        path = max(earliest[op] + least[op] + tail[op] for op in after)
+        return Windows(earliest, latest, tail, upper, dict.fromkeys(ranks, 0), {}, path)
+    origin = {rank: 0 if _begins_at_once(problem, blocks, rank) else None for rank in ranks}
+    busy = sum(blocks.duration.values()) + sum(move.occupancy + move.latency for move in blocks.transfers)
+    busy += sum(blocks.gather.values()) + sum(blocks.scatter.values())
+    end = {rank: busy if start is None else min(busy, start + upper) for rank, start in origin.items()}
+    latest = _latest(problem, after, least, end)
+    first = {rank: min(latest[op] for op in after if problem.rank_of(op) == rank) for rank in ranks}
+    end = {rank: min(end[rank], first[rank] + upper) for rank in ranks}
+    latest = _latest(problem, after, least, end)
+    work = dict.fromkeys(ranks, 0)
+    for op, ticks in blocks.duration.items():  # fused, B and W take the least together
+        work[problem.rank_of(op)] += 0 if blocks.may_vanish(op) else blocks.fused.get(op, ticks)
+    paths = (earliest[op] + least[op] for op in after if origin[problem.rank_of(op)] is not None)
+    least_span = max(max(work.values()), *paths, 0)
+    return Windows(
+        earliest, latest, dict.fromkeys(after, 0), max(end.values()), origin, _arrivals(problem, blocks, origin), least_span
+    )
+
+
+def _tails(blocks: Blocks, after: dict[Op, list[tuple[Op, int]]]) -> dict[Op, int]:
+    """Per op, the least time from its end to the end of everything."""
+    tail = dict.fromkeys(after, 0)
+    for chain in blocks.chains:
+        tail[chain[-1]] = blocks.scatter.get(chain[-1].stage, 0)
     weights: dict[Op, list[Op]] = defaultdict(list)
     for op in blocks.duration:
         if blocks.may_vanish(op):
@@ -83,4 +99,40 @@ def windows_of(problem: Problem, blocks: Blocks) -> Windows:
             weight = sum(blocks.duration[part] for part in weights[op])
             split = blocks.duration[op] + max(tail[op], weight + tail[weights[op][-1]])
             tail[op] = min(split, blocks.fused[op] + tail[op]) - blocks.least(op)
-    return Windows(head, tail, origin, first_ops, max(head[op] + blocks.least(op) + tail[op] for op in blocks.duration))
+    return tail
+
+
+def _latest(problem: Problem, after: dict[Op, list[tuple[Op, int]]], least: dict[Op, int], end: dict[int, int]) -> dict[Op, int]:
+    """Per op, its latest start where each rank ends by then."""
+    latest = {op: end[problem.rank_of(op)] - least[op] for op in after}
+    for op in reversed(after):
+        for later, gap in after[op]:
+            latest[op] = min(latest[op], latest[later] - gap - least[op])
+    return latest
+
+
+def _arrivals(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> dict[int, list[BlockTransfer]]:
+    """Per rank whose first start is a decision, the messages with one of which it begins.
+
+    Its first op is a forward, as backwards follow forwards, and not one of a stage that follows another on the same rank. Where no
+    path enters at the rank and no all-gather is waited for, all that this forward waits for is its message.
+    """
+    enter = {problem.stages[path[0]].rank for path in problem.paths} if not any(blocks.gather.values()) else set(origin)
+    found: dict[int, list[BlockTransfer]] = {rank: [] for rank, start in origin.items() if start is None}
+    for move in blocks.transfers:
+        rank = problem.rank_of(move.consumer)
+        if move.consumer.kind is Kind.F and rank in found and rank not in enter:
+            found[rank].append(move)
+    return found
+
+
+def _begins_at_once(problem: Problem, blocks: Blocks, rank: int) -> bool:
+    """Whether the rank's first op starts at 0 in every schedule that the simulator times.
+
+    It does where every path that visits the rank enters there, and no all-gather is waited for. Proof: the rank's first op follows
+    nothing on its own rank. All but the forwards of the paths' first stages follow something: a stage further along a path that
+    enters at this rank follows the forward of its first stage, backwards follow forwards. So the first op is such a forward, which
+    waits for nothing.
+    """
+    visiting = [path for path in problem.paths if any(problem.stages[stage].rank == rank for stage in path)]
+    return not any(blocks.gather.values()) and all(problem.stages[path[0]].rank == rank for path in visiting)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
+from schedc.models.late_begin import with_late_begins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
-    from schedc.models.cpsat.variables import Variables
+    from schedc.models.cpsat.variables import CpSatVariables
     from schedc.models.grid import TimeGrid
 
 __all__ = ["add_hint", "schedule_of_cpsat"]
 
 
-def add_hint(variables: Variables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:
+def add_hint(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:
     """Hint every variable with the schedule's times; a fused backward that the model does not have hints its two halves."""
     model, start, fused = variables.model, variables.start, variables.fused
     hinted: dict[Op, int] = {}
@@ -68,7 +69,7 @@ def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
     return targets
 
 
-def schedule_of_cpsat(variables: Variables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
+def schedule_of_cpsat(variables: CpSatVariables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
     """The orders of a solution; ops that start together are ordered by their end, then as their needs ask."""
     blocks = variables.blocks
     depth = {op: number for number, op in enumerate(_by_needs(variables))}
@@ -81,10 +82,11 @@ def schedule_of_cpsat(variables: Variables, problem: Problem, value: Callable[[c
             orders[problem.rank_of(op)].append(op._replace(kind=Kind.BW))
         elif op.kind is not Kind.W or blocks.backward_of(op) not in fused:
             orders[problem.rank_of(op)].append(op)
-    return Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
+    schedule = Schedule(orders=tuple(map(tuple, orders)), parts=variables.blocks.parts)
+    return with_late_begins(problem, blocks, schedule, times.__getitem__)
 
 
-def _by_needs(variables: Variables) -> list[Op]:
+def _by_needs(variables: CpSatVariables) -> list[Op]:
     """All ops, each after what it needs: forwards along the path, backwards against it."""
 
     def key(op: Op) -> tuple[int, int, int, int]:

@@ -1,4 +1,8 @@
-"""The memory limit in CP-SAT: precedences for one stage per rank and microbatches in order, else a cumulative constraint."""
+"""The memory limit in CP-SAT: precedences for one stage per rank and microbatches in order, else a cumulative constraint.
+
+A stage that recomputes has precedences only where no backward splits: the backward that starts next finds all inputs that are held,
+so what it takes is as well taken off the limit.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,23 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.models.memory_units import unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
-    from schedc.models.cpsat.variables import Variables
+    from schedc.models.cpsat.variables import CpSatVariables
 
 __all__ = ["add_memory_limit", "release_pairs"]
 
+MOST_ENERGY = 1 << 58
+"""CP-SAT multiplies what is held by ticks in 64 bits, and says INFEASIBLE where that overflows; its sums get this much at most."""
+MOST_UNITS = 1 << 30
+"""Nor is more than this held: of some rows its presolve adds the coefficients in 32 bits (google/or-tools, issue 5293)."""
 
-def add_memory_limit(variables: Variables, problem: Problem, horizon: int) -> None:
+
+def add_memory_limit(variables: CpSatVariables, problem: Problem, horizon: int) -> None:
     """On each rank, what is held never exceeds its limit; everything ends by the horizon."""
     of_stage: dict[int, list[tuple[Op, ...]]] = defaultdict(list)
     for chain in variables.blocks.chains:
@@ -24,12 +34,13 @@ def add_memory_limit(variables: Variables, problem: Problem, horizon: int) -> No
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         stages = problem.stages_on(rank)
         microbatches = [microbatch for microbatch in range(problem.microbatches) if set(stages) & set(problem.path(microbatch))]
-        if limit_bytes is None or limit_bytes >= len(microbatches) * sum(problem.stages[s].activation_bytes for s in stages):
+        if limit_bytes is None or limit_bytes >= len(microbatches) * sum(problem.stages[s].most_bytes for s in stages):
             continue
-        chains = of_stage[stages[0]]
-        if len(stages) == 1 and len(chains) == len({chain[0].kind for chain in chains}):
+        chains, again_bytes = of_stage[stages[0]], problem.stages[stages[0]].recomputed_bytes
+        in_order = len(stages) == 1 and len(chains) == len({chain[0].kind for chain in chains})
+        if in_order and not (again_bytes and problem.split_backward):
             forwards = next(chain for chain in chains if chain[0].kind is Kind.F)
-            _add_precedences(variables, problem, stages[0], [op.microbatch for op in forwards], limit_bytes)
+            _add_precedences(variables, problem, stages[0], [op.microbatch for op in forwards], limit_bytes - again_bytes)
         else:
             _add_cumulative(variables, problem, stages, limit_bytes, horizon)
 
@@ -55,7 +66,7 @@ def _backward(problem: Problem, stage: int, microbatch: int) -> Op:
     return Op(Kind.B if problem.split_backward else Kind.BW, stage, microbatch)
 
 
-def _last_release(variables: Variables, backward: Op) -> Op:
+def _last_release(variables: CpSatVariables, backward: Op) -> Op:
     """The op whose end releases the rest: the last part of W, or the fused backward itself where the problem does not split."""
     if backward.kind is Kind.BW:
         return backward
@@ -63,7 +74,7 @@ def _last_release(variables: Variables, backward: Op) -> Op:
     return backward._replace(kind=Kind.W, part=len(parts[backward.stage].shares) - 1 if parts else WHOLE)
 
 
-def _add_precedences(variables: Variables, problem: Problem, stage: int, microbatches: list[int], limit_bytes: int) -> None:
+def _add_precedences(variables: CpSatVariables, problem: Problem, stage: int, microbatches: list[int], limit_bytes: int) -> None:
     """Where the rank has one stage, which takes microbatches in order: each F starts after one of the pairs of releases.
 
     W run in microbatch order, so the w-th of them ends after those before it. A fused backward releases all at once, while W of
@@ -101,7 +112,7 @@ def _add_precedences(variables: Variables, problem: Problem, stage: int, microba
             model.add_bool_or([])  # no release makes room: infeasible
 
 
-def _released(variables: Variables, forward: cp_model.IntVar, backward: Op, weight: Op) -> cp_model.IntVar:
+def _released(variables: CpSatVariables, forward: cp_model.IntVar, backward: Op, weight: Op) -> cp_model.IntVar:
     """A literal that is true only where the microbatch has released all that it held when the forward starts."""
     released = variables.model.new_bool_var("")
     variables.add_after(forward, backward, only_if=[released])
@@ -110,8 +121,8 @@ def _released(variables: Variables, forward: cp_model.IntVar, backward: Op, weig
     return released
 
 
-def _add_cumulative(variables: Variables, problem: Problem, stages: tuple[int, ...], limit_bytes: int, horizon: int) -> None:
-    """Any other: what B releases is held from F's start to B's end, the rest to W's end."""
+def _add_cumulative(variables: CpSatVariables, problem: Problem, stages: tuple[int, ...], limit_bytes: int, horizon: int) -> None:
+    """Any other: what B releases is held from F's start to B's end, the rest to W's end; what B takes, from its own start."""
     model = variables.model
     intervals, demands = [], []
     for stage, microbatch in problem.blocks():
@@ -119,10 +130,18 @@ def _add_cumulative(variables: Variables, problem: Problem, stages: tuple[int, .
             continue
         costs = problem.stages[stage]
         kept = costs.activation_after_input_bytes if problem.split_backward else 0
-        begin = variables.start[Op(Kind.F, stage, microbatch)]
+        again = costs.recomputed_bytes
         backward = _backward(problem, stage, microbatch)
         weight = _last_release(variables, backward)
-        for released_by, held in ((backward, costs.activation_bytes - kept), (weight, kept)):
+        forward_at, backward_at = variables.start[Op(Kind.F, stage, microbatch)], variables.start[backward]
+        old = max(0, kept - again)  # of what W needs, what F took
+        stays = (
+            (forward_at, backward, costs.activation_bytes - old),
+            (forward_at, weight, old),
+            (backward_at, backward, again - kept + old),
+            (backward_at, weight, kept - old),
+        )
+        for begin, released_by, held in stays:
             if held:
                 length = model.new_int_var(0, horizon, "")
                 fused = variables.fused.get(backward)
@@ -138,4 +157,6 @@ def _add_cumulative(variables: Variables, problem: Problem, stages: tuple[int, .
                         variables.add_after(end, weight, only_if=[~fused])
                     intervals.append(model.new_interval_var(begin, length, end, ""))
                 demands.append(held)
-    model.add_cumulative(intervals, demands, limit_bytes)
+    limit_bytes = min(limit_bytes, sum(demands))
+    unit = unit_bytes(demands, limit_bytes, most=max(1, min(MOST_UNITS, MOST_ENERGY // max(1, horizon))))
+    model.add_cumulative(intervals, [held // unit for held in demands], limit_bytes // unit)

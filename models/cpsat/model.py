@@ -5,8 +5,9 @@ window; for each backward that may be fused, whether it is. Constraints, each in
 time per rank, one transfer at a time per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the
 stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time: the model is a relaxation
-in this, so its bounds hold, and a schedule that it finds is timed again.
+A link serves its transfers in any order here, where the simulator serves them in order of ready time, and for the stage span a rank
+begins when it likes (`models.start_windows`): the model is a relaxation in these, so its bounds hold for schedules of whole blocks,
+and a schedule that it finds is timed again.
 """
 
 from __future__ import annotations
@@ -22,63 +23,62 @@ from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
-from schedc.models.cpsat.variables import Variables
+from schedc.models.cpsat.variables import CpSatVariables
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks
+    from schedc.models.blocks import Blocks, BlockTransfer
     from schedc.models.start_windows import Windows
 
 __all__ = ["build", "variables_of"]
 
 
-def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> Variables:
-    """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
+def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> CpSatVariables:
+    """The model of all schedules whose objective is at most `upper` ticks, for which the windows are; none is below `lower`.
 
     Raises:
-        NothingAtMost: `upper` is below `lower` or the longest path, so that there is no such schedule.
+        NothingAtMost: `upper` is below `lower` or what every schedule takes, so that there is no such schedule.
     """
     variables = variables_of(blocks, windows, lower, upper)
     model = variables.model
     shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
     add_rank_no_overlap(variables, problem)
-    add_transfers(variables, windows, upper, shared)
+    add_transfers(variables, windows, shared)
     add_microbatch_order(variables)
-    add_memory_limit(variables, problem, upper + max(windows.origin.values()))
-    add_collectives(variables, problem, upper, shared)
+    add_memory_limit(variables, problem, windows.end)
+    add_collectives(variables, problem, windows.end, shared)
     for intervals in shared.values():
         model.add_no_overlap(intervals)
     add_objective(variables, problem, windows)
     return variables
 
 
-def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> Variables:
+def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> CpSatVariables:
     """A model without constraints: when each op starts, in its window, and the objective, from `lower` to `upper` ticks.
 
     Raises:
-        NothingAtMost: `upper` is below `lower` or the longest path.
+        NothingAtMost: `upper` is below `lower` or what every schedule takes.
     """
-    lower = max(lower, windows.path)
+    lower = max(lower, windows.least)
     if upper < lower:
         raise NothingAtMost(upper, lower)
     model = cp_model.CpModel()
     start = {
-        op: model.new_int_var(windows.head[op], upper - windows.tail[op] - blocks.least(op), f"{Kind(op.kind).name}{op[1:]}")
-        for op in blocks.duration
+        op: model.new_int_var(windows.earliest[op], windows.latest[op], f"{Kind(op.kind).name}{op[1:]}") for op in blocks.duration
     }
     fused = {op: model.new_bool_var("") for op in blocks.fused}
-    return Variables(model, blocks, start, {}, fused, model.new_int_var(lower, upper, "objective"))
+    return CpSatVariables(model, blocks, start, {}, fused, model.new_int_var(lower, upper, "objective"))
 
 
-def add_precedences(variables: Variables) -> None:
+def add_precedences(variables: CpSatVariables) -> None:
     """An op starts after what it needs on its own rank has ended."""
     for before, after in variables.blocks.needs:
         variables.add_after(variables.start[after], before)
 
 
-def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
+def add_rank_no_overlap(variables: CpSatVariables, problem: Problem) -> None:
     """A rank runs one op at a time."""
     intervals: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
     model, blocks = variables.model, variables.blocks
@@ -97,7 +97,7 @@ def add_rank_no_overlap(variables: Variables, problem: Problem) -> None:
         variables.model.add_no_overlap(on_rank)
 
 
-def add_transfers(variables: Variables, windows: Windows, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
+def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
     The transfers of a chain keep its order, as their producers do.
@@ -110,9 +110,8 @@ def add_transfers(variables: Variables, windows: Windows, upper: int, shared: di
         if move.occupancy == 0:
             variables.add_after(consumer, move.producer, move.latency)
             continue
-        earliest = windows.head[move.producer] + variables.blocks.least(move.producer)
-        consumer_length = variables.blocks.least(move.consumer)
-        latest = upper - windows.tail[move.consumer] - consumer_length - move.latency - move.occupancy
+        earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
+        latest = windows.latest[move.consumer] - move.latency - move.occupancy
         send = model.new_int_var(earliest, latest, "")
         variables.send[move.producer] = send
         variables.add_after(send, move.producer)
@@ -124,14 +123,16 @@ def add_transfers(variables: Variables, windows: Windows, upper: int, shared: di
             model.add(second >= first + occupancy)
 
 
-def add_microbatch_order(variables: Variables) -> None:
+def add_microbatch_order(variables: CpSatVariables) -> None:
     """The ops of a chain run one after another; this removes the symmetry between alike microbatches."""
     for chain in variables.blocks.chains:
         for before, after in pairwise(chain):
             variables.add_after(variables.start[after], before)
 
 
-def add_collectives(variables: Variables, problem: Problem, upper: int, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
+def add_collectives(
+    variables: CpSatVariables, problem: Problem, end: int, shared: dict[Resource, list[cp_model.IntervalVar]]
+) -> None:
     """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7)."""
     parallel = problem.data_parallel
     if parallel is None:
@@ -144,7 +145,7 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
     for stage in sorted({op.stage for op in blocks.duration}):
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
-            begin = model.new_int_var(0, upper, "")
+            begin = model.new_int_var(0, end, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             for chain in chains[stage, Kind.F]:
                 model.add(variables.start[chain[0]] >= begin + length)
@@ -152,22 +153,32 @@ def add_collectives(variables: Variables, problem: Problem, upper: int, shared: 
         if (
             length and problem.objective is Objective.MAKESPAN
         ):  # the stage span ends with compute, and what follows can always come last
-            begin = model.new_int_var(0, upper, "")
+            begin = model.new_int_var(0, end, "")
             shared[resource].append(model.new_fixed_size_interval_var(begin, length, ""))
             for chain in chains[stage, last_kind]:
                 variables.add_after(begin, chain[-1])
             model.add(variables.objective >= begin + length)
 
 
-def add_objective(variables: Variables, problem: Problem, windows: Windows) -> None:
-    """Minimize the last end on any rank, from 0 or from the rank's first start.
+def add_objective(variables: CpSatVariables, problem: Problem, windows: Windows) -> None:
+    """Minimize the last end on any rank, from 0 or from the rank's first start."""
+    model, chains = variables.model, variables.blocks.chains
+    begin = {rank: model.new_int_var(0, windows.end, "") for rank, origin in windows.origin.items() if origin is None}
+    for chain in chains:
+        rank = problem.rank_of(chain[0])
+        if chain[0].kind is Kind.F and rank in begin:
+            model.add(variables.start[chain[0]] >= begin[rank])
+        variables.add_after(variables.objective + begin.get(rank, 0), chain[-1])
+    for rank, moves in windows.arrivals.items():
+        if moves:
+            model.add_bool_or([_begins_with(variables, begin[rank], move) for move in moves])
+    model.minimize(variables.objective)
 
-    The simulator starts a rank's first op as soon as it can. So does this model where a span begins with it; otherwise a span could
-    be shortened by starting late.
-    """
-    for op in windows.first_ops:
-        variables.model.add(variables.start[op] == windows.head[op])
-    for chain in variables.blocks.chains:
-        origin = windows.origin[problem.rank_of(chain[-1])]
-        variables.add_after(variables.objective + origin, chain[-1])
-    variables.model.minimize(variables.objective)
+
+def _begins_with(variables: CpSatVariables, begin: cp_model.IntVar, move: BlockTransfer) -> cp_model.IntVar:
+    """A literal that is true only where a rank begins as the message arrives."""
+    model, chosen, producer = variables.model, variables.model.new_bool_var(""), move.producer
+    queued = variables.send.get(producer)
+    sent = variables.start[producer] + variables.blocks.duration[producer] if queued is None else queued + 0
+    model.add(begin == sent + (move.occupancy + move.latency)).only_enforce_if(chosen)
+    return chosen

@@ -30,18 +30,18 @@ __all__ = ["build_relaxed"]
 def build_relaxed(
     problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int, ranks: Collection[int]
 ) -> cp_model.CpModel:
-    """The model of all relaxed schedules with a makespan of at most `upper` ticks, where none is known to be below `lower`.
+    """The model of all relaxed schedules with a makespan of at most `upper` ticks, for which the windows are.
 
     It minimizes the makespan, though what is asked is mostly whether there is any: CP-SAT refutes far faster with an objective.
 
     Raises:
-        NothingAtMost: `upper` is below `lower` or the longest path.
+        NothingAtMost: `upper` is below `lower` or what every schedule takes.
     """
     variables = variables_of(blocks, windows, lower, upper)
     model = variables.model
     shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
-    add_transfers(variables, windows, upper, shared)
+    add_transfers(variables, windows, shared)
     add_microbatch_order(variables)
     for intervals in shared.values():
         model.add_no_overlap(intervals)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
-__all__ = ["Variables"]
+__all__ = ["CpSatVariables"]
 
 
 @dataclass(slots=True)
-class Variables:
+class CpSatVariables:
     """The model and the variables that are read back."""
 
     model: cp_model.CpModel

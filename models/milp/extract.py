@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
+from schedc.models.late_begin import with_late_begins
 from schedc.models.milp.variables import op_name, send_name
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
-    from schedc.models.milp.variables import Variables
+    from schedc.models.milp.variables import MilpVariables
 
 __all__ = ["fused_values", "order_values", "schedule_of_milp"]
 
 
-def order_values(variables: Variables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
+def order_values(variables: MilpVariables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
     """The values of the order variables in a schedule; a solver finds the times that go with them.
 
     A fused backward is in the place of its two halves; a block that the schedule cuts otherwise than the model does is where its
@@ -65,7 +66,7 @@ def _weights(backwards: dict[int, tuple[int, int, int]], weights: dict[int, tupl
     ]
 
 
-def fused_values(variables: Variables, schedule: Schedule) -> dict[Op, int]:
+def fused_values(variables: MilpVariables, schedule: Schedule) -> dict[Op, int]:
     """Per B that may be fused, whether it is in the schedule; those of a chain are alike, and are named in the order they have."""
     values: dict[Op, int] = {}
     orders = {op.stage: [each for each in order if each.stage == op.stage] for order in schedule.orders for op in order}
@@ -78,11 +79,11 @@ def fused_values(variables: Variables, schedule: Schedule) -> dict[Op, int]:
     return values
 
 
-def _is_split(variables: Variables) -> bool:
+def _is_split(variables: MilpVariables) -> bool:
     return any(op.kind is Kind.B for op in variables.start)
 
 
-def schedule_of_milp(variables: Variables, problem: Problem, value: Callable[[pulp.LpVariable], float]) -> Schedule:
+def schedule_of_milp(variables: MilpVariables, problem: Problem, value: Callable[[pulp.LpVariable], float]) -> Schedule:
     """The orders of a solution, by its order variables, so that times may be off by a rounding error.
 
     An op's place in its rank's order is the number of ops that come before it.
@@ -100,10 +101,11 @@ def schedule_of_milp(variables: Variables, problem: Problem, value: Callable[[pu
             place[op] = sum(_comes_first(variables, chosen, other, name) for other in names.values() if other != name)
         on_rank.sort(key=place.__getitem__)
     named = tuple(tuple(op._replace(kind=Kind.BW) if op in fused else op for op in on_rank) for on_rank in orders)
-    return Schedule(orders=named, parts=variables.blocks.parts)
+    schedule = Schedule(orders=named, parts=variables.blocks.parts)
+    return with_late_begins(problem, variables.blocks, schedule, lambda op: value(variables.start[op]))
 
 
-def _comes_first(variables: Variables, chosen: dict[tuple[str, str], bool], a: str, b: str) -> bool:
+def _comes_first(variables: MilpVariables, chosen: dict[tuple[str, str], bool], a: str, b: str) -> bool:
     if (a, b) in chosen:
         return chosen[a, b]
     return not chosen[b, a] if (b, a) in chosen else variables.before[a, b] == 1

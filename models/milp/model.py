@@ -1,14 +1,13 @@
 """The MILP of a Problem: which constraints it has and what it minimizes.
 
-Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, continuous, in ticks of the
-grid, in its window; for each backward that may be fused, whether it is, a binary; for each pair of tasks on one rank, link or
-trunk whose order is open, a binary. Constraints, each in a
-function of its name: precedence; one op at a time per rank, one transfer at a time per link or trunk; microbatch order; memory;
-collectives. Objective: the makespan or the stage span, at most the incumbent's.
+Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, continuous, in ticks of the grid,
+in its window; for each backward that may be fused, whether it is, a binary; for each pair of tasks on one rank, link or trunk whose
+order is open, a binary. Constraints, each in a function of its name: precedence; one op at a time per rank, one transfer at a time
+per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time: the model is a relaxation in
-this, as the CP-SAT model is. All data are integers, and with the order given the least starts are longest paths: the optimum is an
-integer number of ticks.
+A link serves its transfers in any order here, where the simulator serves them in order of ready time, and for the stage span a rank
+begins when it likes (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is. All data are integers,
+and with the order given the least starts are longest paths: the optimum is an integer number of ticks.
 """
 
 from __future__ import annotations
@@ -24,99 +23,99 @@ from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import NothingAtMost
 from schedc.models.milp.graph import graph_of
-from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.memory import add_memory_limit
-from schedc.models.milp.order import Task, add_no_overlap, add_work_cuts
-from schedc.models.milp.variables import Variables, op_name, send_name
+from schedc.models.milp.order import OrderedTask, add_no_overlap, add_work_cuts
+from schedc.models.milp.variables import MilpVariables, op_name, send_name
+from schedc.models.start_windows import windows_of
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks
     from schedc.models.milp.graph import Graph
-    from schedc.models.milp.horizon import Horizon
+    from schedc.models.start_windows import Windows
 
 __all__ = ["build"]
 
 
-def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> Variables:
+def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> MilpVariables:
     """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.
 
     Raises:
         NothingAtMost: `upper` is below `lower` or what every schedule takes, so that there is no such schedule.
     """
     graph = graph_of(blocks)
-    horizon = horizon_of(problem, blocks, graph, upper)
-    lower = max(lower, horizon.least)
+    windows = windows_of(problem, blocks, upper)
+    lower = max(lower, windows.least)
     if upper < lower:
         raise NothingAtMost(upper, lower)
     model = pulp.LpProblem("schedc")
-    start = {op: model.add_variable(op_name(op), horizon.earliest[op], horizon.latest[op]) for op in blocks.duration}
-    variables = Variables(model, blocks, start, model.add_variable("objective", lower, upper))
+    start = {op: model.add_variable(op_name(op), windows.earliest[op], windows.latest[op]) for op in blocks.duration}
+    variables = MilpVariables(model, blocks, start, model.add_variable("objective", lower, upper))
     variables.fused |= {op: model.add_variable(f"fused:{op_name(op)}", cat=pulp.LpBinary) for op in blocks.fused}
-    shared: dict[Resource, list[Task]] = defaultdict(list)
-    add_objective(variables, problem, horizon)
+    shared: dict[Resource, list[OrderedTask]] = defaultdict(list)
+    add_objective(variables, problem, windows)
     add_precedences(variables)
-    add_rank_no_overlap(variables, problem, graph, horizon)
-    add_transfers(variables, horizon, shared)
+    add_rank_no_overlap(variables, problem, graph, windows)
+    add_transfers(variables, windows, shared)
     add_microbatch_order(variables)
     add_memory_limit(variables, problem)
-    add_collectives(variables, problem, horizon, shared)
+    add_collectives(variables, problem, windows, shared)
     for tasks in shared.values():
         add_no_overlap(variables, tasks, graph)
     return variables
 
 
-def add_precedences(variables: Variables) -> None:
+def add_precedences(variables: MilpVariables) -> None:
     """An op starts after what it needs on its own rank has ended."""
     for before, after in variables.blocks.needs:
         variables.model += variables.start[after] >= variables.end(before)
 
 
-def add_rank_no_overlap(variables: Variables, problem: Problem, graph: Graph, horizon: Horizon) -> None:
+def add_rank_no_overlap(variables: MilpVariables, problem: Problem, graph: Graph, windows: Windows) -> None:
     """A rank runs one op at a time."""
-    tasks: dict[int, list[Task]] = defaultdict(list)
+    tasks: dict[int, list[OrderedTask]] = defaultdict(list)
     tails: dict[str, int] = {}
     for op, length in variables.blocks.duration.items():
-        tasks[problem.rank_of(op)].append(_task(variables, horizon, op))
-        tails[op_name(op)] = horizon.tail[op] + variables.blocks.least(op) - max(length, variables.blocks.fused.get(op, 0))
+        tasks[problem.rank_of(op)].append(_task(variables, windows, op))
+        tails[op_name(op)] = windows.tail[op] + variables.blocks.least(op) - max(length, variables.blocks.fused.get(op, 0))
     for rank, on_rank in tasks.items():
         add_no_overlap(variables, on_rank, graph)
-        add_work_cuts(variables, on_rank, {task.name: tails[task.name] for task in on_rank}, horizon.origin[rank])
+        add_work_cuts(variables, on_rank, {task.name: tails[task.name] for task in on_rank}, windows.origin[rank])
 
 
-def _task(variables: Variables, horizon: Horizon, op: Op) -> Task:
-    blocks, start, earliest, latest = variables.blocks, variables.start[op], horizon.earliest[op], horizon.latest[op]
+def _task(variables: MilpVariables, windows: Windows, op: Op) -> OrderedTask:
+    blocks, start, earliest, latest = variables.blocks, variables.start[op], windows.earliest[op], windows.latest[op]
     length, fused = blocks.duration[op], variables.vanishes(op)
     if fused is not None:  # its window is one of a moment
-        return Task(op_name(op), start, length, earliest, latest - length, op, op, vanishes=fused)
+        return OrderedTask(op_name(op), start, length, earliest, latest - length, op, op, vanishes=fused)
     if op not in blocks.fused:
-        return Task(op_name(op), start, length, earliest, latest, op, op)
+        return OrderedTask(op_name(op), start, length, earliest, latest, op, op)
     least, most_longer = blocks.least(op), abs(blocks.fused[op] - length)
     longer = most_longer * (variables.fused[op] if blocks.fused[op] > length else 1 - variables.fused[op])
-    return Task(op_name(op), start, least, earliest, latest, op, op, longer=longer, most_longer=most_longer)
+    return OrderedTask(op_name(op), start, least, earliest, latest, op, op, longer=longer, most_longer=most_longer)
 
 
-def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
+def add_transfers(variables: MilpVariables, windows: Windows, shared: dict[Resource, list[OrderedTask]]) -> None:
     """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
 
     The transfers of a chain keep its order, as their producers do.
     """
     chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
-    lanes: dict[int, list[Task]] = defaultdict(list)
+    lanes: dict[int, list[OrderedTask]] = defaultdict(list)
     for move in variables.blocks.transfers:
         ready, consumer = variables.end(move.producer), variables.start[move.consumer]
         if move.occupancy == 0:
             variables.model += consumer >= ready + move.latency
             continue
-        earliest = horizon.earliest[move.producer] + variables.blocks.least(move.producer)
-        latest = horizon.latest[move.consumer] - move.latency - move.occupancy
+        earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
+        latest = windows.latest[move.consumer] - move.latency - move.occupancy
         name, lane = send_name(move.producer), chain_of[move.producer]
         send = variables.model.add_variable(name, earliest, latest)
         variables.send[move.producer] = send
         variables.model += send >= ready
         variables.model += consumer >= send + move.occupancy + move.latency
-        task = Task(name, send, move.occupancy, earliest, latest, move.producer, move.consumer, lane)
+        task = OrderedTask(name, send, move.occupancy, earliest, latest, move.producer, move.consumer, lane)
         shared[move.resource].append(task)
         lanes[lane].append(task)
     for tasks in lanes.values():
@@ -124,14 +123,16 @@ def add_transfers(variables: Variables, horizon: Horizon, shared: dict[Resource,
             variables.model += second.start >= first.start + first.length
 
 
-def add_microbatch_order(variables: Variables) -> None:
+def add_microbatch_order(variables: MilpVariables) -> None:
     """The ops of a chain run one after another; this removes the symmetry between alike microbatches."""
     for chain in variables.blocks.chains:
         for before, after in pairwise(chain):
             variables.model += variables.start[after] >= variables.end(before)
 
 
-def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, shared: dict[Resource, list[Task]]) -> None:
+def add_collectives(
+    variables: MilpVariables, problem: Problem, windows: Windows, shared: dict[Resource, list[OrderedTask]]
+) -> None:
     """`AG` ends before the stage's first F; `RS` follows its last W and belongs to the makespan (CrossPipe, figure 7).
 
     Where the stage span is minimized no `RS` is modelled: it could always come after everything else on its resource.
@@ -148,15 +149,15 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
         if length := blocks.gather.get(stage, 0):
             forwards = [chain[0] for chain in chains[stage, Kind.F]]
-            latest = min(horizon.latest[forward] for forward in forwards) - length
+            latest = min(windows.latest[forward] for forward in forwards) - length
             task = _collective(variables, f"AG{stage}", length, 0, latest, until=forwards[0])
             for forward in forwards:
                 variables.model += variables.start[forward] >= task.start + length
             shared[resource].append(task)
         if (length := blocks.scatter.get(stage, 0)) and problem.objective is Objective.MAKESPAN:
             ends = [chain[-1] for chain in chains[stage, last_kind]]
-            earliest = max(horizon.earliest[last] + blocks.least(last) for last in ends)
-            task = _collective(variables, f"RS{stage}", length, earliest, horizon.end - length, after=ends[0])
+            earliest = max(windows.earliest[last] + blocks.least(last) for last in ends)
+            task = _collective(variables, f"RS{stage}", length, earliest, windows.end - length, after=ends[0])
             for last in ends:
                 variables.model += task.start >= variables.end(last)
             variables.model += variables.objective >= task.start + length
@@ -164,25 +165,42 @@ def add_collectives(variables: Variables, problem: Problem, horizon: Horizon, sh
 
 
 def _collective(
-    variables: Variables, name: str, length: int, earliest: int, latest: int, *, after: Op | None = None, until: Op | None = None
-) -> Task:
-    return Task(name, variables.model.add_variable(name, earliest, latest), length, earliest, latest, after, until)
+    variables: MilpVariables,
+    name: str,
+    length: int,
+    earliest: int,
+    latest: int,
+    *,
+    after: Op | None = None,
+    until: Op | None = None,
+) -> OrderedTask:
+    return OrderedTask(name, variables.model.add_variable(name, earliest, latest), length, earliest, latest, after, until)
 
 
-def add_objective(variables: Variables, problem: Problem, horizon: Horizon) -> None:
+def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) -> None:
     """Minimize the last end on any rank, from 0 or from the rank's first start.
 
-    Where a rank's first start is a decision, nothing keeps the model from starting late what the simulator starts as soon as it
-    can: the model is a relaxation there.
+    Where a rank's first start is a decision, it is the arrival of one of the messages that the rank's first op may wait for, as the
+    simulator starts that op as soon as it can.
     """
     variables.model += variables.objective
     begin: dict[int, pulp.LpVariable | int] = {}
-    for rank, origin in horizon.origin.items():
-        begin[rank] = variables.model.add_variable(f"begin:{rank}", 0, horizon.end) if origin is None else origin
+    for rank, origin in windows.origin.items():
+        begin[rank] = variables.model.add_variable(f"begin:{rank}", 0, windows.end) if origin is None else origin
+    for rank, moves in windows.arrivals.items():
+        chosen = []
+        for move in moves:
+            chosen.append(variables.model.add_variable(f"begins:{op_name(move.consumer)}", cat=pulp.LpBinary))
+            sent = variables.send.get(move.producer, variables.end(move.producer))
+            late = begin[rank] - (sent + move.occupancy + move.latency)
+            variables.model += late <= windows.end * (1 - chosen[-1])
+            variables.model += late >= windows.end * (chosen[-1] - 1)
+        if chosen:
+            variables.model += pulp.lpSum(chosen) == 1
     for chain in variables.blocks.chains:
         rank = problem.rank_of(chain[0])
-        if chain[0].kind is Kind.F and horizon.origin[rank] is None:
+        if chain[0].kind is Kind.F and windows.origin[rank] is None:
             variables.model += begin[rank] <= variables.start[chain[0]]
         last = chain[-1]  # the tail of one that may be fused is counted from its least end
         end = variables.start[last] + variables.blocks.least(last) if last in variables.fused else variables.end(last)
-        variables.model += variables.objective >= end + horizon.tail[last] - begin[rank]
+        variables.model += variables.objective >= end + windows.tail[last] - begin[rank]

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
     from schedc.models.milp.graph import Graph
-    from schedc.models.milp.variables import Variables
+    from schedc.models.milp.variables import MilpVariables
 
-__all__ = ["Task", "add_no_overlap", "add_work_cuts"]
+__all__ = ["OrderedTask", "add_no_overlap", "add_work_cuts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OrderedTask:
     """Something that occupies a resource. In ticks."""
 
     name: str
@@ -55,7 +55,7 @@ class Task:
         return self.latest + self.length + self.most_longer
 
 
-def add_no_overlap(variables: Variables, tasks: Sequence[Task], graph: Graph) -> None:
+def add_no_overlap(variables: MilpVariables, tasks: Sequence[OrderedTask], graph: Graph) -> None:
     """One task at a time."""
     for a, b in combinations(tasks, 2):
         if _certainly_before(a, b, graph):
@@ -66,7 +66,7 @@ def add_no_overlap(variables: Variables, tasks: Sequence[Task], graph: Graph) ->
             _add_disjunction(variables, a, b)
 
 
-def _certainly_before(a: Task, b: Task, graph: Graph) -> bool:
+def _certainly_before(a: OrderedTask, b: OrderedTask, graph: Graph) -> bool:
     if a.lane is not None and a.lane == b.lane and a.after is not None and b.after is not None:
         return a.after.microbatch < b.after.microbatch
     if a.until is None or b.after is None:
@@ -74,12 +74,12 @@ def _certainly_before(a: Task, b: Task, graph: Graph) -> bool:
     return graph.follows(a.until, b.after) or (a.until == b.after and a.name != b.name)
 
 
-def _fix(variables: Variables, a: Task, b: Task) -> None:
+def _fix(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
     variables.before[a.name, b.name] = 1
     variables.before[b.name, a.name] = 0
 
 
-def _add_disjunction(variables: Variables, a: Task, b: Task) -> None:
+def _add_disjunction(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
     a_first = a.earliest + a.length <= b.latest
     b_first = b.earliest + b.length <= a.latest
     if not (a_first and b_first):
@@ -99,7 +99,7 @@ def _add_disjunction(variables: Variables, a: Task, b: Task) -> None:
     variables.model += a.start >= _end(b, a) - max(1, b.latest_end - a.earliest) * first
 
 
-def _end(before: Task, after: Task) -> pulp.LpAffineExpression:
+def _end(before: OrderedTask, after: OrderedTask) -> pulp.LpAffineExpression:
     """The end of `before`; where one of the two does not take place, a time before which `after` never starts."""
     gone = [task.vanishes for task in (before, after) if task.vanishes is not None]
     if not gone:
@@ -108,7 +108,7 @@ def _end(before: Task, after: Task) -> pulp.LpAffineExpression:
     return before.end - max(0, latest - after.earliest) * pulp.lpSum(gone)
 
 
-def add_work_cuts(variables: Variables, tasks: Sequence[Task], tails: dict[str, int], origin: int | None) -> None:
+def add_work_cuts(variables: MilpVariables, tasks: Sequence[OrderedTask], tails: dict[str, int], origin: int | None) -> None:
     """A task starts when all that comes before it on its resource has been done; all that comes after it is done by the objective.
 
     Integer solutions satisfy both; without them the relaxation does not see what a resource can do at most ("half cuts";

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
-__all__ = ["Variables", "op_name", "send_name"]
+__all__ = ["MilpVariables", "op_name", "send_name"]
 
 
 @dataclass(slots=True)
-class Variables:
+class MilpVariables:
     """The model and its variables; times are continuous, in ticks. Tasks (ops, transfers, collectives) go by their names."""
 
     model: pulp.LpProblem

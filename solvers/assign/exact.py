@@ -18,14 +18,14 @@ from ortools.sat.python import cp_model
 
 from schedc.errors import Defect, InvalidInput
 from schedc.ir.costs import MessageCost
-from schedc.models.assignment import AssignmentModel, Ends, Kinds
+from schedc.models.assignment import AssignmentModel, Kinds, KnownEnds
 from schedc.solvers.assign.value import Timer, ring_ns
 from schedc.solvers.exact.cpsat import run, solver_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.solvers.assign.value import Replicated, Step
+    from schedc.solvers.assign.value import AssignedStep, Replicated
     from schedc.solvers.common.base import Limits
 
 __all__ = ["Assigned", "assign", "swaps"]
@@ -37,9 +37,9 @@ class Assigned:
 
     node_of: tuple[int, ...]
     """Of each place, replica × ranks + rank, the node that takes it; before, node i had place i."""
-    before: Step
+    before: AssignedStep
     """If every node stays."""
-    after: Step
+    after: AssignedStep
     bound_ns: int
     """No assignment takes less, with this schedule."""
     proven: bool
@@ -86,7 +86,7 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
         for kind in range(len(costs)):
             learn(((pair, kind),))
 
-    def value(node_of: Sequence[int], step: Step) -> int:
+    def value(node_of: Sequence[int], step: AssignedStep) -> int:
         return step.step_ns * found.scale + sum(weighed[node] for place, node in enumerate(node_of) if node != place)
 
     bound_ns, proven = 0, False
@@ -119,7 +119,7 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
     return Assigned(node_of=best, before=before, after=best_step, bound_ns=bound_ns, proven=proven)
 
 
-def swaps(timer: Timer, node_of: Sequence[int]) -> tuple[tuple[int, ...], Step]:
+def swaps(timer: Timer, node_of: Sequence[int]) -> tuple[tuple[int, ...], AssignedStep]:
     """An assignment from which no exchange of two nodes makes the step shorter: where the search begins."""
     best, step = tuple(node_of), timer.step(node_of)
     better = True
@@ -167,7 +167,7 @@ def _kinds(
     sizes = given.gradient_bytes
 
     def rings(cost: MessageCost) -> tuple[int, ...]:
-        return tuple(ring_ns(cost, given.replicas, size, given.buckets) for size in sizes)
+        return tuple(ring_ns(cost, given, size) for size in sizes)
 
     least_rings = rings(least) if given.replicas > 1 else (0,) * len(sizes)
     levels: dict[tuple[int, ...], int] = {least_rings: -1}
@@ -180,14 +180,16 @@ def _kinds(
     return least, kinds, pairs, [*numbers][1:]
 
 
-def _ends(timer: Timer, least: MessageCost, where: tuple[tuple[tuple[int, int], tuple[MessageCost, MessageCost]], ...]) -> Ends:
+def _ends(
+    timer: Timer, least: MessageCost, where: tuple[tuple[tuple[int, int], tuple[MessageCost, MessageCost]], ...]
+) -> KnownEnds:
     """When ranks end where these pairs have these costs, and all others the least."""
     costs = {}
     for (a, b), (there, back) in where:
         costs[a, b], costs[b, a] = there, back
     links = timer.given.problem.links
     ends_ns = timer.ends_ns(tuple(costs.get((link.source, link.destination), least) for link in links))
-    return Ends(where=(), ends_ns=ends_ns)
+    return KnownEnds(where=(), ends_ns=ends_ns)
 
 
 def _read(solver: cp_model.CpSolver, found: AssignmentModel, nodes: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.assign.exact import Assigned
-    from schedc.solvers.assign.value import Replicated, Step
+    from schedc.solvers.assign.value import AssignedStep, Replicated
     from schedc.solvers.common.base import Limits
 
 __all__ = ["Nodes", "assign_nodes"]
@@ -29,9 +29,9 @@ class Nodes:
     """What all replicas run."""
     problem: Problem
     """One pipeline, with the slowest link that any replica has at each pair of ranks."""
-    before: Step
+    before: AssignedStep
     """If every node stays and the orders too."""
-    after: Step
+    after: AssignedStep
     sought: Assigned
     """What the exact search says; its times are those of the links that it was given."""
 

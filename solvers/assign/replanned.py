@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.assign.value import Replicated, Step
+    from schedc.solvers.assign.value import AssignedStep, Replicated
     from schedc.solvers.common.base import Limits
 
 __all__ = ["Replanned", "assign_and_plan", "slowest_problem"]
@@ -40,7 +40,7 @@ class Replanned:
     """One pipeline, with the slowest link that any replica has at each pair of ranks."""
     schedule: Schedule
     """What all replicas run."""
-    step: Step
+    step: AssignedStep
     """With this schedule."""
 
 

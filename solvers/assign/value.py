@@ -2,9 +2,9 @@
 
 A pipeline's ranks end when the simulator says, under the links of its nodes. The ring of a rank, its all-reduce over the replicas,
 begins when the rank's last op has ended in all replicas. It takes 2 (n - 1) rounds over n replicas, each of which sends the n-th
-part of a bucket over every link of the ring and lasts as long as the slowest of them. In which order the library's ring goes
-through its nodes is not known, so any link between two of them may be in it, in either direction. So a ring with one slow link may
-be faster than this says, and never slower.
+part of a bucket over every link of the ring and lasts as long as the slowest of them; where a link has a `transfer`, in proportion
+to the size of a message. In which order the library's ring goes through its nodes is not known, so any link between two of them
+may be in it, in either direction. So a ring with one slow link may be faster than this says, and never slower.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.costs import MessageCost
 from schedc.ir.problem import Link
+from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Network
 
-__all__ = ["Replicated", "Step", "Timer", "alike", "costs_between", "ring_ns", "under"]
+__all__ = ["AssignedStep", "Replicated", "Timer", "alike", "costs_between", "ring_ns", "under"]
 
 APART = 1.25
 """Costs of one class differ by at most this factor."""
@@ -58,7 +59,7 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AssignedStep:
     """What an assignment takes."""
 
     step_ns: int
@@ -83,10 +84,11 @@ def costs_between(given: Replicated) -> dict[tuple[int, int], MessageCost]:
     return found
 
 
-def ring_ns(cost: MessageCost, replicas: int, size_bytes: int, buckets: int) -> int:
+def ring_ns(cost: MessageCost, given: Replicated, size_bytes: int) -> int:
     """An all-reduce of this many bytes over a ring whose slowest link costs this."""
-    part_bytes = -(-size_bytes // (replicas * buckets))
-    return 2 * (replicas - 1) * buckets * (cost.latency_ns + cost.occupancy_ns(part_bytes))
+    part_bytes = -(-size_bytes // (given.replicas * given.buckets))
+    took_ns = cost.latency_ns + cost.payload_ns(part_bytes, given.problem.one_message_bytes)
+    return 2 * (given.replicas - 1) * given.buckets * took_ns
 
 
 def under(problem: Problem, costs: Sequence[MessageCost]) -> Problem:
@@ -130,13 +132,30 @@ def _classes(values: Iterable[int]) -> dict[int, tuple[int, int]]:
     return {value: (each[0], each[-1]) for each in found for value in each}
 
 
+def _check_payloads(given: Replicated, costs: Mapping[tuple[int, int], MessageCost]) -> None:
+    """Refuse a `transfer`, the time of one message, where gradients cross the link and messages have no one size to scale it by."""
+    if given.replicas == 1 or not any(given.gradient_bytes) or given.problem.one_message_bytes:
+        return
+    for (one, other), cost in costs.items():
+        if cost.transfer_ns:
+            raise InvalidInput(
+                f"links: found a transfer of {format_duration_ns(cost.transfer_ns)} between nodes {one} and {other}, expected"
+                " a bandwidth: gradients cross the link too, and the plan's messages have no size, or several"
+            )
+
+
 class Timer:
     """Times assignments; what a pipeline takes under the same links is simulated once."""
 
     def __init__(self, given: Replicated) -> None:
-        """Take what is assigned."""
+        """Take what is assigned.
+
+        Raises:
+            InvalidInput: nothing connects two nodes, or nobody says what a gradient takes between them.
+        """
         self.given = given
         self.costs = costs_between(given)
+        _check_payloads(given, self.costs)
         self._known: dict[tuple[MessageCost, ...], tuple[int, ...]] = {}
 
     def ends_ns(self, costs: tuple[MessageCost, ...]) -> tuple[int, ...]:
@@ -154,7 +173,7 @@ class Timer:
             self.costs[node_of[first + link.source], node_of[first + link.destination]] for link in self.given.problem.links
         )
 
-    def step(self, node_of: Sequence[int]) -> Step:
+    def step(self, node_of: Sequence[int]) -> AssignedStep:
         """What an assignment takes; it says the node of each place."""
         given, ranks = self.given, self.given.problem.ranks
         ends = [self.ends_ns(self.costs_of(node_of, replica)) for replica in range(given.replicas)]
@@ -165,14 +184,14 @@ class Timer:
             rings.append(
                 max(
                     (
-                        ring_ns(self.costs[way], given.replicas, size_bytes, given.buckets)
+                        ring_ns(self.costs[way], given, size_bytes)
                         for one, other in combinations(members, 2)
                         for way in ((one, other), (other, one))
                     ),
                     default=0,
                 )
             )
-        return Step(
+        return AssignedStep(
             step_ns=max(max(each[rank] for each in ends) + ring for rank, ring in enumerate(rings)),
             pipelines_ns=tuple(max(each) for each in ends),
             rings_ns=tuple(rings),

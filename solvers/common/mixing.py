@@ -37,7 +37,7 @@ REACH = 20
 NEVER = 1 << 60
 
 
-class State(NamedTuple):
+class MixedSchedule(NamedTuple):
     """A schedule and what its times say."""
 
     schedule: Schedule
@@ -94,7 +94,7 @@ def _longer_ns(tables: Tables, timeline: Timeline, ops: NDArray[np.int64]) -> tu
     return both_ns - b_ns, b_ns + w_ns - both_ns
 
 
-def _to_fuse(tables: Tables, state: State) -> NDArray[np.int64]:
+def _to_fuse(tables: Tables, state: MixedSchedule) -> NDArray[np.int64]:
     """The B that take less time fused with their W, and whose gradient may come later by what that takes; most slack first."""
     timeline = state.timeline
     kind, stage, microbatch, part = timeline.ops.T
@@ -111,7 +111,7 @@ def _to_fuse(tables: Tables, state: State) -> NDArray[np.int64]:
     return ops[pays][np.argsort(longer_ns[pays] - slack_ns[pays], kind="stable")]
 
 
-def _to_split(tables: Tables, state: State) -> NDArray[np.int64]:
+def _to_split(tables: Tables, state: MixedSchedule) -> NDArray[np.int64]:
     """The BW on whose gradient more depends than on what follows them; those first where the difference is the largest."""
     timeline = state.timeline
     kind, _, _, part = timeline.ops.T
@@ -122,7 +122,7 @@ def _to_split(tables: Tables, state: State) -> NDArray[np.int64]:
     return ops[pays][np.argsort(sent_ns[pays] - after_ns[pays], kind="stable")]
 
 
-def _fused(tables: Tables, state: State, ops: NDArray[np.int64]) -> Schedule:
+def _fused(tables: Tables, state: MixedSchedule, ops: NDArray[np.int64]) -> Schedule:
     """The schedule with BW in the places of these B."""
     kind, stage, microbatch, _ = state.timeline.ops.T
     fuse = np.zeros(tables.duration_ns.shape[1:], np.bool_)
@@ -141,7 +141,7 @@ def _fused(tables: Tables, state: State, ops: NDArray[np.int64]) -> Schedule:
     return Schedule(orders=orders, parts=tuple(parts for parts in state.schedule.parts if (parts.kind, parts.stage) in cut))
 
 
-def _split(tables: Tables, state: State, ops: NDArray[np.int64]) -> Schedule:
+def _split(tables: Tables, state: MixedSchedule, ops: NDArray[np.int64]) -> Schedule:
     """The schedule with these BW split: W in the next gap of the rank that holds it, if one is near, else right behind B."""
     timeline = state.timeline
     starts_ns, ends_ns, begin = timeline.starts_ns, timeline.ends_ns, timeline.begin
@@ -159,7 +159,7 @@ def _split(tables: Tables, state: State, ops: NDArray[np.int64]) -> Schedule:
     return Schedule(orders=made, parts=state.schedule.parts)
 
 
-def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timeline | None = None) -> State:
+def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timeline | None = None) -> MixedSchedule:
     """The schedule with its times, and what they leave."""
     timeline = timeline or simulate(problem, schedule, tables=tables)
     kind, stage, microbatch, _ = timeline.ops.T
@@ -187,4 +187,4 @@ def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timel
                 latest_ns = message_ns
         latest_start_ns[op] = latest_ns - end_ns + starts_ns[op]
     slack_ns = np.array(after_ns, np.int64), np.array(sent_ns, np.int64)
-    return State(schedule, timeline, timeline.objective_ns(problem.objective), *slack_ns)
+    return MixedSchedule(schedule, timeline, timeline.objective_ns(problem.objective), *slack_ns)

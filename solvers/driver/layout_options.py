@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
 
-__all__ = ["Option", "Options"]
+__all__ = ["LayoutOptions", "Option"]
 
 LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""
 SMALL_OPS = 1000
 """Up to this many compute ops all bounds together take no time that counts, some 0.1 s."""
-BOUNDS_S_PER_OP2 = 2e-7
+BOUNDS_S_PER_OP2 = 5e-8
 """All bounds of a larger layout take about this, times the square of its compute ops."""
 BOUNDS_SHARE = 0.1
 """Of the time or work that a method has for a layout, all its bounds may take this share."""
@@ -75,7 +75,7 @@ class Option:
             self.objective_ns = objective_ns
 
 
-class Options:
+class LayoutOptions:
     """All of them."""
 
     def __init__(self, workload: Workload) -> None:

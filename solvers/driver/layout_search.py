@@ -248,7 +248,7 @@ def _take_found(work: Work, found: Sequence[LaidOut], seconds: float) -> None:
         if taken.get(ranks, 0) < MOST_ALIKE and sum(taken.values()) < MOST_FOUND:
             taken[ranks] = taken.get(ranks, 0) + 1
             layout = replace(each.layout, placement=placement_name(ranks, work.workload.ranks))
-            option = work.options.add(f"found {len(work.options) + 1}", layout)
+            option = work.options.add(f"searched layout {len(work.options) + 1}", layout)
             if option is not None:
                 option.may_take(each.objective_ns)
                 if not work.is_constructive:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Ends
     from schedc.solvers.driver.best_layout import BestLayout
-    from schedc.solvers.driver.layout_options import Option, Options
+    from schedc.solvers.driver.layout_options import LayoutOptions, Option
     from schedc.solvers.driver.portfolio import Candidate
 
 __all__ = ["Work"]
@@ -43,7 +43,7 @@ class Work:
     method: str
     limits: Limits
     known: BestLayout
-    options: Options
+    options: LayoutOptions
     on_method: Callable[[str], None]
     on_layouts: Callable[[LayoutsProgress], None]
     candidates: list[Candidate] = field(default_factory=list)

@@ -23,7 +23,7 @@ from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Infeasible, NoPlanFound
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.driver.best_layout import BestLayout, LayoutsProgress
-from schedc.solvers.driver.layout_options import Options
+from schedc.solvers.driver.layout_options import LayoutOptions
 from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_trials import halve, hand_on, hand_on_named
 from schedc.solvers.driver.layout_work import Work
@@ -100,7 +100,7 @@ def solve_layouts(
         method=method,
         limits=limits,
         known=BestLayout(bound_ns=bound.value_ns, report=report, interruption=interruption or Interruption()),
-        options=Options(workload),
+        options=LayoutOptions(workload),
         on_method=on_method,
         on_layouts=on_layouts,
     )

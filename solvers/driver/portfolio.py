@@ -21,12 +21,12 @@ from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.common.failure import Failure, failure_of
-from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.fusing import can_pay, fusing_frees
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.common.mixing import mixed
-from schedc.solvers.driver.registry import MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.driver.registry import FUSED, MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
@@ -57,6 +57,9 @@ CONSTRUCTIVE_S = 3.0
 
 MEANWHILE_S = 4.0
 """Where the local searches still wait for compiled code, and a clock ends the work, CP-SAT goes first for this many seconds."""
+
+LAST_RESORTS = ("greedy{n_sub=1}", "sequential")
+"""What makes a schedule soonest, and what always does; where the time is up and there is none yet, nothing ends them."""
 
 NOTHING_BETTER = "found nothing better"
 """Of a search that worked."""
@@ -118,7 +121,7 @@ def solve(
 ) -> Outcome:
     """Run the method on the problem until the gap, the limit, a proof, or an interruption.
 
-    Nothing outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer.
+    Nothing outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer, but the first schedule.
 
     Args:
         problem: a valid problem.
@@ -170,7 +173,10 @@ def solve(
             if incumbent.schedule is None or incumbent.gap > limits.gap:
                 compile_ahead(climb, *((run_rule,) if can_pay(problem) or order_is_open(problem) else ()), polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
-                    try_methods(incumbent, ("rule-table",), candidates, on_method, mix=can_pay(problem))
+                    tables = ("rule-table", f"rule-table{FUSED}") if can_pay(problem) or fusing_frees(problem) else ("rule-table",)
+                    try_methods(incumbent, tables, candidates, on_method, mix=can_pay(problem))
+            if incumbent.schedule is None:
+                try_methods(incumbent, ("sequential",), candidates, on_method)
         if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
             left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
@@ -180,6 +186,11 @@ def solve(
                 _search_on(incumbent, limits, candidates, on_method)
     except OutOfTime:
         incumbent.cut_short = True
+        if incumbent.schedule is None and not is_constructive:
+            with interruption.alarm(None):  # late is better than without a plan
+                for method in LAST_RESORTS:
+                    if incumbent.schedule is None:
+                        try_methods(incumbent, (method,), candidates, on_method)
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise
@@ -287,6 +298,9 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]
     fused = ["greedy{fused=all,n_sub=1}", *some] if can_pay(problem) else []
     in_order = ("sorted",) if order_is_open(problem) else ()
+    if fused or fusing_frees(problem):  # a schedule of the problem in which every backward must fuse is one of this
+        alike = (*in_order, "greedy{n_sub=1}", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
+        fused += [f"{name}{FUSED}" for name in alike]
     return (*TEMPLATE_NAMES, *in_order, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
 
 

@@ -1,11 +1,13 @@
 """The methods by name: what `--method` and a job's `[solver] method` take, with options in braces, `greedy{n_sub=2}`.
 
 A name and the text of its options go in; a constructive method, or a search, bound to its options comes out. After a constructive
-method's name, ` + mixed` is its schedule with backwards fused and split where that pays. Modules load when they are used.
+method's name, ` + mixed` is its schedule with backwards fused and split where that pays, and ` + fused` the one that it makes where
+every backward must fuse. Modules load when they are used.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from schedc.solvers.layout.laid_out import LaidOut
 
 __all__ = [
+    "FUSED",
     "LAYOUT_METHODS",
     "METHODS",
     "MIXED",
@@ -47,7 +50,7 @@ __all__ = [
 ]
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
-MIXED = " + mixed"
+MIXED, FUSED = " + mixed", " + fused"
 """After a constructive method's name."""
 
 
@@ -95,6 +98,7 @@ METHODS = {
     "pipemorph": Entry("schedc.solvers.heuristics.pipemorph:pipemorph", PipeMorphOptions),
     "sorted": Entry("schedc.solvers.heuristics.sorted_microbatches:sorted_microbatches"),
     "rule-table": Entry("schedc.solvers.heuristics.rule_table:rule_table", RuleTableOptions),
+    "sequential": Entry("schedc.solvers.heuristics.sequential:sequential"),
 }
 """The constructive methods."""
 
@@ -132,7 +136,7 @@ def check_method(text: str, *, is_open: bool = False) -> None:
     if text in LAYOUT_METHODS:
         if not is_open:
             raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
-    elif text.endswith(MIXED):
+    elif text.endswith((MIXED, FUSED)):
         constructive(text)
     elif not is_auto(text):
         _parsed(text)
@@ -146,6 +150,8 @@ def constructive(text: str) -> Construct:
     """
     if text.endswith(MIXED):
         return partial(_mixed, constructive(text.removesuffix(MIXED)))
+    if text.endswith(FUSED):
+        return partial(_fused, constructive(text.removesuffix(FUSED)))
     name, options = (text, NoOptions()) if is_auto(text) or text in LAYOUT_METHODS else _parsed(text)
     if name not in METHODS:
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(METHODS)}")
@@ -160,6 +166,10 @@ def _mixed(construct: Construct, problem: Problem) -> Schedule:
     from schedc.solvers.common.mixing import mixed
 
     return mixed(problem, construct(problem))
+
+
+def _fused(construct: Construct, problem: Problem) -> Schedule:
+    return construct(replace(problem, split_backward=False))
 
 
 def layout_method(text: str) -> LayoutMethod:

@@ -6,7 +6,6 @@ trusted: schedules are timed by the simulator, and only the bound is CP-SAT's ow
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -33,10 +32,17 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.models.cpsat.variables import Variables
+    from schedc.models.cpsat.variables import CpSatVariables
     from schedc.solvers.common.base import Limits
 
 __all__ = ["run", "solve_cpsat", "solver_of"]
+
+LARGE = 1 << 27
+"""With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and
+what it proves where that overflows is false (google/or-tools, issue 5293, of ortools 9.15)."""
+MOST_AREA = 1 << 31
+"""Where a resource's capacity times the horizon is more than this, the LP adds no cuts: rows of those for scheduling have such
+areas as coefficients of times, and squares of them; where 64 bits overflow, ortools 9.15 ends the process, or a bound is false."""
 
 
 def solve_cpsat(
@@ -69,18 +75,12 @@ def solve_cpsat(
     check_bound(known_bound_ns, best_ns, "known before cpsat")
     grid = grid_of(problem, timeline.makespan_ns)
     blocks = blocks_of(problem, grid)
-    windows = windows_of(problem, blocks)
-    asked, asked_ns = problem, best_ns
-    if problem.objective is Objective.STAGE_SPAN and not windows.first_ops:
-        # Where it is open with which op a rank's span begins, the makespan replaces the span, and bounds nothing.
-        asked, asked_ns = dataclasses.replace(problem, objective=Objective.MAKESPAN), timeline.makespan_ns
-        windows = windows_of(asked, blocks)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
-    valid = asked is problem and (grid.exact or problem.objective is Objective.MAKESPAN)
+    valid = grid.exact or problem.objective is Objective.MAKESPAN
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
-    is_below = below_ns is not None and below_ns <= best_ns and asked is problem  # the incumbent is none of what is sought
-    most = grid.ticks(below_ns - 1 if is_below and below_ns is not None else asked_ns)
+    is_below = below_ns is not None and below_ns <= best_ns  # the incumbent is none of what is sought
+    most = grid.ticks(below_ns - 1 if is_below and below_ns is not None else best_ns)
 
     def bound_of_nothing_ns() -> int:
         if is_below:
@@ -88,14 +88,14 @@ def solve_cpsat(
         return bound_of_none(blocks, incumbent, best_ns, is_bound=valid, claimed_by="cpsat")
 
     try:
-        variables = build(asked, blocks, windows, floor, most)
+        variables = build(problem, blocks, windows_of(problem, blocks, most), floor, most)
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
         bound_ns = bound_of_nothing_ns()
         return Solved(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
     if not is_below:
-        add_hint(variables, incumbent, timeline, grid, asked_ns)
+        add_hint(variables, incumbent, timeline, grid, best_ns)
     solver = solver_of(limits)
     listener = _Listener(variables, problem, on_schedule)
     if valid:
@@ -125,6 +125,12 @@ def run(
     CP-SAT's own way with Ctrl-C leaves the default handler behind, and would kill the process the next time.
     """
     solver.parameters.catch_sigint_signal = False
+    horizon = max((max(variable.domain) for variable in model.proto.variables), default=0)  # its domain[-1] is 0, always
+    if horizon > LARGE:
+        solver.parameters.presolve_inclusion_work_limit = 0
+    shared = [each.cumulative for each in model.proto.constraints if each.has_cumulative()]
+    if max((each.capacity.offset for each in shared), default=1) * horizon > MOST_AREA:
+        solver.parameters.cut_level = 0
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(solver.solve, model, listener)
         ended_by = wait_for([job], solver.stop_search)
@@ -146,7 +152,7 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     return solver
 
 
-def _log(solver: cp_model.CpSolver, variables: Variables, status: str) -> tuple[str, ...]:
+def _log(solver: cp_model.CpSolver, variables: CpSatVariables, status: str) -> tuple[str, ...]:
     """What the bound rests on. The model's digest lets anybody who builds the same model check that it was this one."""
     model = hashlib.sha256(str(variables.model.proto).encode()).hexdigest()
     settings = solver.parameters
@@ -163,7 +169,7 @@ def _log(solver: cp_model.CpSolver, variables: Variables, status: str) -> tuple[
 class _Listener(cp_model.CpSolverSolutionCallback):
     """Turns each solution of the solver into a schedule."""
 
-    def __init__(self, variables: Variables, problem: Problem, on_schedule: Callable[[Schedule], None]) -> None:
+    def __init__(self, variables: CpSatVariables, problem: Problem, on_schedule: Callable[[Schedule], None]) -> None:
         super().__init__()
         self._variables, self._problem, self._on_schedule = variables, problem, on_schedule
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.models.milp.variables import Variables
+    from schedc.models.milp.variables import MilpVariables
     from schedc.solvers.common.base import Limits
 
 __all__ = ["solve_milp"]
@@ -94,7 +94,9 @@ def solve_milp(
             schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=SolverStatus.INFEASIBLE, log=(str(reason),)
         )
     binaries = 3 if blocks.fused else 1  # in a row: an order, and whether each of two backwards is fused
-    slack = TOLERANCE * (1 + binaries * timeline.makespan_ns / grid.tick_ns) * (len(variables.start) + len(variables.send))
+    # The largest big-M: no start or begin is later than its upper bound, and no task is longer than the longest.
+    horizon = max(variable.upBound or 0 for variable in variables.model.variables()) + max(blocks.duration.values())
+    slack = TOLERANCE * (1 + binaries * horizon) * (len(variables.start) + len(variables.send))
 
     def proven_ns(ticks: float) -> int:
         """What HiGHS's bound says of the true problem.
@@ -184,7 +186,7 @@ def _coarse_enough(grid: TimeGrid, horizon_ns: int) -> TimeGrid:
     return grid if grid.tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)
 
 
-def _loaded(pulp: ModuleType, variables: Variables) -> Any:
+def _loaded(pulp: ModuleType, variables: MilpVariables) -> Any:
     """HiGHS with the model in it; PuLP leaves the number of each column in its variable's `index`."""
     pulp_solver = pulp.HiGHS(msg=False)
     pulp_solver.createAndConfigureSolver(variables.model)
@@ -218,7 +220,7 @@ def _status(highspy: ModuleType, highs: Any) -> SolverStatus:
     return SolverStatus.FEASIBLE if has_solution else SolverStatus.UNKNOWN
 
 
-def _digest(highs: Any, variables: Variables) -> str:
+def _digest(highs: Any, variables: MilpVariables) -> str:
     """The model's size and digest: whoever builds the same model can check that it was this one."""
     lp = highs.getLp()
     columns = [(v.name, low, up) for v, low, up in zip(variables.model.variables(), lp.col_lower_, lp.col_upper_, strict=True)]

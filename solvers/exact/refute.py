@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from math import inf
 from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
+from schedc.analysis.bounds.clock import Clock, TimeUp
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
+from schedc.analysis.bounds.recomputed import without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
@@ -30,6 +34,7 @@ from schedc.solvers.exact.cpsat import run, solver_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
 
@@ -41,6 +46,8 @@ LEAST_S = 0.25
 """No question gets less."""
 RANKS = 3
 """The memory of this many ranks counts: those where it causes the longest waits."""
+RANKS_SHARE = 0.1
+"""Finding them takes at most this share of a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +90,21 @@ def refute(
     if problem.objective is not Objective.MAKESPAN:
         raise Unsupported(f"refute bounds the makespan; the objective is {problem.objective}")
     check_bound(bound_ns, objective_ns, "known before refute")
+    begun, spent = time.perf_counter(), 0.0
     grid = grid_of(problem, objective_ns)
     blocks = blocks_of(problem, grid)
-    windows, ranks = windows_of(problem, blocks), _ranks(problem)
-    begun, spent = time.perf_counter(), 0.0
+    clock = Clock(inf if limits.time_s is None or limits.deterministic is not None else RANKS_SHARE * limits.time_s)
+    ranks = _ranks(problem, clock)
     lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)
+    path = windows_of(problem, blocks, enough).least
     step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
     while lower < enough and objective_ns - bound_ns > limits.gap * objective_ns:
         left_s = None if limits.time_s is None else limits.time_s - (time.perf_counter() - begun)
         work = None if limits.deterministic is None else limits.deterministic - spent
         if step < least or any(left is not None and left <= 0 for left in (left_s, work)):
             return Refuted(lower_bound_ns=bound_ns, cut_short=True, work=spent)
-        upper = max(windows.path, min(lower + step, enough - 1))
-        model = build_relaxed(problem, blocks, windows, lower, upper, ranks)
+        upper = max(path, min(lower + step, enough - 1))
+        model = build_relaxed(problem, blocks, windows_of(problem, blocks, upper), lower, upper, ranks)
         # No question gets more than half of what is left, so that a smaller step can follow one that is not answered.
         time_s = None if left_s is None else max(left_s / 2, LEAST_S)
         deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
@@ -116,15 +125,19 @@ def refute(
         if ended_by is not None:
             raise ended_by
         if status != cp_model.INFEASIBLE:
-            return Refuted(lower_bound_ns=bound_ns, cut_short=status != cp_model.OPTIMAL, work=spent)
-    return Refuted(lower_bound_ns=bound_ns, cut_short=False, work=spent)
+            return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut or status != cp_model.OPTIMAL, work=spent)
+    return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut, work=spent)
 
 
-def _ranks(problem: Problem) -> tuple[int, ...]:
-    """Those ranks whose memory limit counts."""
+def _ranks(problem: Problem, until: Until) -> tuple[int, ...]:
+    """Those ranks whose memory limit counts, of the ranks for whose bounds there is time."""
+    problem = without_recomputed_bytes(problem)
     (frames,) = frames_of(problem, microbatch_classes(problem)).values()
     way = way_of(problem, frames)
-    bounds_ns = [chunk_idle_gap_bound_of_rank(problem, frames, way, rank) for rank in range(problem.ranks)]
+    bounds_ns = [0] * problem.ranks
+    with suppress(TimeUp):
+        for rank in range(problem.ranks):
+            bounds_ns[rank] = chunk_idle_gap_bound_of_rank(problem, frames, way, rank, until)
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
 
 

@@ -113,7 +113,7 @@ def planned_warm_up(problem: Problem, policy: Policy) -> tuple[int, ...]:
         limit_bytes, first_bytes = problem.memory_limit_bytes[stages[0].rank], stages[0].activation_bytes
         if limit_bytes is None or not first_bytes:
             return initial_warm_up(len(path), problem.microbatches, 2 * len(path) - 1)
-        return initial_warm_up(len(path), problem.microbatches, max(1, limit_bytes // first_bytes))
+        return initial_warm_up(len(path), problem.microbatches, max(1, (limit_bytes - stages[0].recomputed_bytes) // first_bytes))
     backward = Kind.B if problem.split_backward else Kind.BW
     delays_ns = []
     for before, after in pairwise(stages):

@@ -33,6 +33,7 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
     links = {(link.source, link.destination): link for link in problem.links}
     resources: dict[Resource, int] = {}
     parallel = problem.data_parallel
+    again_bytes = [max((stage.recomputed_bytes for stage in stages if stage.rank == rank), default=0) for rank in ranks]
     lanes: list[Any] = []
     blocks: list[Any] = []
     for rank, number, at in places:
@@ -44,6 +45,7 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
         lane.first, lane.last = len(blocks), len(blocks) + len(microbatches)
         lane.gather_ns, lane.scatter_ns = -1, -1 if parallel is None else parallel.reduce_scatter_ns[stage]
         lane.held_bytes, lane.kept_bytes = costs.activation_bytes, costs.activation_after_input_bytes
+        lane.again_bytes = costs.recomputed_bytes - again_bytes[rank]
         for name, neighbour in (("message", at + 1), ("gradient", at - 1)):
             on, occupancy_ns, latency_ns = -1, 0, 0
             if 0 <= neighbour < len(path) and stages[path[neighbour]].rank != rank:
@@ -67,11 +69,17 @@ def board_of(problem: Problem, n_sub: int = 1) -> Board:
         row = ROW["ranks"]()
         row.first_lane = mine[0] if mine else 0
         row.end_lane = row.first_lane + len(mine)
-        row.limit_bytes = NEVER if limit_bytes is None else limit_bytes
+        row.limit_bytes = NEVER if limit_bytes is None else limit_bytes - again_bytes[rank]
         row.collectives = resources.setdefault(Resource.of_collectives(parallel, rank), len(resources))
         row.order_from = order_length
         order_length += (2 + n_sub) * sum(lanes[lane].last - lanes[lane].first for lane in mine)
-        needs = _needs(problem, rank, lanes, mine)
+        along_paths = [[lane for lane in mine if lanes[lane].path == path] for path in range(len(paths))]
+        inputs_bytes = max(sum(lanes[lane].held_bytes for lane in along) for along in along_paths)
+        if limit_bytes is not None and row.limit_bytes < inputs_bytes:
+            row.limit_bytes = limit_bytes
+            for along in along_paths:
+                _hold_at_once([lanes[lane] for lane in along], again_bytes[rank])
+        needs = _needs(rank, limit_bytes, lanes, along_paths)
         row.reserves = -1
         if limit_bytes is not None and len(mine) > 1:
             row.reserves = len(reserves)
@@ -163,11 +171,26 @@ def _set_holds(board: Board, rule: Rule) -> None:
             lane = board.lanes[lane.following]
 
 
-def _needs(problem: Problem, rank: int, lanes: list[Any], mine: list[int]) -> list[Any]:
+def _hold_at_once(along: list[Any], most_again_bytes: int) -> None:
+    """Let the first of the lanes of a path on a rank take at once all that a microbatch ever holds there, and give it back last.
+
+    The limit then has no room for all inputs and the largest recomputation, but for the former until the latter: each stage's comes
+    when later ones have given theirs back. What is held is never more than this says: before the first lane's backward ends at most
+    that, and what is left for W besides, which is no more than its stage has taken.
+    """
+    held_bytes = need_bytes = 0
+    for lane in along:
+        held_bytes += lane.held_bytes
+        need_bytes = max(need_bytes, held_bytes + lane.again_bytes + most_again_bytes)
+        lane.held_bytes = lane.again_bytes = 0
+    if along:
+        along[0].held_bytes = need_bytes
+
+
+def _needs(rank: int, limit_bytes: int | None, lanes: list[Any], along_paths: list[list[int]]) -> list[Any]:
     """The rank's rows of `reserves`, one for each path; refuses a limit that does not hold one microbatch."""
-    rows, limit_bytes = [], problem.memory_limit_bytes[rank]
-    for path in range(len(problem.paths)):
-        along = [lane for lane in mine if lanes[lane].path == path]
+    rows = []
+    for along in along_paths:
         need_bytes = sum(lanes[lane].held_bytes for lane in along)
         if limit_bytes is not None and need_bytes > limit_bytes:
             raise Unsupported(

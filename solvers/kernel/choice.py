@@ -80,7 +80,8 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
                 best_kind, best_lane, best_ns, best_ready_ns, best_priority = F, number, start_ns, ready_ns, priority
                 if is_first:
                     bound_ns = floor_ns = start_ns
-        if next_b < lane.known_b and (not TURNS or next_f - lane.first >= lane.hold):
+        fits = unlimited or rank.used_bytes + lane.again_bytes <= rank.limit_bytes
+        if next_b < lane.known_b and fits and (not TURNS or next_f - lane.first >= lane.hold):
             ready_ns, priority = blocks[next_b].b_at_ns, lane.priority_b
             start_ns = ready_ns if ready_ns > free_ns else free_ns
             if foresight:
@@ -118,11 +119,12 @@ def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> b
     has one lane (nothing above `OLDEST` holds anything).
 
     Why the scheduler then never stands still: suppose nothing runs and nothing is on its way, and take the lowest microbatch
-    with an F or B left. Its next one is ready, since those before it are done. A B can start. An F has no lower microbatch in
-    flight on its lane, so no cap stops it; and no reserve does, since no path has a lower microbatch with forwards left. If
-    it does not fit, then only because of W of lower microbatches, for `NEED_BYTES` is free of those above; memory then keeps
-    an F out of this rank (one that is known, too), so these W are not left waiting, and one can start. If no F or B is left, no W
-    is left waiting.
+    with an F or B left. Its next one is ready, since those before it are done. A B can start, or, where stages recompute, keeps W
+    from being left waiting, as it is due: once all of them have run, what F took is all that is held, and F leave room for any
+    recomputation. An F has no lower microbatch in flight on its lane, so no cap stops it; and no reserve does, since no path has a
+    lower microbatch with forwards left. If it does not fit, then only because of W of lower microbatches, for `NEED_BYTES` is
+    free of those above; memory then keeps an F out of this rank (one that is known, too), so these W are not left waiting, and one
+    can start. If no F or B is left, no W is left waiting.
     """
     bytes_left = rank.limit_bytes - lane.held_bytes
     if rank.used_bytes > bytes_left:
@@ -138,7 +140,7 @@ def admits(rank: Any, lane: Any, blocks: Any, reserves: Any, settings: Any) -> b
 
 @kernel(inline=True)
 def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) -> bool:
-    """Whether memory does not let the next F of some lane start: with foresight one that is known, else come when it may.
+    """Whether memory does not let the next F of some lane start: with foresight one that is known, else come when it may; or a B.
 
     Without foresight nothing in the answer depends on what is on its way, so a W that it lets run has not waited for anything.
     """
@@ -149,6 +151,8 @@ def keeps_out(rank: Any, lanes: Any, blocks: Any, reserves: Any, settings: Any) 
         if MYOPIC and not settings.foresight:
             comes = next_f < lane.last and next_f - lane.next_b < lane.cap
         if comes and not admits(rank, lane, blocks, reserves, settings):
+            return True
+        if lane.next_b < next_f and rank.used_bytes + lane.again_bytes > rank.limit_bytes:
             return True
     return False
 

@@ -33,20 +33,24 @@ class Facts(NamedTuple):
     latency: Any
     resource: Any
     """The link or trunk of what the block sends, or -1."""
-    resources: int
-    gate: Any
-    """When its all-gather lets its first F start."""
-    tail: Any
-    """What must follow its last op."""
+    gather: Any
+    """What its all-gather takes."""
+    scatter: Any
+    """What its reduce-scatter takes; -1: it has none."""
+    gathered: Any
+    """Per link, trunk or lane for collectives: when all all-gathers have left it."""
+    collectives: Any
+    """Per rank, the resource of its collectives."""
+    gathering: Any
+    """Per rank, when the first of its all-gathers starts."""
     held: Any
     kept: Any
+    again: Any
+    """What a backward takes besides when it starts."""
     limit: Any
     """Per rank, bytes."""
-    first: Any
-    """Per rank, its first entry of `mine`; one more at the end."""
-    mine: Any
-    """The stages of rank 0, those of rank 1, and so on."""
-    split: bool
+    in_turn: bool
+    """Whether a trunk serves several ranks, so that ops are to be timed in the order of their ends."""
     span: bool
     """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
     in_order: bool
@@ -56,7 +60,7 @@ class Facts(NamedTuple):
 def example_facts() -> Facts:
     """Facts of no problem, but of the right types."""
     row = np.zeros(1, np.int64)
-    return Facts(row, row, row, row, row, row, row, 1, row, row, row, row, row, row, row, False, False, False)
+    return Facts(*(row,) * 16, False, False, False)
 
 
 def microbatches_by_stage(problem: Problem) -> list[list[int]]:
@@ -73,6 +77,7 @@ def facts_of(problem: Problem) -> Facts:
     tables = tables_of(problem)
     stages = len(problem.stages)
     visits = microbatches_by_stage(problem)
+    count = np.array([len(each) for each in visits], np.int64)
     path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
     fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
     feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
@@ -83,27 +88,33 @@ def facts_of(problem: Problem) -> Facts:
         occupancy[direction] = tables.occupancy_ns[direction, path_of, columns]
         latency[direction] = tables.latency_ns[direction, path_of, columns]
         resource[direction] = tables.resource[direction, path_of, columns]
-    parallel = problem.data_parallel
-    gate = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
-    tail = np.array(parallel.reduce_scatter_ns if parallel else [0] * stages, np.int64)
-    rank_of_stage = tables.rank_of_stage
+    rank_of_stage, parallel = tables.rank_of_stage, problem.data_parallel
+    gather = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
+    scatter = np.array(parallel.reduce_scatter_ns if parallel else [-1] * stages, np.int64)
+    gathered, gathering = np.zeros(len(tables.resources), np.int64), np.zeros(problem.ranks, np.int64)
+    for rank, lane in enumerate(tables.collective_resource):  # on a trunk, those of lower ranks go first
+        gathering[rank] = gathered[lane]
+        gathered[lane] += gather[(rank_of_stage == rank) & (count > 0)].sum()
+    users = {(on, rank) for row in resource for on, rank in zip(row, rank_of_stage, strict=True) if on >= 0}
+    users |= set(zip(tables.collective_resource, range(problem.ranks), strict=True))
     return Facts(
         stage_rank=rank_of_stage,
-        count=np.array([len(each) for each in visits], np.int64),
+        count=count,
         fed_by=fed_by,
         feeds=feeds,
         occupancy=occupancy.ravel(),
         latency=latency.ravel(),
         resource=resource.ravel(),
-        resources=len(tables.resources),
-        gate=gate,
-        tail=tail,
+        gather=gather,
+        scatter=scatter,
+        gathered=gathered,
+        collectives=tables.collective_resource,
+        gathering=gathering,
         held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
         kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
+        again=np.array([stage.recomputed_bytes for stage in problem.stages], np.int64),
         limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
-        first=np.searchsorted(np.sort(rank_of_stage), np.arange(problem.ranks + 1)),
-        mine=np.argsort(rank_of_stage, kind="stable"),
-        split=problem.split_backward,
+        in_turn=len({on for on, _ in users}) < len(users),
         span=problem.objective is Objective.STAGE_SPAN,
         in_order=problem.in_order,
     )

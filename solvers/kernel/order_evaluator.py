@@ -2,7 +2,7 @@
 
 It works on the arrays of `Facts`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
 value of `Kind`, n the microbatch's number on its stage, most the largest count of any stage. Orders may mix fused and split
-backwards. A trunk that several ranks share is served in the order of this pass.
+backwards. The clock is the simulator's; only where a trunk serves several ranks and ops take no time may ties be decided otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schedc.compiled.kernel import kernel
 from schedc.ir.ops import Kind
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.facts import Facts, example_facts
+from schedc.solvers.kernel.list_kernel import soonest_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
@@ -64,20 +65,51 @@ class Room(NamedTuple):
     """Per stage."""
     entered: Any
     """Per stage: how many of its F have run; kept where microbatches enter in order."""
+    gate_ns: Any
+    """Per stage: when its all-gather ends; -1 while its place among the rank's is not known."""
     placed: Any
-    """Per rank, as the next three: how many of its ops have run."""
+    """Per rank, as the next five: how many of its ops have run."""
     free_ns: Any
     begun_ns: Any
     left_bytes: Any
+    gathering_ns: Any
+    """When its next all-gather starts."""
+    due_ns: Any
+    """When its next op ends, `STRANDED` while that is not known; kept where ops are timed in turn."""
     link_free_ns: Any
-    """Per link or trunk."""
+    """Per link, trunk or lane for collectives."""
 
 
 def room_of(facts: Facts) -> Room:
     """Room for `time_orders` on this problem."""
     ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
-    sizes = (2, stages, most), (stages, most), stages, stages, ranks, ranks, ranks, ranks, facts.resources
+    sizes = (2, stages, most), (stages, most), *(stages,) * 3, *(ranks,) * 6, len(facts.gathered)
     return Room(*(np.zeros(size, np.int64) for size in sizes))
+
+
+@kernel(inline=True)
+def due(facts: Facts, duration: Any, scratch: Room, rank: int, kind: int, stage: int, n: int) -> Any:
+    """When this op ends as the rank's next; `STRANDED` while it has not what it needs."""
+    if kind == F:
+        ready_ns = scratch.ready[0, stage, n]
+        gate_ns = scratch.gate_ns[stage]
+        gate_ns = gate_ns if gate_ns >= 0 else scratch.gathering_ns[rank] + facts.gather[stage]
+    else:
+        ready_ns = scratch.done_backward[stage, n] if kind == W else scratch.ready[1, stage, n]
+        gate_ns = 0
+    if ready_ns < 0:
+        return STRANDED
+    return max(ready_ns, gate_ns, scratch.free_ns[rank]) + duration[kind, stage, n if duration.shape[2] > 1 else 0]
+
+
+@kernel()
+def due_next(facts: Facts, duration: Any, orders: Orders, scratch: Room, rank: int) -> Any:
+    """When the rank's next op ends; `STRANDED` while that is not known, or where all have run."""
+    at, stages, most = scratch.placed[rank], len(facts.stage_rank), scratch.ready.shape[2]
+    if at >= orders.lengths[rank]:
+        return STRANDED
+    code = orders.codes[rank, at]
+    return due(facts, duration, scratch, rank, code // (most * stages), (code // most) % stages, code % most)
 
 
 @kernel()
@@ -92,74 +124,95 @@ def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> A
         orders: what each rank runs.
         scratch: room for it.
     """
-    ready, done_backward, left, entered, placed, free_ns, begun_ns, left_bytes, link_free_ns = scratch
+    ready, done_backward, left, entered, gate_ns, placed, free_ns, begun_ns, left_bytes, gathering_ns, due_ns, link_free_ns = (
+        scratch
+    )
     codes, lengths = orders
     stages, ranks, most = len(facts.stage_rank), len(facts.limit), ready.shape[2]
     differ = 1 if duration.shape[2] > 1 else 0
     for stage in range(stages):
-        left[stage], entered[stage] = facts.count[stage], 0
+        left[stage], entered[stage], gate_ns[stage] = facts.count[stage], 0, -1
         for n in range(facts.count[stage]):
-            ready[0, stage, n] = facts.gate[stage] if facts.fed_by[stage] < 0 else -1
+            ready[0, stage, n] = 0 if facts.fed_by[stage] < 0 else -1
             ready[1, stage, n] = done_backward[stage, n] = -1
     for rank in range(ranks):
         placed[rank] = free_ns[rank] = begun_ns[rank] = 0
-        left_bytes[rank] = facts.limit[rank]
+        left_bytes[rank], gathering_ns[rank] = facts.limit[rank], facts.gathering[rank]
+        if facts.in_turn:
+            due_ns[rank] = due_next(facts, duration, orders, scratch, rank)
     for link in range(len(link_free_ns)):
-        link_free_ns[link] = 0
-    latest_ns = 0
-    moving = True
-    while moving:
-        moving = False
-        for rank in range(ranks):
-            while placed[rank] < lengths[rank]:
-                code = codes[rank, placed[rank]]
-                n = code % most
-                stage = (code // most) % stages
-                kind = code // (most * stages)
-                way = 0 if kind == F else 1
-                ready_ns = done_backward[stage, n] if kind == W else ready[way, stage, n]
-                if ready_ns < 0:
-                    break
-                if kind == F:
-                    if facts.in_order and facts.fed_by[stage] < 0:
-                        if n != entered[stage]:
-                            return STRANDED
-                        entered[stage] += 1
-                    left_bytes[rank] -= facts.held[stage]
-                    if left_bytes[rank] < 0:
-                        return STRANDED
-                if facts.span and placed[rank] == 0:
-                    begun_ns[rank] = ready_ns
-                end_ns = max(ready_ns, free_ns[rank]) + duration[kind, stage, differ * n]
-                free_ns[rank] = end_ns
-                placed[rank] += 1
-                moving = True
-                neighbour = -1
-                if kind == F:
-                    neighbour = facts.feeds[stage]
-                    if neighbour < 0:
-                        ready[1, stage, n] = end_ns
-                elif kind == W:
-                    left_bytes[rank] += facts.kept[stage]
-                else:
-                    left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if kind == B else 0)
-                    done_backward[stage, n] = end_ns
-                    neighbour = facts.fed_by[stage]
-                if kind in (W, BW):
-                    left[stage] -= 1
-                    if left[stage] == 0:
-                        latest_ns = max(latest_ns, end_ns + facts.tail[stage] - begun_ns[rank])
-                if neighbour >= 0:
-                    link = facts.resource[way * stages + stage]
-                    arrival_ns = end_ns
-                    if link >= 0:
-                        link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[way * stages + stage]
-                        arrival_ns = link_free_ns[link] + facts.latency[way * stages + stage]
-                    ready[way, neighbour, n] = max(arrival_ns, facts.gate[neighbour]) if kind == F else arrival_ns
+        link_free_ns[link] = facts.gathered[link]
+    scattered_ns, rank, waiting = 0, 0, 0
+    while waiting < ranks:  # each rank goes on as far as it can; or always the one whose op ends first
+        if facts.in_turn:
+            rank = soonest_of(due_ns)
+            if due_ns[rank] >= STRANDED:
+                break
+        end_ns = STRANDED
+        if placed[rank] < lengths[rank]:
+            code = codes[rank, placed[rank]]
+            n = code % most
+            stage = (code // most) % stages
+            kind = code // (most * stages)
+            end_ns = due(facts, duration, scratch, rank, kind, stage, n)
+        if end_ns >= STRANDED:
+            waiting += 1
+            rank = rank + 1 if rank + 1 < ranks else 0
+            continue
+        waiting = 0
+        if kind == F:
+            if facts.in_order and facts.fed_by[stage] < 0:
+                if n != entered[stage]:
+                    return STRANDED
+                entered[stage] += 1
+            left_bytes[rank] -= facts.held[stage]
+            if gate_ns[stage] < 0:
+                gathering_ns[rank] += facts.gather[stage]
+                gate_ns[stage] = gathering_ns[rank]
+        if left_bytes[rank] < (facts.again[stage] if kind in (B, BW) else 0):
+            return STRANDED
+        if placed[rank] == 0:
+            begun_ns[rank] = end_ns - duration[kind, stage, differ * n]
+        free_ns[rank] = end_ns
+        placed[rank] += 1
+        way = 0 if kind == F else 1
+        neighbour = -1
+        if kind == F:
+            neighbour = facts.feeds[stage]
+            if neighbour < 0:
+                ready[1, stage, n] = end_ns
+        elif kind == W:
+            left_bytes[rank] += facts.kept[stage]
+        else:
+            left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if kind == B else 0)
+            done_backward[stage, n] = end_ns
+            neighbour = facts.fed_by[stage]
+        if neighbour >= 0:
+            link = facts.resource[way * stages + stage]
+            arrival_ns = end_ns
+            if link >= 0:
+                link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[way * stages + stage]
+                arrival_ns = link_free_ns[link] + facts.latency[way * stages + stage]
+            ready[way, neighbour, n] = arrival_ns
+        if kind in (W, BW):
+            left[stage] -= 1
+            if left[stage] == 0 and facts.scatter[stage] >= 0:
+                link = facts.collectives[rank]
+                link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.scatter[stage]
+                scattered_ns = max(scattered_ns, link_free_ns[link])
+        if facts.in_turn:
+            due_ns[rank] = due_next(facts, duration, orders, scratch, rank)
+            if neighbour >= 0:
+                other = facts.stage_rank[neighbour]
+                if due_ns[other] >= STRANDED:
+                    due_ns[other] = due_next(facts, duration, orders, scratch, other)
+    span_ns, latest_ns = 0, scattered_ns
     for rank in range(ranks):
         if placed[rank] < lengths[rank]:
             return STRANDED
-    return latest_ns
+        span_ns = max(span_ns, free_ns[rank] - begun_ns[rank])
+        latest_ns = max(latest_ns, free_ns[rank])
+    return span_ns if facts.span else latest_ns
 
 
 def _example() -> tuple[Any, ...]:

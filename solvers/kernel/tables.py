@@ -21,8 +21,10 @@ COLUMNS = {
         *("stage", "path", "rank", "previous", "following", "first", "last"),
         # ... what its stage's all-gather and reduce-scatter take (-1: there is none), when the former ends if it is the first ...
         *("gather_ns", "scatter_ns", "first_gate_ns"),
-        # ... what a microbatch holds from the start of F, what of it is left between B and W ...
-        *("held_bytes", "kept_bytes"),
+        # ... what a microbatch holds from the start of F, what is left between B and W, and what a backward takes besides when it
+        # starts, less the most that one of the rank's lanes takes so (where the limit has no room for that beside all inputs, the
+        # first lane of a path on the rank has all that a microbatch ever holds there, and the others nothing) ...
+        *("held_bytes", "kept_bytes", "again_bytes"),
         # ... and what F sends on and B sends back: over which link or trunk (-1: it stays on the rank), and how long it takes.
         *("message_on", "message_occupancy_ns", "message_latency_ns"),
         *("gradient_on", "gradient_occupancy_ns", "gradient_latency_ns"),
@@ -34,8 +36,8 @@ COLUMNS = {
         *("next_f", "next_b", "next_w", "known_f", "known_b", "waiting", "done_parts", "gate_ns", "gathered"),
     ),
     "ranks": (
-        # Its lanes (from, before), its limit, the resource of its collectives, where its ops begin in `order`, and its first row of
-        # `reserves`, which has one for each path; -1: none.
+        # Its lanes (from, before), its limit less the most that a backward takes besides, the resource of its collectives, where
+        # its ops begin in `order`, and its first row of `reserves`, which has one for each path; -1: none.
         *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
         # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where its next op is
         # written; and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.errors import NoPlanFound
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.draft import Draft, draft_of
-from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
+from schedc.solvers.layout.evaluation.evaluate import NEVER, LayoutEvaluator
 from schedc.solvers.layout.laid_out import laid_out
 from schedc.solvers.layout.moves import transferred
 
@@ -85,13 +85,13 @@ def adaptis(
         open_layout: what may be chosen; where nothing is, the schedule alone is tuned.
         stop: is called between candidates; the best so far is the result once it returns True.
         report: is called with how many layouts were evaluated, and the objective, whenever there is a better one.
-        plain: see `Evaluator`.
+        plain: see `LayoutEvaluator`.
 
     Raises:
         Unsupported: the numbers are too large.
         NoPlanFound: no named layout has a schedule within memory.
     """
-    generator = _Generator(workload, open_layout, Evaluator(workload, plain=plain), stop, report)
+    generator = _Generator(workload, open_layout, LayoutEvaluator(workload, plain=plain), stop, report)
     found = list(baselines(workload, open_layout))
     for start in generator.starts():
         if not stop():
@@ -111,7 +111,7 @@ class _Generator:
         self,
         workload: Workload,
         open_layout: OpenLayout,
-        evaluator: Evaluator,
+        evaluator: LayoutEvaluator,
         stop: Callable[[], bool],
         report: Callable[[int, int], None],
     ) -> None:

@@ -21,7 +21,7 @@ from schedc.solvers.layout.draft import draft_of
 from schedc.solvers.layout.evaluation.evaluate import NEVER
 from schedc.solvers.layout.laid_out import laid_out
 from schedc.solvers.layout.moves import moves_of
-from schedc.solvers.layout.walk import KEEP, Kept, Walk, best_of
+from schedc.solvers.layout.walk import KEEP, KeptDraft, Walk, best_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.layout.laid_out import LaidOut
 
-__all__ = ["Kept", "LayoutClimb"]
+__all__ = ["KeptDraft", "LayoutClimb"]
 
 START_RULES, ALL_RULES = 12, 4
 """A starting layout is tried under this many rules, evenly taken from the table; this many of the best starts under all of them."""
@@ -59,7 +59,7 @@ class LayoutClimb:
             open_layout: what may be chosen.
             recompute: whether it may choose which stages recompute, too; then those that `open_layout` names are a start.
             seed: of the random numbers.
-            plain: see `Evaluator`.
+            plain: see `LayoutEvaluator`.
             workers: this many walks beside each other, each in a thread.
 
         Raises:
@@ -89,7 +89,7 @@ class LayoutClimb:
         self._reported_ns = self.best[0].value_ns if self.best else NEVER
 
     @property
-    def best(self) -> tuple[Kept, ...]:
+    def best(self) -> tuple[KeptDraft, ...]:
         """The best layouts, the best first; one for each draft."""
         return best_of(kept for walk in self._walks for kept in walk.best)
 
@@ -115,7 +115,7 @@ class LayoutClimb:
         *,
         evaluations: int | None = None,
         seconds: float | None = None,
-        report: Callable[[int, Kept], None] = lambda _evaluated, _best: None,
+        report: Callable[[int, KeptDraft], None] = lambda _evaluated, _best: None,
     ) -> None:
         """Search until this many more layouts were evaluated, or for this long, whichever comes first; or until an exception.
 
@@ -160,7 +160,7 @@ class LayoutClimb:
                 stop.set()
         self._report(report)
 
-    def _report(self, report: Callable[[int, Kept], None]) -> None:
+    def _report(self, report: Callable[[int, KeptDraft], None]) -> None:
         """Call `report` if there is a better one."""
         best = self.best
         if best and best[0].value_ns < self._reported_ns:
@@ -194,5 +194,5 @@ class LayoutClimb:
         )
 
 
-def _value_ns(kept: Kept) -> int:
+def _value_ns(kept: KeptDraft) -> int:
     return kept.value_ns

@@ -15,7 +15,7 @@ from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.solvers.layout.enumerate import cuts_of, layout_of
 from schedc.solvers.layout.laid_out import timed
-from schedc.solvers.layout.order import Entry, Queue
+from schedc.solvers.layout.order import Queue, QueuedLayout
 from schedc.solvers.layout.solve import solve_below
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _given(limits: Limits, share: float | None) -> Limits:
     return replace(limits, time_s=share, gap=0.0)
 
 
-def _take(known: _Known, queue: Queue, open_layout: OpenLayout, entry: Entry, solved: Solved) -> None:
+def _take(known: _Known, queue: Queue, open_layout: OpenLayout, entry: QueuedLayout, solved: Solved) -> None:
     """Keep what was found of a layout, and put it back if it is not settled."""
     known.evaluated += entry.tries == 0
     known.work += solved.work

@@ -9,7 +9,7 @@ import heapq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import best_bound, cheap_bound_ns, minimum_limit_bytes
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns, minimum_limit_bytes
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.layout.enumerate import layout_of
 from schedc.solvers.layout.quick_bound import QuickBound
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.layout.enumerate import Cut
 
-__all__ = ["Entry", "Queue", "has_room"]
+__all__ = ["Queue", "QueuedLayout", "has_room"]
 
 
 @dataclass(order=True, slots=True)
-class Entry:
+class QueuedLayout:
     """A layout in the queue."""
 
     bound_ns: int
@@ -49,7 +49,7 @@ class Queue:
         self._workload, self._open = workload, open_layout
         quick = QuickBound(workload, open_layout)
         bounds = ((number, cut, quick.of(cut)) for number, cut in enumerate(cuts))
-        self._entries = [Entry(bound_ns, number, cut) for number, cut, bound_ns in bounds if bound_ns is not None]
+        self._entries = [QueuedLayout(bound_ns, number, cut) for number, cut, bound_ns in bounds if bound_ns is not None]
         heapq.heapify(self._entries)
         self.layouts = len(self._entries)
         """How many there were."""
@@ -59,7 +59,7 @@ class Queue:
         """No layout that is left has a smaller objective; None: none is left."""
         return self._entries[0].bound_ns if self._entries else None
 
-    def pop(self, below_ns: int | None, until: Callable[[], bool]) -> Entry | None:
+    def pop(self, below_ns: int | None, until: Callable[[], bool]) -> QueuedLayout | None:
         """The layout with the least bound, now the best of all bounds, which is below `below_ns`; None: there is none in time.
 
         Args:
@@ -70,14 +70,14 @@ class Queue:
             entry = heapq.heappop(self._entries)
             if entry.is_bounded:
                 return entry
-            better = self._bounded(entry, at_once=below_ns is None)
+            better = self._bounded(entry, until, at_once=below_ns is None)
             if better is not None and below_ns is None:
                 return better
             if better is not None:
                 self.push(better)
         return None
 
-    def _bounded(self, entry: Entry, *, at_once: bool) -> Entry | None:
+    def _bounded(self, entry: QueuedLayout, until: Callable[[], bool], *, at_once: bool) -> QueuedLayout | None:
         """The entry with a better bound: without idle gaps the first time, unless `at_once`; None: a rank has no room."""
         problem, is_bounded = entry.problem, entry.problem is not None or at_once
         if problem is None:
@@ -85,10 +85,10 @@ class Queue:
             problem = problem_of(self._workload, layout)
             if not has_room(self._workload, layout, problem):
                 return None
-        bound_ns = best_bound(problem).value_ns if is_bounded else cheap_bound_ns(problem)
+        bound_ns = max(each.value_ns for each in bounds_in_time(problem, until)) if is_bounded else cheap_bound_ns(problem)
         return replace(entry, bound_ns=max(entry.bound_ns, bound_ns), problem=problem, is_bounded=is_bounded)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: QueuedLayout) -> None:
         """Put a layout back, perhaps with a better bound."""
         heapq.heappush(self._entries, entry)
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["QuickBound"]
 
+FAR = 2.0**60
+"""More bytes than any rank has."""
+
 
 class QuickBound:
     """The bounds of the layouts of a workload."""
@@ -105,9 +108,9 @@ class QuickBound:
         device, rooms = self._workload.devices[rank], [self._of(rank, stage, 6, cuts) for stage in stages]
         if device.capacity_bytes is not None and not any(self._open.recompute):
             return device.capacity_bytes - sum(device.capacity_bytes - room_bytes for room_bytes in rooms)
-        if device.capacity_bytes is None and device.in_flight is not None:
-            return device.in_flight * activation_bytes
-        return min(rooms)
+        if not any(self._open.recompute):
+            return min(rooms) if device.in_flight is None else device.in_flight * activation_bytes
+        return max(rooms) if device.in_flight is None else FAR  # any of the stages may be the one that recomputes
 
     def _table(self, rank: int, stage: int) -> Tables:
         """By first and last layer: F and gradient part of a microbatch; forwards, gradient parts and backwards of all; bytes.

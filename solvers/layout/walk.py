@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.solvers.layout.draft import Draft
     from schedc.solvers.layout.moves import Move
 
-__all__ = ["Kept", "Walk", "best_of"]
+__all__ = ["KeptDraft", "Walk", "best_of"]
 
 KEEP = 8
 """This many of the best layouts are kept."""
@@ -32,7 +32,7 @@ LOOK_EVERY = 16
 """The limits are looked at after this many candidates."""
 
 
-class Kept(NamedTuple):
+class KeptDraft(NamedTuple):
     """A draft that was found, of the best ones."""
 
     value_ns: int
@@ -41,9 +41,9 @@ class Kept(NamedTuple):
     """Of the evaluator's table."""
 
 
-def best_of(found: Iterable[Kept]) -> tuple[Kept, ...]:
+def best_of(found: Iterable[KeptDraft]) -> tuple[KeptDraft, ...]:
     """The best of these, the best first, one for each draft."""
-    best: dict[Draft, Kept] = {}
+    best: dict[Draft, KeptDraft] = {}
     for kept in sorted(found, key=lambda each: each.value_ns):
         best.setdefault(kept.draft, kept)
     return tuple(best.values())[:KEEP]
@@ -60,25 +60,25 @@ class Walk:
             moves: what may change.
             chunks: at most this many stages on a rank.
             seed: of the random numbers.
-            plain: see `Evaluator`.
+            plain: see `LayoutEvaluator`.
         """
         self.screen = Screen(workload, plain=plain)
-        self.best: tuple[Kept, ...] = ()
+        self.best: tuple[KeptDraft, ...] = ()
         """The best layouts, with their objectives, not estimates; the best first."""
         self._random, self._workload, self._moves, self._chunks = Random(seed), workload, tuple(moves), chunks
 
-    def start(self, draft: Draft, rules: Sequence[int]) -> Kept:
+    def start(self, draft: Draft, rules: Sequence[int]) -> KeptDraft:
         """An estimate of a draft to start with, under the best of these rules."""
         value_ns = self.screen.value(draft, rules)
-        return Kept(value_ns, draft, max(0, self.screen.rule))
+        return KeptDraft(value_ns, draft, max(0, self.screen.rule))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptDraft) -> None:
         """Time it with all microbatches, and keep it if it is among the best: in one assignment."""
         value_ns = kept.value_ns if self.screen.is_exact else self.screen.whole.value(kept.draft, [kept.rule])
         if value_ns < NEVER and (len(self.best) < KEEP or value_ns < self.best[-1].value_ns):
             self.best = best_of([*self.best, kept._replace(value_ns=value_ns)])
 
-    def anneal(self, start: Kept, heat: float, spent: Callable[[], float], until: float) -> None:
+    def anneal(self, start: KeptDraft, heat: float, spent: Callable[[], float], until: float) -> None:
         """Anneal from a draft until this share of the limits is spent, and keep the best.
 
         Until a draft can run, the walk goes to where ranks hold fewer bytes too many.
@@ -120,7 +120,7 @@ class Walk:
                 continue
             if value_ns == NEVER and (screen.over_bytes < 0 or (screen.over_bytes > over_bytes and random.random() >= UPHILL)):
                 continue
-            now, over_bytes = Kept(value_ns, draft, max(0, screen.rule)), screen.over_bytes
+            now, over_bytes = KeptDraft(value_ns, draft, max(0, screen.rule)), screen.over_bytes
             if value_ns < NEVER and (screen.is_exact or value_ns < record_ns):
                 record_ns = min(record_ns, value_ns)
                 self.keep(now)

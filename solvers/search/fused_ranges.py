@@ -61,7 +61,7 @@ class Ranges:
         return replace(self, before=[*self.before], after=[*self.after], lag=[*self.lag], cap=[*self.cap])
 
 
-class Evaluator:
+class RangesEvaluator:
     """The list scheduler's compiled kernel at work on one problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -119,7 +119,7 @@ def search_fused_ranges(
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    evaluate, random, begun = Evaluator(problem), Random(seed), time.perf_counter()
+    evaluate, random, begun = RangesEvaluator(problem), Random(seed), time.perf_counter()
     counts = count_by_stage(board_of(problem))
     evaluations = evaluations or min(400, max(20, PLACED_OPS // problem.num_ops))
     longest_ns = max(max(stage.forward_ns) for stage in problem.stages)
@@ -167,7 +167,9 @@ def _slots(problem: Problem, stage: int, count: int) -> int:
     """How many activations of the stage fit at once."""
     costs = problem.stages[stage]
     limit_bytes = problem.memory_limit_bytes[costs.rank]
-    return count if limit_bytes is None or costs.activation_bytes == 0 else min(count, limit_bytes // costs.activation_bytes)
+    if limit_bytes is None or costs.activation_bytes == 0:
+        return count
+    return min(count, (limit_bytes - costs.recomputed_bytes) // costs.activation_bytes)
 
 
 def _changed(rule: Ranges, counts: list[int], looks_ns: list[int], random: Random) -> Ranges:

@@ -16,7 +16,7 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.models.grid import grid_of
-from schedc.models.periodic import build_cycle, takes_less_fused
+from schedc.models.periodic import build_cycle, held_at_most, takes_less_fused
 from schedc.solvers.common.base import NO_LIMITS
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
@@ -224,18 +224,17 @@ def _check(problem: Problem) -> None:
     if any(len(set(problem.stages[stage].durations_ns(kind))) > 1 for stage in path for kind in kinds):
         raise Unsupported("periodic: expected microbatches that all take the same time; use greedy for others")
     for stage in path:
-        limit_bytes = problem.memory_limit_bytes[problem.stages[stage].rank]
-        if limit_bytes is not None and limit_bytes < problem.stages[stage].activation_bytes:
+        held_bytes, _, limit_bytes = held_at_most(problem, stage)
+        if limit_bytes is not None and limit_bytes < held_bytes:
             raise Unsupported(f"periodic: the limit of rank {problem.stages[stage].rank} does not hold one activation; raise it")
 
 
 def _sizes(problem: Problem) -> tuple[int, ...]:
     """Powers of two, up to what the tightest rank holds, and that."""
     slots = [
-        limit_bytes // problem.stages[stage].activation_bytes
-        for stage in problem.paths[0]
-        if (limit_bytes := problem.memory_limit_bytes[problem.stages[stage].rank]) is not None
-        and problem.stages[stage].activation_bytes
+        limit_bytes // held_bytes
+        for held_bytes, _, limit_bytes in (held_at_most(problem, stage) for stage in problem.paths[0])
+        if limit_bytes is not None and held_bytes
     ]
     largest = min([LARGEST_WAVE, problem.microbatches, *slots])
     return tuple(sorted({largest, *(1 << power for power in range(5) if 1 << power < largest)}))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.interruption import Interruption
 
-__all__ = ["FoundSampled", "polish_sampled_schedules"]
+__all__ = ["FoundSampled", "polish_sampled_schedules", "sampled_of"]
 
 CLIMBS = 2
 """Searches beside each other in one round."""
@@ -43,7 +43,7 @@ class FoundSampled:
 
     schedule: Schedule
     value_ns: float
-    """By the kernel's clock, which serves a trunk that several ranks share in another order than the simulator."""
+    """By the kernel's clock."""
     cut_short: bool
     """Whether the clock or an interruption ended it."""
     values_ns: tuple[float, ...]
@@ -84,7 +84,7 @@ def polish_sampled_schedules(
     """
     problem = problems[0]
     facts, exchanges = facts_of(problem), EXCHANGES if any(map(can_pay, problems)) else 0
-    sampled = _sampled(problems, weights, least_ns, percentile)
+    sampled = sampled_of(problems, weights, least_ns, percentile)
     packed = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
     ops = int(packed[0].lengths.sum()) * len(problems)
     evaluations = evaluations or min(40_000, max(200, ROUND_OPS // ops))
@@ -127,7 +127,8 @@ def _wait(jobs: list[Future[float]], stop: Callable[[], None], interruption: Int
     return stopped
 
 
-def _sampled(problems: Sequence[Problem], weights: Sequence[float], least_ns: Sequence[int], percentile: float) -> Sampled:
+def sampled_of(problems: Sequence[Problem], weights: Sequence[float], least_ns: Sequence[int], percentile: float) -> Sampled:
+    """What differs between the problems, for the kernel; arguments as of `polish_sampled_schedules`."""
     each = [facts_of(problem) for problem in problems]
     durations_ns = [durations_by_visit_ns(problem) for problem in problems]
     if all(np.array_equal(duration_ns, durations_ns[0]) for duration_ns in durations_ns):

@@ -80,7 +80,8 @@ def _with_groups(problem: Problem, grid: Grid, sizes: Sequence[int]) -> Schedule
 
 def _fits(problem: Problem, schedule: Schedule) -> bool:
     for order, limit_bytes in zip(schedule.orders, problem.memory_limit_bytes, strict=True):
-        sizes = (problem.stages[op.stage].activation_bytes * (1 if op.kind is Kind.F else -1) for op in order)
+        stages = [(problem.stages[op.stage], op.kind) for op in order]
+        sizes = (size for stage, kind in stages for size in (stage.taken_bytes(kind), -stage.released_bytes(kind)))
         if limit_bytes is not None and max(accumulate(sizes), default=0) > limit_bytes:
             return False
     return True

@@ -15,7 +15,7 @@ from schedc.compiled.compiler import at_hand, compiled
 from schedc.solvers.kernel.arrays import example_board
 from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, Board
-from schedc.solvers.layout.evaluation.kernel import Found, Sketch, evaluate
+from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
 from schedc.solvers.layout.evaluation.tables import costs_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.layout.draft import Draft
 
-__all__ = ["NEVER", "Evaluator", "Load", "table_of_rules"]
+__all__ = ["NEVER", "LayoutEvaluator", "Load", "table_of_rules"]
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
 """The places of F, B and W among ops that are ready; 0 goes first."""
@@ -60,7 +60,7 @@ class Load(NamedTuple):
     """The least time from the end of a fused backward to the end of all."""
 
 
-class Evaluator:
+class LayoutEvaluator:
     """The kernel at work on one workload, for one thread."""
 
     def __init__(self, workload: Workload, *, plain: bool | None = None) -> None:
@@ -95,7 +95,7 @@ class Evaluator:
         self._costs = costs if self._plain else type(costs)(*(np.array(values, np.int64) for values in costs))
         self._table = self.rules.tolist() if self._plain else self.rules
         self._rooms: dict[int, tuple[Sketch, Board]] = {}
-        self._found = Found(*([0] if self._plain else np.zeros(1, np.int64) for _ in Found._fields))
+        self._found = KernelResult(*([0] if self._plain else np.zeros(1, np.int64) for _ in KernelResult._fields))
 
     def value(self, draft: Draft, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0) -> int:
         """The objective of the draft's best schedule, in nanoseconds; `NEVER` where no rule can run it, or it was refused.
@@ -169,7 +169,7 @@ class Evaluator:
     def _room(self, stages: int) -> tuple[Sketch, Board]:
         """Room for drafts of this many stages."""
         ranks, microbatches = self.workload.ranks, self.workload.microbatches
-        of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "static", "free"}
+        of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "waiting", "static", "free", "need"}
         sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields} | {"over": 1}
         lengths = {
             "lanes": stages,

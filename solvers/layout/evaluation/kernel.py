@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.tables import NEVER
-from schedc.solvers.layout.evaluation.tables import NUMBERS, Costs
+from schedc.solvers.layout.evaluation.tables import NUMBERS, LayoutCosts
 from schedc.units import MAX_QUANTITY
 
-__all__ = ["RULE_COLUMNS", "Found", "Sketch", "evaluate"]
+__all__ = ["RULE_COLUMNS", "KernelResult", "Sketch", "evaluate"]
 
 RULE_COLUMNS = ("fused", "look_ahead_20ths", "place_f", "place_b", "place_w", "in_flight", "more", "lag")
 """A rule of the table: whether backwards are fused where they may be split; how far a rank looks ahead, in 20ths of the longest op;
 the places of F, B and W among ops that are ready, 0 goes first; activations in flight: 0: as many as memory holds, 1: what the
 round trip takes without W, 2: with W, 3: as many as before the first backward; this many more; whether W are left waiting."""
-MICROBATCHES, BYTES_NUMERATOR, BYTES_DENOMINATOR, SPLIT, TORCH, SPAN = range(len(NUMBERS))
+MICROBATCHES, SPLIT, TORCH, SPAN = range(len(NUMBERS))
 FUSED, LOOK_AHEAD, PLACE_F, PLACE_B, PLACE_W, IN_FLIGHT, MORE, LAG = range(len(RULE_COLUMNS))
 LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
 """What no rule of the table needs of the list scheduler."""
@@ -58,14 +58,18 @@ class Sketch(NamedTuple):
     forward_ns: Any
     """Of one microbatch."""
     held: Any
+    waiting: Any
+    """What a microbatch holds at most while none of its blocks runs."""
     static: Any
     free: Any
-    """What recomputations need besides."""
+    """The most that a backward takes besides."""
+    need: Any
+    """What one microbatch ever holds: a backward takes what it takes besides when later stages have given theirs back."""
     over: Any
     """One entry: how many bytes too many the ranks hold together, with one microbatch in each stage; -1: it cannot run at all."""
 
 
-class Found(NamedTuple):
+class KernelResult(NamedTuple):
     """What the kernel writes: one entry each."""
 
     rule: Any
@@ -84,13 +88,15 @@ def _example() -> tuple[Any, ...]:
 
     row, grid = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back"}
-    costs = Costs(*(grid if name in two | {"cost", "resource"} else row for name in Costs._fields))
-    sketch, found = Sketch(*(row for _ in Sketch._fields)), Found(row, row, row)
+    costs = LayoutCosts(*(grid if name in two | {"cost", "resource"} else row for name in LayoutCosts._fields))
+    sketch, found = Sketch(*(row for _ in Sketch._fields)), KernelResult(row, row, row)
     return costs, sketch, example_board(), grid, row, 0, 0, found
 
 
 @kernel(_example, without=LEAN, lean=True)
-def evaluate(costs: Costs, sketch: Sketch, board: Any, rules: Any, tried: Any, refuse_ns: int, enough_ns: int, found: Found) -> Any:
+def evaluate(
+    costs: LayoutCosts, sketch: Sketch, board: Any, rules: Any, tried: Any, refuse_ns: int, enough_ns: int, found: KernelResult
+) -> Any:
     """The objective of the draft's best schedule among those of some rules; `NEVER` if it has none.
 
     Args:
@@ -127,7 +133,7 @@ def evaluate(costs: Costs, sketch: Sketch, board: Any, rules: Any, tried: Any, r
 
 
 @kernel(inline=True)
-def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
+def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
     """Write the draft into the board, all but the rule; returns a lower bound, `NEVER` where it cannot run."""
     lanes, ranks, links = board.lanes, board.ranks, board.links
     stages, count, numbers = len(lanes), len(ranks), costs.numbers
@@ -138,7 +144,7 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
     for number in range(count):
         ranks[number].end_lane = 0
         sketch.work_ns[number] = sketch.period_ns[number] = sketch.whole_ns[number] = sketch.forward_ns[number] = 0
-        sketch.held[number] = sketch.static[number] = sketch.free[number] = 0
+        sketch.held[number] = sketch.waiting[number] = sketch.static[number] = sketch.free[number] = sketch.need[number] = 0
     for stage in range(stages):
         ranks[sketch.rank[stage]].end_lane += 1
     begin = 0
@@ -184,12 +190,21 @@ def lay_out(costs: Costs, sketch: Sketch, board: Any) -> Any:
         rank = ranks[number]
         rank.limit_bytes = NEVER
         if costs.capacity[number] < NEVER:
-            rank.limit_bytes = costs.capacity[number] - sketch.static[number] - sketch.free[number]
+            rank.limit_bytes = costs.capacity[number] - sketch.static[number]
         elif costs.in_flight[number] < NEVER:
-            rank.limit_bytes = min(costs.in_flight[number] * sketch.held[number], MAX_QUANTITY)
+            rank.limit_bytes = min(costs.in_flight[number] * sketch.waiting[number] + sketch.free[number], MAX_QUANTITY)
         elif costs.limit[number] < NEVER:
-            rank.limit_bytes = costs.limit[number] - sketch.free[number]
+            rank.limit_bytes = costs.limit[number]
+        if rank.limit_bytes < sketch.held[number] + sketch.free[number]:  # as `kernel.board` has it
+            for at in range(rank.first_lane, rank.end_lane):
+                lanes[at].held_bytes = lanes[at].again_bytes = 0
+            lanes[rank.first_lane].held_bytes = sketch.held[number] = sketch.need[number]
+            sketch.free[number] = 0
+        if rank.limit_bytes < NEVER:
+            rank.limit_bytes -= sketch.free[number]
         sketch.over[0] += max(0, sketch.held[number] - rank.limit_bytes)
+        for at in range(rank.first_lane, rank.end_lane):
+            lanes[at].again_bytes -= sketch.free[number]
         reserve = board.reserves[number]
         reserve.need_bytes, reserve.last_lane = sketch.held[number], rank.end_lane - 1
         for at in range(rank.first_lane, rank.end_lane):
@@ -228,29 +243,28 @@ def keep_reserves(board: Any, keep: int) -> bool:
 
 
 @kernel(inline=True)
-def hold_bytes(costs: Costs, sketch: Sketch, lane: Any, stage: int) -> None:
+def hold_bytes(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int) -> None:
     """What a microbatch of the stage holds, and what the stage holds all the time (`schedc.lower.recompute`)."""
     number, numbers, first, last = sketch.rank[stage], costs.numbers, sketch.cuts[stage], sketch.cuts[stage + 1]
     held = costs.activation[last] - costs.activation[first]
     kept = costs.after_input[last] - costs.after_input[first]
     if numbers[TORCH]:
         kept = held
+    lane.again_bytes = 0
     if sketch.again[stage]:
-        if numbers[SPLIT] == 0:
-            kept = 0
-        of_input = costs.message[first - 1] if stage > 0 else 0
-        whole = of_input + held
-        held = max(of_input, kept)
-        sketch.free[number] = max(sketch.free[number], whole - held)
+        lane.again_bytes = held
+        sketch.free[number] = max(sketch.free[number], held)
+        held = costs.message[first - 1] if stage > 0 else 0
     lane.held_bytes, lane.kept_bytes = held, kept
     sketch.held[number] += held
-    parameters = costs.parameters[last] - costs.parameters[first]
+    sketch.need[number] = max(sketch.need[number], sketch.held[number] + lane.again_bytes)
+    sketch.waiting[number] += max(held, kept) if numbers[SPLIT] else held
     own = costs.static[stage if len(costs.static) > 1 else 0]
-    sketch.static[number] += own - (-numbers[BYTES_NUMERATOR] * parameters // numbers[BYTES_DENOMINATOR])
+    sketch.static[number] += own + costs.layer_static[last] - costs.layer_static[first]
 
 
 @kernel(inline=True)
-def connect(costs: Costs, sketch: Sketch, lane: Any, stage: int, stages: int) -> bool:
+def connect(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int, stages: int) -> bool:
     """Write over which links the stage sends, and how long that takes; returns False where there is none."""
     number = sketch.rank[stage]
     lane.message_on = lane.gradient_on = -1
@@ -273,7 +287,7 @@ def connect(costs: Costs, sketch: Sketch, lane: Any, stage: int, stages: int) ->
 
 
 @kernel(inline=True)
-def set_blocks(costs: Costs, sketch: Sketch, board: Any, lane: Any, stage: int) -> tuple[Any, Any]:
+def set_blocks(costs: LayoutCosts, sketch: Sketch, board: Any, lane: Any, stage: int) -> tuple[Any, Any]:
     """Write the durations of the stage's blocks, and their sums; returns the shortest F and fused backward."""
     first, last, number, numbers = sketch.cuts[stage], sketch.cuts[stage + 1], sketch.rank[stage], costs.numbers
     numerator, denominator = costs.speed_numerator[number], costs.speed_denominator[number]
@@ -328,7 +342,7 @@ def at_speed(duration_ns: Any, numerator: Any, denominator: Any) -> Any:
 
 
 @kernel(inline=True)
-def measure(costs: Costs, sketch: Sketch, board: Any) -> None:
+def measure(costs: LayoutCosts, sketch: Sketch, board: Any) -> None:
     """How many microbatches each stage should have in flight (`schedc.solvers.heuristics.warm_up_counts`)."""
     busiest_ns, whole_ns, lanes = 1, 1, board.lanes
     microbatches = costs.numbers[MICROBATCHES]
@@ -349,7 +363,7 @@ def measure(costs: Costs, sketch: Sketch, board: Any) -> None:
 
 
 @kernel(inline=True)
-def set_rule(costs: Costs, sketch: Sketch, board: Any, rule: Any) -> None:
+def set_rule(costs: LayoutCosts, sketch: Sketch, board: Any, rule: Any) -> None:
     """Write a rule of the table into the board, fitted to the draft."""
     lanes, blocks = board.lanes, board.blocks
     stages, microbatches = len(lanes), costs.numbers[MICROBATCHES]

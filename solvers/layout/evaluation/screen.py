@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedc.solvers.layout.evaluation.evaluate import NEVER, Evaluator
+from schedc.solvers.layout.evaluation.evaluate import NEVER, LayoutEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Screen:
 
         Args:
             workload: what is to be laid out.
-            plain: see `Evaluator`.
+            plain: see `LayoutEvaluator`.
 
         Raises:
             Unsupported: the numbers are too large.
@@ -53,10 +53,12 @@ class Screen:
         )
         self.is_exact = workload.microbatches < MANY * workload.ranks or any(len(each) > 1 for each in durations)
         """Whether its estimates are the objective itself."""
-        self.whole = Evaluator(workload, plain=plain)
+        self.whole = LayoutEvaluator(workload, plain=plain)
         """Of all microbatches."""
         self._parts = (
-            () if self.is_exact else tuple(Evaluator(replace(workload, microbatches=each), plain=plain) for each in (few, 2 * few))
+            ()
+            if self.is_exact
+            else tuple(LayoutEvaluator(replace(workload, microbatches=each), plain=plain) for each in (few, 2 * few))
         )
         self.evaluated = 0
         """How many drafts have been given an estimate or refused."""
@@ -65,7 +67,7 @@ class Screen:
 
     @property
     def over_bytes(self) -> int:
-        """See `Evaluator`."""
+        """See `LayoutEvaluator`."""
         return (self.whole if self.is_exact else self._parts[0]).over_bytes
 
     def value(self, draft: Draft, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0) -> int:
@@ -92,7 +94,7 @@ class Screen:
         return best_ns
 
     def schedule(self, draft: Draft, rule: int) -> Schedule:
-        """See `Evaluator`."""
+        """See `LayoutEvaluator`."""
         return self.whole.schedule(draft, rule)
 
     def _estimate(self, draft: Draft, rule: int, refuse_ns: int) -> int:

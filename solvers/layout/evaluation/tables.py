@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from schedc.ir.workload import Workload
 
-__all__ = ["NUMBERS", "Costs", "costs_of"]
+__all__ = ["NUMBERS", "LayoutCosts", "costs_of"]
 
-NUMBERS = ("microbatches", "bytes_numerator", "bytes_denominator", "split", "torch", "span")
-"""The entries of `Costs.numbers`."""
+NUMBERS = ("microbatches", "split", "torch", "span")
+"""The entries of `LayoutCosts.numbers`."""
 
 
-class Costs(NamedTuple):
+class LayoutCosts(NamedTuple):
     """Tables of a workload; lists, or arrays for the compiled kernel. Times in nanoseconds, sizes in bytes."""
 
     forward: Any
@@ -36,7 +36,7 @@ class Costs(NamedTuple):
     activation: Any
     """[layer]: the sum over the layers before this one; so the next two."""
     after_input: Any
-    parameters: Any
+    layer_static: Any
     message: Any
     """[layer]: what F sends on after it."""
     occupancy_on: Any
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
     """See `NUMBERS`."""
 
 
-def costs_of(workload: Workload) -> tuple[Costs, int]:
+def costs_of(workload: Workload) -> tuple[LayoutCosts, int]:
     """The tables of the workload, as lists, and how many resources there are.
 
     Raises:
@@ -84,12 +84,11 @@ def costs_of(workload: Workload) -> tuple[Costs, int]:
     )
     width = max(len(values) for kind in durations for values in kind)
     sums = [_duration_sums(kind, width) for kind in durations]
-    parameters = _sums([layer.parameters for layer in layers])
-    numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
+    layer_static = _sums([layer.static_bytes for layer in layers])
     speeds = [device.speed.as_integer_ratio() for device in workload.devices]
     largest = max(max(up_to[-1]) for up_to in sums) * 4 * max(max(speed) for speed in speeds) * workload.microbatches
-    if max(largest, numerator * parameters[-1] + denominator) >= NEVER:
-        raise Unsupported("the durations, speeds or bytes per parameter are too large to search over layouts; use coarser ones")
+    if max(largest, layer_static[-1]) >= NEVER:
+        raise Unsupported("the durations, speeds or static bytes are too large to search over layouts; use coarser ones")
     parallel = workload.data_parallel
     resources: dict[Resource, int] = {}
     kinds: dict[MessageCost, int] = {}
@@ -101,7 +100,7 @@ def costs_of(workload: Workload) -> tuple[Costs, int]:
                 resource[source][destination] = resources.setdefault(Resource.of_link(link), len(resources))
                 cost[source][destination] = kinds.setdefault(_cost_alone(link), len(kinds))
     collectives = [resources.setdefault(Resource.of_collectives(parallel, rank), len(resources)) for rank in ranks]
-    costs = Costs(
+    costs = LayoutCosts(
         sums[0],
         sums[1],
         sums[2],
@@ -109,7 +108,7 @@ def costs_of(workload: Workload) -> tuple[Costs, int]:
         sums[4],
         _sums([layer.activation_bytes for layer in layers]),
         _sums([layer.activation_after_input_bytes for layer in layers]),
-        parameters,
+        layer_static,
         [layer.message_bytes for layer in layers],
         [[kind.occupancy_ns(layer.message_bytes) for layer in layers] for kind in kinds] or [[0]],
         [[kind.occupancy_ns(layer.gradient_message_bytes) for layer in layers] for kind in kinds] or [[0]],
@@ -127,8 +126,6 @@ def costs_of(workload: Workload) -> tuple[Costs, int]:
         [-1] if parallel is None or not parallel.all_gather_ns else list(parallel.all_gather_ns),
         [
             workload.microbatches,
-            numerator,
-            denominator,
             int(workload.split_backward),
             int(workload.semantics is Semantics.TORCH),
             int(workload.objective is Objective.STAGE_SPAN),
