@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.solvers.assign.nodes import Nodes
-    from schedc.solvers.assign.value import Step
+    from schedc.solvers.assign.value import AssignedStep
 
 __all__ = ["Assignment", "Order", "assign_plan"]
 
@@ -58,8 +58,8 @@ class Assignment:
     """The same by places, and what the search has proven."""
     process_of: tuple[int, ...]
     """The process number of each place, replica × ranks + rank."""
-    reproducible: bool
-    """Whether no clock has ended the search."""
+    limits: Limits
+    """Of each search."""
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -73,20 +73,20 @@ class Assignment:
         return tuple(sorted(self.process_of[node] for node in self.nodes.moved))
 
     @property
-    def before(self) -> Step:
+    def before(self) -> AssignedStep:
         """What a step takes if every node stays, and the orders too."""
         return self.nodes.before
 
     @property
-    def after(self) -> Step:
+    def after(self) -> AssignedStep:
         """What it takes then."""
         return self.nodes.after
 
     def plan(self) -> Plan:
         """The plan for the links that it has then, verified: at each pair of ranks the slowest of any replica."""
-        made_by = MadeBy(schedc=__version__, method="assign", reproducible=self.reproducible)
+        made_by = MadeBy(schedc=__version__, method="assign", reproducible=self.limits.time_s is None)
         problem = replace(self.nodes.problem, data_parallel=self.given.problem.data_parallel)
-        return certify(problem, self.nodes.schedule, made_by)
+        return certify(problem, self.nodes.schedule, made_by, limits=self.limits)
 
 
 def assign_plan(
@@ -139,7 +139,7 @@ def assign_plan(
     )
     limits = Limits(workers=1, deterministic=WORK) if time_limit_s is None else Limits(workers=1, time_s=time_limit_s)
     nodes = assign_nodes(given, limits, exact_links=exact_links, keep_orders=keep_orders)
-    return Assignment(given=plan, nodes=nodes, process_of=process_of, reproducible=time_limit_s is None)
+    return Assignment(given=plan, nodes=nodes, process_of=process_of, limits=limits)
 
 
 def _network(path: Path, process_of: Sequence[int]) -> Network:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from schedc import __version__
-from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds, minimum_limit_bytes
+from schedc.analysis.bounds.clock import Clock
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, lower_bounds, minimum_limit_bytes
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
@@ -36,6 +37,7 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.layout import Layout
     from schedc.ir.problem import Problem
@@ -44,17 +46,26 @@ if TYPE_CHECKING:
     from schedc.solvers.common.interruption import Interruption
     from schedc.verify.violation import Violation
 
-__all__ = ["Compiled", "certify", "check_feasible", "check_plan", "compile_problem", "defects_named", "time_methods", "time_plan"]
+__all__ = [
+    "Compiled",
+    "bounds_within",
+    "certify",
+    "check_feasible",
+    "check_plan",
+    "checks_s",
+    "compile_problem",
+    "defects_named",
+    "time_methods",
+    "time_plan",
+]
 
 
-BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK = 25e-6, 1e-3
-"""What the bounds before the search take on one core."""
+BOUNDS_SHARE, LEAST_BOUNDS_S = 0.2, 1.0
+"""Bounds before the search may take this share of the time limit, or this long if that is more; then those known count."""
 CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 70e-6, 1.5e-3
 """What checking and writing the plan after it takes."""
 MOST_BOUNDED_OPS = 5000
 """Up to this many compute ops a plan whose bound is one over layouts is held against those of its own problem, too."""
-LEAST_TIME_S = 3.0
-"""A plan that takes no longer is made however short the time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +102,8 @@ def compile_problem(
 ) -> Compiled:
     """The best plan that the method finds.
 
-    The time limit is for all of it: what checking and writing the plan will take is kept back from the search.
+    The time limit is for all of it: what checking and writing the plan will take is kept back from the search. Where that is more
+    than the limit, the methods that make a schedule at once still get a second, and the plan is late.
 
     Args:
         problem: what must be done.
@@ -103,8 +115,7 @@ def compile_problem(
         interruption: what listens to signals, if something does. An interruption ends the search, not the checks of what it found.
 
     Raises:
-        InvalidInput: the problem contradicts itself, the method's name or options are wrong, or the time limit is too short even
-            for the checks.
+        InvalidInput: the problem contradicts itself, the method's name or options are wrong.
         Infeasible: a rank's memory limit is below what one microbatch needs.
         NoPlanFound: no method found a schedule within the memory limits.
         Defect: a method's schedule, or the plan made of it, breaks a rule.
@@ -114,8 +125,8 @@ def compile_problem(
     if violations:
         raise InvalidInput(f"{problem.name}: {_first_of(violations)}")
     check_feasible(problem)
-    _check_time(problem, limits)
-    bound = best_bound(problem)
+    bounds, bounds_cut = bounds_within(problem, limits)
+    bound = max(bounds, key=lambda each: each.value_ns)
     with defects_named(problem.name, method):
         outcome = solve(
             problem,
@@ -133,9 +144,13 @@ def compile_problem(
         in_time = " in the time given" if outcome.ended == Ended.OUT_OF_TIME else ""
         raise NoPlanFound(f"{problem.name}: no plan found{in_time}: {reasons}")
     made_by = MadeBy(
-        schedc=__version__, method=best.found_by, seed=limits.seed, job_sha256=job_sha256, reproducible=not best.cut_short
+        schedc=__version__,
+        method=best.found_by,
+        seed=limits.seed,
+        job_sha256=job_sha256,
+        reproducible=not (best.cut_short or bounds_cut),
     )
-    plan = certify(problem, best.schedule, made_by, proven=best if best.solver_log else None)
+    plan = certify(problem, best.schedule, made_by, proven=best if best.solver_log else None, bounds=bounds)
     return Compiled(
         plan=plan,
         seconds=time.perf_counter() - begun,
@@ -203,6 +218,8 @@ def certify(
     *,
     proven: ProvenBound | None = None,
     scope: Scope = Scope.SCHEDULE,
+    bounds: Sequence[Bound] = (),
+    limits: Limits = NO_LIMITS,
 ) -> Plan:
     """The plan of a schedule, with its certificate, after both verifiers accepted it.
 
@@ -212,6 +229,8 @@ def certify(
         made_by: for the plan.
         proven: a bound that takes the place of the analytic ones; it has the scope.
         scope: for which layouts the bound holds.
+        bounds: the analytic bounds of the problem, where the caller has them; none: they are computed.
+        limits: where they are computed, for how long (`bounds_within`); a plan whose bound a clock cut is not reproducible.
 
     Raises:
         Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
@@ -222,8 +241,14 @@ def certify(
         raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
     timeline = simulate(problem, schedule)
     digest = ""
+    # A bound over layouts is none of these; of a large problem they take longer than all else.
+    with_bounds = scope is Scope.SCHEDULE or problem.num_ops <= MOST_BOUNDED_OPS
+    if with_bounds and not bounds:
+        bounds, cut = bounds_within(problem, limits)
+        if cut and proven is None:
+            made_by = dataclasses.replace(made_by, reproducible=False)
     if proven is None:
-        bound = best_bound(problem)
+        bound = max(bounds, key=lambda each: each.value_ns)
         bound_ns, bound_by = bound.value_ns, bound.name
     else:
         bound_ns, bound_by = proven.bound_ns, proven.bound_by
@@ -247,9 +272,7 @@ def certify(
         scope=scope,
     )
     plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
-    # A bound over layouts is none of these; of a large problem they take longer than all else.
-    with_bounds = scope is Scope.SCHEDULE or problem.num_ops <= MOST_BOUNDED_OPS
-    violations = check_plan(plan, with_bounds=with_bounds)
+    violations = check_plan(plan, with_bounds=with_bounds, known=bounds)
     if violations:
         raise Defect(f"{problem.name}: the plan of {made_by.method} breaks a rule: {_first_of(violations)}", plan_json(plan))
     return plan
@@ -264,12 +287,15 @@ def _only_orders(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
     return Plan(problem=problem, ranks=ranks, parts=schedule.parts, certificate=nothing, made_by=made_by)
 
 
-def check_plan(plan: Plan, *, with_bounds: bool = True) -> tuple[Violation, ...]:
-    """Every rule that the plan breaks; with the bounds of its problem computed again, or its certificate's bound believed."""
+def check_plan(plan: Plan, *, with_bounds: bool = True, known: Sequence[Bound] = ()) -> tuple[Violation, ...]:
+    """Every rule that the plan breaks; with the bounds of its problem computed again, or its certificate's bound believed.
+
+    `known`: these are the problem's bounds; none: they are computed.
+    """
     problem_violations = verify_problem(plan.problem)
     if problem_violations:
         return problem_violations
-    bounds = {bound.name: bound.value_ns for bound in lower_bounds(plan.problem)} if with_bounds else None
+    bounds = {bound.name: bound.value_ns for bound in known or lower_bounds(plan.problem)} if with_bounds else None
     return verify_plan(plan, bounds=bounds)
 
 
@@ -302,17 +328,18 @@ def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfer
         raise CheckFailed(f"{plan.name}: the plan cannot be timed: {error}") from error
 
 
-def _check_time(problem: Problem, limits: Limits) -> None:
-    """Refuse at once a limit that bounds and checks alone would break."""
-    needed_s = problem.num_ops * BOUNDS_S_PER_OP + problem.ranks * BOUNDS_S_PER_RANK + _checks_s(problem)
-    if limits.time_s is not None and limits.deterministic is None and needed_s > max(limits.time_s, LEAST_TIME_S):
-        raise InvalidInput(
-            f"{problem.name}: found a time limit of {limits.time_s:g} s for {problem.num_ops} compute ops, whose bounds and"
-            f" checks alone take about {needed_s:.0f} s; expected at least {2 * needed_s:.0f} s, or fewer microbatches"
-        )
+def bounds_within(problem: Problem, limits: Limits) -> tuple[tuple[Bound, ...], bool]:
+    """All bounds; where a clock limits the work, those that are known after a share of it, and whether that left some out.
+
+    Each is true all the same: one that is cut is lower.
+    """
+    if limits.time_s is None or limits.deterministic is not None:
+        return lower_bounds(problem), False
+    clock = Clock(max(BOUNDS_SHARE * limits.time_s, LEAST_BOUNDS_S))
+    return bounds_in_time(problem, clock), clock.has_cut
 
 
-def _checks_s(problem: Problem) -> float:
+def checks_s(problem: Problem) -> float:
     """What checking and writing the plan takes."""
     return problem.num_ops * CHECKS_S_PER_OP + problem.ranks * CHECKS_S_PER_RANK
 
@@ -321,7 +348,7 @@ def _for_the_search(problem: Problem, limits: Limits, spent_s: float) -> Limits:
     """What the limits leave for the search."""
     if limits.time_s is None:
         return limits
-    return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - _checks_s(problem)))
+    return dataclasses.replace(limits, time_s=max(0.0, limits.time_s - spent_s - checks_s(problem)))
 
 
 def check_feasible(problem: Problem) -> None:
@@ -333,10 +360,10 @@ def check_feasible(problem: Problem) -> None:
     for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
         if limit is not None and limit < needed:
             recomputes = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))
-            besides = " besides those of one recomputation" if recomputes else ""
+            besides = " with its recomputation" if recomputes else ""
             raise Infeasible(
-                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations{besides}, but one"
-                f" microbatch alone needs {format_bytes(needed)} there, the smallest limit that may suffice"
+                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
+                f" alone needs {format_bytes(needed)} there{besides}, the smallest limit that may suffice"
             )
 
 

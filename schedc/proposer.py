@@ -2,7 +2,7 @@
 
 `schedc.runtime.adapt.proposer` asks it. The first question is the job's plan, those of its family, and how many pipelines there
 are, pickled; the answer is the digest of the bytes of the job's plan. Every further one is `(digest of the plan that runs,
-conditions)`; the answer are the fields of `Answer` behind those.
+conditions)`; the answer are the fields of `ProposerAnswer` behind those.
 """
 
 from __future__ import annotations

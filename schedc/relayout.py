@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import permutations
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc import __version__
+from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import certify
 from schedc.errors import InvalidInput, Unsupported
+from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
@@ -26,15 +30,16 @@ from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.layout.draft import Draft
 from schedc.solvers.layout.moves import transferred
+from schedc.units import format_duration_ns
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
+    from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
 
@@ -93,22 +98,33 @@ def relayout(
         conditions: what differs from the job's costs.
         steps: how many are to come under these conditions.
         pause_ns: what a move takes besides sending: agreeing, building stages, loading the plan.
-        bytes_per_parameter: of weights and optimizer state together; None: the workload's `static_bytes_per_parameter`.
+        bytes_per_parameter: of weights and optimizer state together; None: all that a layer holds all the time.
 
     Raises:
-        InvalidInput: the plan is none of the workload, or a number is below 0.
+        InvalidInput: the plan is none of the workload, a number is below 0, or a link has a `transfer` that says nothing of layers.
         Unsupported: the plan has two paths.
     """
     if steps < 0 or pause_ns < 0:
         raise InvalidInput(f"steps and pause_ns: found {steps} and {pause_ns}, expected numbers of at least 0")
     start = _draft(plan, workload)
-    each_bytes = workload.static_bytes_per_parameter if bytes_per_parameter is None else bytes_per_parameter
+    moving = [
+        layer.static_bytes if bytes_per_parameter is None else ceil(bytes_per_parameter * layer.parameters)
+        for layer in workload.layers
+    ]
+    message_bytes = plan.problem.one_message_bytes
+    links = _links(workload, conditions, bool(message_bytes) or not any(moving))
+
+    def move(draft: Draft) -> tuple[int, int]:
+        """How many bytes move, and how long that takes."""
+        sizes = _moved(start, draft, moving)
+        return sum(sizes.values()), _sending_ns(sizes, links, message_bytes) + pause_ns
+
     proposal = replan(_costed(plan, workload, start), conditions)
     stay_ns = proposal.objective_ns
 
     def value(draft: Draft, at_least_ns: int) -> _Found | None:
         """What a layout gains; None: not within memory, or no more than this."""
-        moving_ns = _moved(workload, conditions, start, draft, each_bytes)[1] + pause_ns
+        moving_ns = move(draft)[1]
         problem = _problem(workload, conditions, draft, plan.problem.placement)
         if problem is None or steps * (stay_ns - _most_work_ns(problem)) - moving_ns <= at_least_ns:
             return None
@@ -138,9 +154,9 @@ def relayout(
     climbed = _schedule(problem, climb_ops=None)
     if climbed is not None and climbed[1] < objective_ns:
         schedule, objective_ns = climbed
-    made = certify(problem, schedule, MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256))
-    moved_bytes, sending_ns = _moved(workload, conditions, start, best.draft, each_bytes)
-    move_ns = sending_ns + pause_ns
+    made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
+    made = certify(problem, schedule, made_by, bounds=(simple_bound(problem),))  # ranks wait for it: as of `replan`
+    moved_bytes, move_ns = move(best.draft)
     return Relayout(
         plan=made,
         moved={layer: pair for layer, pair in _ranks_of(start, best.draft).items() if pair[0] != pair[1]},
@@ -238,21 +254,40 @@ def _ranks_of(before: Draft, after: Draft) -> dict[int, tuple[int, int]]:
     return dict(enumerate(zip(ranks(before), ranks(after), strict=True)))
 
 
-def _moved(workload: Workload, conditions: Conditions, before: Draft, after: Draft, each_bytes: Fraction) -> tuple[int, int]:
-    """How many bytes move, and how long that takes: ranks work beside each other; each sends, and receives, one after the other."""
+def _links(workload: Workload, conditions: Conditions, has_size: bool) -> dict[tuple[int, int], Link]:
+    """What layers may move over, under the conditions.
+
+    Raises:
+        InvalidInput: a link has a `transfer`, the time of one message, and not `has_size`: nothing to scale it by.
+    """
+    found = {}
+    for pair in permutations(range(workload.ranks), 2):
+        given = workload.network.link(*pair)
+        if given is None:
+            continue
+        link = found[pair] = conditions.link(given)
+        if link.transfer_ns and not has_size:
+            raise InvalidInput(
+                f"job {workload.name!r}: topology: found a transfer of {format_duration_ns(link.transfer_ns)} between ranks"
+                f" {pair[0]} and {pair[1]}, expected a bandwidth: layers cross the link too, and messages have no size, or several"
+            )
+    return found
+
+
+def _moved(before: Draft, after: Draft, moving: Sequence[int]) -> dict[tuple[int, int], int]:
+    """How many bytes move from each rank to each other; `moving` are the bytes of each layer."""
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for layer, (source, destination) in _ranks_of(before, after).items():
         if source != destination:
-            sizes[source, destination] += -(-each_bytes.numerator * workload.layers[layer].parameters // each_bytes.denominator)
-    sending_ns, receiving_ns = [0] * workload.ranks, [0] * workload.ranks
+            sizes[source, destination] += moving[layer]
+    return sizes
+
+
+def _sending_ns(sizes: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], Link], message_bytes: int) -> int:
+    """How long the bytes take: ranks work beside each other; each sends, and receives, one after the other."""
+    took_ns: dict[tuple[str, int], int] = defaultdict(int)
     for (source, destination), size_bytes in sizes.items():
-        cost, state = workload.network.link(source, destination), conditions.links.get((source, destination))
-        latency_ns = 0 if cost is None else cost.latency_ns
-        bytes_per_second = None if cost is None else cost.bytes_per_second
-        if state is not None:
-            latency_ns = latency_ns if state.latency_ns is None else state.latency_ns
-            bytes_per_second = bytes_per_second if state.bytes_per_second is None else state.bytes_per_second
-        took_ns = latency_ns + (0 if bytes_per_second is None else -(-size_bytes * 1_000_000_000 // bytes_per_second))
-        sending_ns[source] += took_ns
-        receiving_ns[destination] += took_ns
-    return sum(sizes.values()), max(*sending_ns, *receiving_ns)
+        link = links.get((source, destination), FREE)
+        for end in (("sends", source), ("receives", destination)):
+            took_ns[end] += link.latency_ns + link.payload_ns(size_bytes, message_bytes)
+    return max(took_ns.values(), default=0)

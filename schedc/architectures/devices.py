@@ -11,11 +11,11 @@ from schedc.errors import InvalidInput
 from schedc.files.location import show
 from schedc.spelling import nearest
 
-__all__ = ["DEVICES", "Device", "device_named"]
+__all__ = ["DEVICES", "RESERVE", "Accelerator", "device_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Accelerator:
     """An accelerator and its links, as the maker describes them."""
 
     name: str
@@ -37,7 +37,7 @@ class Device:
 
 _T, _G = 1e12, 1e9
 _DEVICES = (
-    Device(
+    Accelerator(
         name="v100",
         title="NVIDIA V100 SXM2 32 GB",
         flops_per_s=125 * _T,
@@ -49,7 +49,7 @@ _DEVICES = (
         network_bytes_per_s=6.25 * _G,
         source="NVIDIA V100 data sheet (January 2020); DGX-1 data sheet: 4 × 100 Gb/s for 8 devices",
     ),
-    Device(
+    Accelerator(
         name="a100-40",
         title="NVIDIA A100 SXM4 40 GB",
         flops_per_s=312 * _T,
@@ -61,7 +61,7 @@ _DEVICES = (
         network_bytes_per_s=25 * _G,
         source="NVIDIA A100 data sheet; DGX A100 data sheet: 8 × 200 Gb/s for 8 devices",
     ),
-    Device(
+    Accelerator(
         name="a100",
         title="NVIDIA A100 SXM4 80 GB",
         flops_per_s=312 * _T,
@@ -73,7 +73,7 @@ _DEVICES = (
         network_bytes_per_s=25 * _G,
         source="NVIDIA A100 data sheet; DGX A100 data sheet: 8 × 200 Gb/s for 8 devices",
     ),
-    Device(
+    Accelerator(
         name="h100",
         title="NVIDIA H100 SXM5 80 GB",
         flops_per_s=989.4 * _T,
@@ -85,7 +85,7 @@ _DEVICES = (
         network_bytes_per_s=50 * _G,
         source="NVIDIA H100 data sheet and architecture white paper; DGX H100 data sheet: 8 × 400 Gb/s for 8 devices",
     ),
-    Device(
+    Accelerator(
         name="h800",
         title="NVIDIA H800 SXM5 80 GB",
         flops_per_s=989.4 * _T,
@@ -97,7 +97,7 @@ _DEVICES = (
         network_bytes_per_s=50 * _G,
         source="as H100, with NVLink at 400 GB/s in both directions together; 8 × 400 Gb/s for 8 devices (DeepSeek-V3 report)",
     ),
-    Device(
+    Accelerator(
         name="h200",
         title="NVIDIA H200 SXM5 141 GB",
         flops_per_s=989.4 * _T,
@@ -109,7 +109,7 @@ _DEVICES = (
         network_bytes_per_s=50 * _G,
         source="NVIDIA H200 data sheet; DGX H200 data sheet: 8 × 400 Gb/s for 8 devices",
     ),
-    Device(
+    Accelerator(
         name="gh200",
         title="NVIDIA GH200 96 GB",
         flops_per_s=989.4 * _T,
@@ -121,7 +121,7 @@ _DEVICES = (
         network_bytes_per_s=25 * _G,
         source="NVIDIA GH200 data sheet; the Alps system of CSCS: 4 devices a node, one 200 Gb/s adapter each",
     ),
-    Device(
+    Accelerator(
         name="b200",
         title="NVIDIA B200 SXM 180 GB",
         flops_per_s=2250 * _T,
@@ -133,7 +133,7 @@ _DEVICES = (
         network_bytes_per_s=50 * _G,
         source="NVIDIA DGX B200 data sheet, for 8: 36 PFLOPS BF16 with sparsity, 1,440 GB, 64 TB/s, NVLink 14.4 TB/s, 8 × 400 Gb/s",
     ),
-    Device(
+    Accelerator(
         name="gb200",
         title="NVIDIA GB200 NVL72, one of its 72 devices",
         flops_per_s=2500 * _T,
@@ -145,7 +145,7 @@ _DEVICES = (
         network_bytes_per_s=50 * _G,
         source="NVIDIA GB200 NVL72 data sheet, for 72 devices: 360 PFLOPS BF16 with sparsity, 13.4 TB, 576 TB/s, NVLink 130 TB/s",
     ),
-    Device(
+    Accelerator(
         name="gb300",
         title="NVIDIA GB300 NVL72, one of its 72 devices",
         flops_per_s=2500 * _T,
@@ -157,7 +157,7 @@ _DEVICES = (
         network_bytes_per_s=100 * _G,
         source="NVIDIA GB300 NVL72 data sheet, for 72 devices: 360 PFLOPS BF16 with sparsity, 20 TB, 576 TB/s, NVLink 130 TB/s",
     ),
-    Device(
+    Accelerator(
         name="mi300x",
         title="AMD Instinct MI300X 192 GB",
         flops_per_s=1307.4 * _T,
@@ -170,11 +170,17 @@ _DEVICES = (
         source="AMD Instinct MI300X data sheet: 7 links of 128 GB/s both ways; 400 Gb/s a device in AMD's cluster",
     ),
 )
+RESERVE = 0.06
+"""The share of a device's memory that no plan uses unless somebody says otherwise: for the CUDA context, the buffers of NCCL and of
+messages, and fragmentation.
+
+PyTorch finds 79.2 GiB on an A100 of 80 GB; 94 % of 80 GB are 0.88 of that. vLLM, which has to leave room for the same, takes 0.9 of
+what it finds by default (`gpu_memory_utilization`)."""
 DEVICES = {device.name: device for device in _DEVICES}
 """By name."""
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> Accelerator:
     """The device of that name.
 
     Raises:

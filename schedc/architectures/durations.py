@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from schedc.architectures.operators.operator import Engine
 
 if TYPE_CHECKING:
-    from schedc.architectures.devices import Device
+    from schedc.architectures.devices import Accelerator
     from schedc.architectures.efficiency import Efficiency
-    from schedc.architectures.operators.operator import Work
+    from schedc.architectures.operators.operator import OperatorWork
 
 __all__ = ["duration_s"]
 
 
-def duration_s(work: Work, engine: Engine, device: Device, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
+def duration_s(work: OperatorWork, engine: Engine, device: Accelerator, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
     """Seconds: the longer of computing and of moving bytes through the memory, a launch, and the collectives.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.architectures.architecture import Architecture
-    from schedc.architectures.devices import Device
+    from schedc.architectures.devices import Accelerator
     from schedc.architectures.efficiency import Efficiency
     from schedc.architectures.operators.operator import Operators
     from schedc.architectures.setting import Setting
@@ -30,7 +30,7 @@ __all__ = ["layer_of", "layers_of", "merged"]
 
 def layers_of(
     architecture: Architecture,
-    device: Device,
+    device: Accelerator,
     setting: Setting,
     efficiency: Efficiency = ROOFLINE,
     *,
@@ -43,11 +43,12 @@ def layers_of(
         device: what it runs on, and its links.
         setting: how the model is divided, and how long a microbatch is.
         efficiency: which share of the device's peaks is reached.
-        split_backward: whether B and W may run apart, so that W needs gradients kept from B; False: nothing is kept for W.
+        split_backward: whether B and W may run apart, so that W needs gradients kept from B; False: nothing is kept for W, and the
+            layers have the fused backward alone.
 
     Returns:
         One entry for each layer, in the order of the forward; times in nanoseconds, sizes in bytes. `parameters` are those that one
-        device has, `message` what one device sends.
+        device has, `expert_parameters` those of them that are of routed experts, `message` what one device sends.
 
     Raises:
         Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.
@@ -76,7 +77,7 @@ def layer_of(
     name: str,
     kind: str,
     operators: Operators,
-    device: Device,
+    device: Accelerator,
     efficiency: Efficiency = ROOFLINE,
     *,
     element_bytes: int = 2,
@@ -107,11 +108,13 @@ def layer_of(
         name=name,
         kind=kind,
         parameters=round(sum(operator.parameters for operator in operators)),
+        expert_parameters=round(sum(operator.parameters for operator in operators if operator.routed)) or None,
         forward_ns=round(forward_s * 1e9),
-        backward_input_ns=round(input_s * 1e9),
-        backward_weight_ns=round(weight_s * 1e9),
+        backward_input_ns=round(input_s * 1e9) if split_backward else None,
+        backward_weight_ns=round(weight_s * 1e9) if split_backward else None,
+        backward_ns=None if split_backward else round(input_s * 1e9) + round(weight_s * 1e9),
         activation_bytes=round(max(kept, after)),
-        activation_after_input_bytes=round(after),
+        activation_after_input_bytes=round(after) if split_backward else None,
         message_bytes=message_bytes,
     )
 

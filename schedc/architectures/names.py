@@ -15,7 +15,7 @@ from schedc.spelling import nearest
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture
 
-__all__ = ["Published", "architecture_named", "known_names", "published"]
+__all__ = ["Published", "architecture_named", "is_known", "known_names", "published"]
 
 FILE = "models.toml"
 
@@ -31,8 +31,13 @@ class Published(NamedTuple):
 
 
 def known_names() -> tuple[str, ...]:
-    """All names, in the file's order."""
+    """All names, in the file's order; without those by which some are `also` known."""
     return tuple(_models())
+
+
+def is_known(name: str) -> bool:
+    """Whether there is an architecture of that name."""
+    return name in _models() or name in _others()
 
 
 @cache
@@ -42,7 +47,8 @@ def architecture_named(name: str) -> Architecture:
     Raises:
         InvalidInput: no such name.
     """
-    return architecture_of_config(_model(name)["config"], name, Location(FILE) / name / "config")
+    full = _others().get(name, name)
+    return architecture_of_config(_model(full)["config"], full, Location(FILE) / full / "config")
 
 
 def published(name: str) -> Published:
@@ -62,6 +68,12 @@ def _model(name: str) -> dict[str, Any]:
         raise InvalidInput(f"found the model name {show(name)}, expected {expected}")
     found: dict[str, Any] = models[name]
     return found
+
+
+@cache
+def _others() -> dict[str, str]:
+    """The full name of each other one."""
+    return {other: name for name, model in _models().items() for other in model.get("also", ())}
 
 
 @cache

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from schedc.architectures.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
 
-__all__ = ["block_parameters", "further_token_parameters", "parameters", "sublayer_parameters"]
+__all__ = [
+    "block_parameters",
+    "expert_parameters",
+    "further_token_parameters",
+    "matrix_parameters",
+    "parameters",
+    "sublayer_parameters",
+]
 
 
 def parameters(architecture: Architecture) -> int:
@@ -26,6 +33,24 @@ def further_token_parameters(architecture: Architecture) -> int:
     return sum(
         2 * hidden**2 + 3 * _norm(architecture) + block_parameters(block, architecture) for block in architecture.further_tokens
     )
+
+
+def expert_parameters(architecture: Architecture) -> int:
+    """Of all routed experts, those of multi-token-prediction modules included."""
+    blocks = (*architecture.blocks, *architecture.further_tokens)
+    experts = (sublayer for block in blocks for sublayer in block.sublayers if isinstance(sublayer, Experts))
+    return sum(3 * architecture.hidden * each.count * each.width for each in experts)
+
+
+def matrix_parameters(architecture: Architecture) -> int:
+    """Those of the model, without further tokens, that each token is multiplied with; it takes two FLOPs for each in a forward."""
+    hidden = architecture.hidden
+    idle = architecture.positions * hidden + (0 if architecture.tied else architecture.vocabulary * hidden) + _norm(architecture)
+    for block in architecture.blocks:
+        idle += len(block.sublayers) * (2 if block.norms_after else 1) * _norm(architecture)
+        experts = (sublayer for sublayer in block.sublayers if isinstance(sublayer, Experts))
+        idle += sum(3 * hidden * (each.count - each.chosen) * each.width for each in experts)
+    return parameters(architecture) - idle
 
 
 def block_parameters(block: Block, architecture: Architecture) -> int:

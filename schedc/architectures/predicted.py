@@ -11,7 +11,7 @@ from schedc.architectures.devices import device_named
 from schedc.architectures.efficiency import ROOFLINE, Efficiency
 from schedc.architectures.hugging_face import architecture_of_config
 from schedc.architectures.layers import layers_of, merged
-from schedc.architectures.names import architecture_named, known_names
+from schedc.architectures.names import architecture_named, is_known
 from schedc.architectures.setting import Setting
 from schedc.errors import InvalidInput
 from schedc.files.input_file import read_bytes
@@ -20,7 +20,7 @@ from schedc.files.tables import parse_json
 
 if TYPE_CHECKING:
     from schedc.architectures.architecture import Architecture
-    from schedc.architectures.devices import Device
+    from schedc.architectures.devices import Accelerator
     from schedc.text.profile_file import LayerEntry
 
 __all__ = ["Predicted", "architecture_of", "predicted"]
@@ -34,7 +34,7 @@ class Predicted:
     """A model's layers on a device."""
 
     architecture: Architecture
-    device: Device
+    device: Accelerator
     setting: Setting
     rates: Efficiency
     title: str
@@ -99,7 +99,7 @@ def architecture_of(model: str) -> Architecture:
         InvalidInput: there is neither, or the file cannot be used.
     """
     path = Path(model)
-    if model in known_names() or not (path.suffix == ".json" or path.exists()):
+    if is_known(model) or not (path.suffix == ".json" or path.exists()):
         return architecture_named(model)
     name = path.stem if path.stem != "config" else path.resolve().parent.name
     return architecture_of_config(parse_json(read_bytes(path), model), name, Location(model))

@@ -1,7 +1,7 @@
 """One cell of a bench in a process of its own: `python -m schedc.bench.cell SOCKET`, started by `schedc.bench.run`.
 
-The question is a pickled `Request`, the answer a JSON object, the fields of an `Answer`. A process of its own makes the peak memory
-the cell's, and a crash no more than the cell's.
+The question is a pickled `CellRequest`, the answer a JSON object, the fields of a `CellAnswer`. A process of its own makes the peak
+memory the cell's, and a crash no more than the cell's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
 
-__all__ = ["Answer", "Request", "answer_to"]
+__all__ = ["CellAnswer", "CellRequest", "answer_to"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CellRequest:
     """What to compile."""
 
     problem: Problem
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CellAnswer:
     """What came of it: either the fields of a certificate, or why there is none."""
 
     won_by: str = ""
@@ -55,7 +55,7 @@ class Answer:
     """Whether the request itself was wrong, so that asking for other instances is no use."""
 
 
-def answer_to(request: Request) -> Answer:
+def answer_to(request: CellRequest) -> CellAnswer:
     """Compile the problem in this process."""
     from schedc.compile import compile_problem
 
@@ -63,9 +63,9 @@ def answer_to(request: Request) -> Answer:
         compiled = compile_problem(request.problem, method=request.method, limits=request.limits)
     except SchedcError as error:
         why_not = str(error).removeprefix(f"{request.problem.name}: ")  # the row names the instance already
-        return Answer(peak_memory_bytes=peak_memory_bytes(), why_not=why_not, usage_error=isinstance(error, InvalidInput))
+        return CellAnswer(peak_memory_bytes=peak_memory_bytes(), why_not=why_not, usage_error=isinstance(error, InvalidInput))
     certificate = compiled.plan.certificate
-    return Answer(
+    return CellAnswer(
         won_by=compiled.plan.made_by.method,
         makespan_ns=certificate.makespan_ns,
         objective_ns=certificate.objective_ns,

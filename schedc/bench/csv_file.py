@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from schedc.bench.run import Row
+    from schedc.bench.run import BenchRow
 
 __all__ = ["write_rows"]
 
 
-def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
+def write_rows(path: Path | str, rows: Iterable[BenchRow]) -> None:
     """Write the rows below a line with the names of their columns, whole or not at all; there is at least one.
 
     Raises:
@@ -31,7 +31,7 @@ def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
     write_atomically(path, text.getvalue().encode())
 
 
-def _columns(row: Row) -> dict[str, str | float | None]:
+def _columns(row: BenchRow) -> dict[str, str | float | None]:
     answer = row.answer
     published_by, published_ns = row.instance.published_best() or ("", None)
     return {

@@ -4,7 +4,7 @@
 - `m70-loop`: M70 with two chunks per rank, placed as a loop: one slow link in the middle, or two sites; by memory limit.
 - `pipemorph`: equal costs and one slow link. `zero-bubble`: Zero Bubble's profiled models. Both by placement and memory limit.
 - `zero-bubble-span`: the same as `zero-bubble`, with its own objective, the longest stage span.
-- `random`: unequal stages, links and limits, by seed. `large`: up to 64 ranks and up to 1,024 microbatches.
+- `random`: unequal stages, links and limits, by seed, half in measured numbers. `large`: up to 64 ranks, 1,024 microbatches.
 
 BW is B plus W in all of them, as their papers have it; `instances` makes the same sets with another BW.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["SETS", "Instance", "Unit", "instances"]
+__all__ = ["SETS", "Instance", "PublishedUnit", "instances"]
 
 MS = 1_000_000
 M70_NS = (38 * MS, 46_500_000, 20_500_000)
@@ -63,7 +63,7 @@ PIPEMORPH = {
 """Ranks, microbatches, the rank before the slow link, and its latency in ms."""
 
 
-class Unit(StrEnum):
+class PublishedUnit(StrEnum):
     """What published values count."""
 
     S_PER_MICROBATCH = "s/microbatch"
@@ -80,16 +80,16 @@ class Instance:
     problem: Problem
     published: Mapping[str, float | int]
     """By the name of who reached it; for another placement or more memory too, where one table holds both."""
-    unit: Unit
+    unit: PublishedUnit
     comparable: tuple[str, ...]
     """Those of `published` that had this placement and no more memory."""
 
     def published_ns(self, name: str) -> int:
         """A published value as a value of the problem's objective, in nanoseconds."""
         value = self.published[name]
-        if self.unit is Unit.S_PER_MICROBATCH:
+        if self.unit is PublishedUnit.S_PER_MICROBATCH:
             return round(value * self.problem.microbatches * 1_000_000_000)
-        if self.unit is Unit.MS:
+        if self.unit is PublishedUnit.MS:
             return round(value * MS)
         of_one = sum(stage.forward_ns[0] + stage.backward_ns[0] for stage in self.problem.stages if stage.rank == 0)
         return round(self.problem.microbatches * of_one / (1 - value))
@@ -138,7 +138,7 @@ def _m70(placement: str) -> tuple[Instance, ...]:
                     name=name,
                     problem=problem,
                     published=dict(zip(methods, values, strict=True)),
-                    unit=Unit.S_PER_MICROBATCH,
+                    unit=PublishedUnit.S_PER_MICROBATCH,
                     comparable=tuple(method for method in methods if (method in WAVE_METHODS) == (placement == "wave")),
                 )
             )
@@ -205,7 +205,7 @@ def _zero_bubble_span() -> tuple[Instance, ...]:
                     name=name,
                     problem=_profiled(name, profile, placement, times, objective=Objective.STAGE_SPAN),
                     published=published,
-                    unit=Unit.BUBBLE_RATE,
+                    unit=PublishedUnit.BUBBLE_RATE,
                     comparable=tuple(method for method in (*within_p, *within_2p) if method in published),
                 )
             )
@@ -267,7 +267,7 @@ def _memory_name(times: int) -> str:
 
 
 def _beside_peers(name: str, problem: Problem, value_ms: float) -> Instance:
-    return Instance(name=name, problem=problem, published={"best peer": value_ms}, unit=Unit.MS, comparable=("best peer",))
+    return Instance(name=name, problem=problem, published={"best peer": value_ms}, unit=PublishedUnit.MS, comparable=("best peer",))
 
 
 def _with_fused_backward(problem: Problem, multiple: float) -> Problem:
@@ -286,7 +286,7 @@ def _with_fused_backward(problem: Problem, multiple: float) -> Problem:
 
 
 def _unpublished(problem: Problem) -> Instance:
-    return Instance(name=problem.name, problem=problem, published={}, unit=Unit.MS, comparable=())
+    return Instance(name=problem.name, problem=problem, published={}, unit=PublishedUnit.MS, comparable=())
 
 
 SETS: dict[str, Callable[[], tuple[Instance, ...]]] = {

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.bench.cell import Answer, Request
+from schedc.bench.cell import CellAnswer, CellRequest
 from schedc.errors import InvalidInput
 from schedc.processes.child import Child, ChildDied, TookTooLong
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from schedc.bench.instances import Instance
     from schedc.solvers.common.base import Limits
 
-__all__ = ["Row", "run", "split_methods"]
+__all__ = ["BenchRow", "run", "split_methods"]
 
 GRACE_S = 60.0
 """How long a cell may take beyond twice its time limit: methods look at the clock between their steps only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """What one method made of one instance."""
 
     instance: Instance
     method: str
-    answer: Answer
+    answer: CellAnswer
 
     @property
     def ratio(self) -> float | None:
@@ -44,7 +44,7 @@ class Row:
         return self.answer.objective_ns / published[1]
 
 
-def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits) -> Iterator[Row]:
+def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits) -> Iterator[BenchRow]:
     """A row for each instance and method, instance by instance, as soon as it is known.
 
     Args:
@@ -57,10 +57,10 @@ def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits
     """
     for instance in instances:
         for method in methods:
-            answer = _ask(Request(problem=instance.problem, method=method, limits=limits))
+            answer = _ask(CellRequest(problem=instance.problem, method=method, limits=limits))
             if answer.usage_error:
                 raise InvalidInput(answer.why_not)
-            yield Row(instance=instance, method=method, answer=answer)
+            yield BenchRow(instance=instance, method=method, answer=answer)
 
 
 def split_methods(text: str) -> tuple[str, ...]:
@@ -78,14 +78,14 @@ def split_methods(text: str) -> tuple[str, ...]:
     return methods
 
 
-def _ask(request: Request) -> Answer:
+def _ask(request: CellRequest) -> CellAnswer:
     """The answer of a fresh process, or how it failed to give one."""
     limit_s = request.limits.time_s
     kill_after_s = None if limit_s is None else 2 * limit_s + GRACE_S
     with Child(["-m", "schedc.bench.cell"]) as child:
         try:
-            return Answer(**json.loads(child.ask(pickle.dumps(request), kill_after_s)))
+            return CellAnswer(**json.loads(child.ask(pickle.dumps(request), kill_after_s)))
         except TookTooLong:
-            return Answer(why_not=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
+            return CellAnswer(why_not=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
         except ChildDied as end:
-            return Answer(why_not=f"crashed, {end}")
+            return CellAnswer(why_not=f"crashed, {end}")

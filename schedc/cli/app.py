@@ -25,7 +25,7 @@ from schedc.cli.exports.layouts import export_megatron, export_torchtitan
 from schedc.cli.exports.perfetto import export_perfetto
 from schedc.cli.exports.torch_csv import export_app, lint
 from schedc.cli.init import init_command
-from schedc.cli.jobs import JobArgument, PlanJobOption, SetOption, check_set, read_job
+from schedc.cli.jobs import JobArgument, LayoutOption, PlanJobOption, SetOption, check_set, read_job
 from schedc.cli.looks.assign import assign_command
 from schedc.cli.looks.explain import explain_command
 from schedc.cli.looks.plot import plot_command
@@ -39,6 +39,7 @@ from schedc.cli.model import model_command
 from schedc.cli.profile import profile_command
 from schedc.cli.quantities import option_value
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
+from schedc.cli.usage import UsageError, refused
 from schedc.errors import InvalidInput, SchedcError
 from schedc.files.location import one_line
 
@@ -94,6 +95,11 @@ def compile_command(
     job: JobArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan; - is standard output.")],
     values: SetOption = None,
+    layout: LayoutOption = None,
+    write_job: Annotated[
+        Path | None,
+        typer.Option("--write-job", metavar="FILE", help='Write the job with the layout chosen in place of "auto", comments kept.'),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
@@ -117,24 +123,31 @@ def compile_command(
 ) -> None:
     """Compile a job into a plan."""
     check_robust(robust, robust_percentile, robust_samples)
+    if write_job is not None and (robust is not None or str(write_job) == "-"):
+        found = "-" if robust is None else "--robust"
+        raise InvalidInput(f"--write-job: found {found}, expected a file, and no --robust, which chooses no layout")
     from schedc.files.outputs import is_standard
     from schedc.solvers.common.interruption import Interruption
 
     # Standard input first: to wait for it must end at a signal.
-    given = read_job(job, values) if is_standard(job) else None
+    given = read_job(job, values, layout) if is_standard(job) else None
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.api import search_settings
         from schedc.cli.defect import defects_kept
-        from schedc.cli.rendering import layout, results
+        from schedc.cli.rendering import results
+        from schedc.cli.rendering.layout import layout_json, print_layout
         from schedc.cli.rendering.progress import live
         from schedc.compile_layouts import compile_job
         from schedc.files.outputs import check_outputs, write_output
+        from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
         from schedc.lower.layout_report import layout_report
         from schedc.text.plan.plan_to_file import plan_json
 
-        loaded = given or read_job(job, values)
-        check_outputs({"-o": output}, loaded.files, standard=True, as_json=as_json)
+        loaded = given or read_job(job, values, layout)
+        check_outputs({"-o": output, "--write-job": write_job}, loaded.files, standard=True, as_json=as_json)
+        if write_job is not None:
+            check_job_can_be_written(loaded.source)
         chosen, limits = search_settings(
             loaded,
             method=method,
@@ -170,6 +183,8 @@ def compile_command(
                 interruption=interruption,
             )
         write_output(output, plan_json(compiled.plan))
+        if write_job is not None:
+            write_output(write_job, job_text_in_layout(loaded.source, compiled.plan, write_job))
         for failure in compiled.failures:
             typer.echo(
                 f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
@@ -178,9 +193,9 @@ def compile_command(
         is_given = loaded.open_layout is None or loaded.open_layout.layers_of_stage is not None
         report = layout_report(loaded.workload, chosen_layout, compiled.plan.problem, is_given=is_given)
         if as_json:
-            results.print_json(results.compiled_json(compiled) | layout.layout_json(report, chosen_layout))
+            results.print_json(results.compiled_json(compiled) | layout_json(report, chosen_layout))
         elif not quiet:
-            layout.print_layout(report, stderr=is_standard(output), is_chosen=compiled.layout is not None)
+            print_layout(report, stderr=is_standard(output), is_chosen=compiled.layout is not None)
             results.print_compiled(compiled, output, interrupted=interruption.requested)
     if interruption.requested and (quiet or as_json):
         sys.stdout.flush()
@@ -196,11 +211,12 @@ def verify(plan: PlanArgument, job: PlanJobOption = None, values: SetOption = No
 
     check_set(job, values, "--job JOB")
     read = read_plan(plan)
-    violations = verify_plan(read, None if job is None else read_job(job, values))
+    known = None if job is None else read_job(job, values)
+    violations = verify_plan(read, known)
     if as_json:
         results.print_json({"holds": not violations, "violations": [violation._asdict() for violation in violations]})
     else:
-        results.print_verdict(read, violations, plan, has_job=job is not None)
+        results.print_verdict(read, violations, plan, knows_layouts=known is not None and known.open_layout is not None)
     if violations:
         raise typer.Exit(1)
 
@@ -251,7 +267,7 @@ def show(
     width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
-    from schedc.cli.show import chosen_ranks, print_plan
+    from schedc.cli.looks.show import chosen_ranks, print_plan
     from schedc.compile import time_plan
     from schedc.text.plan.plan_file import read_plan
 
@@ -284,18 +300,21 @@ def templates(
         Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job; - is standard input.")
     ] = None,
     values: SetOption = None,
+    layout: LayoutOption = None,
 ) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
     from schedc.cli.rendering import results
     from schedc.solvers.templates import TEMPLATES
 
     check_set(job, values, "JOB")
+    if job is None and layout is not None:
+        raise InvalidInput(f"--layout: found {layout} without a job, expected JOB, too")
     if job is None:
         results.print_templates(tuple(TEMPLATES.values()))
         return
     from schedc.compile import time_methods
 
-    problem = read_job(job, values).problem
+    problem = read_job(job, values, layout).problem
     candidates = time_methods(problem, tuple(TEMPLATES))
     results.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
 
@@ -374,13 +393,18 @@ def main(arguments: list[str] | None = None) -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `schedc show plan.json | head` ends as other programs do
     try:
         try:
-            _command()(arguments)
+            sys.exit(_command()(arguments, prog_name="schedc", standalone_mode=False) or 0)
+        except UsageError as error:
+            if (error.message or "").startswith("Usage: "):  # no command at all: the help
+                print(error.message, file=sys.stderr)
+                sys.exit(error.exit_code)
+            raise refused(error) from error
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends, where a failure could not be reported in one line
     except SchedcError as error:
         print(f"schedc: {one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except (KeyboardInterrupt, SystemExit) as end:
+    except (KeyboardInterrupt, SystemExit, typer.Abort) as end:
         # Typer makes the status of a KeyboardInterrupt, without a word.
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise

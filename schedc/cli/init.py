@@ -16,7 +16,7 @@ from schedc.errors import InvalidInput
 from schedc.spelling import counted
 
 if TYPE_CHECKING:
-    from schedc.architectures.devices import Device
+    from schedc.architectures.devices import Accelerator
     from schedc.text.job_toml import FirstJob, FirstLink
     from schedc.text.profile_file import LayerEntry
 
@@ -25,6 +25,7 @@ __all__ = ["init_command"]
 LATENCY_WITHIN = "10 us"
 """Of a message within a site."""
 MICROBATCHES_PER_RANK = 4
+UNKNOWN_LINK = 'with bandwidth = "25 GB/s" or so: python -m schedc.runtime.links measures it, --device NAME knows some'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,10 @@ def init_command(
         typer.Option(metavar="NAME|CONFIG.json", help="As of schedc model; its profile is written beside the job."),
     ] = None,
     profile: Annotated[Path | None, typer.Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Whose memory and links there are, as h100.")] = "h100",
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose memory and links there are. Default: h100; with --profile none is assumed."),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="Context parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
@@ -62,6 +66,12 @@ def init_command(
     bytes_per_parameter: Annotated[
         float, typer.Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
     ] = 16,
+    bytes_per_expert_parameter: Annotated[
+        float | None, typer.Option(min=0, max=2**20, help="The same for routed experts. Default: --bytes-per-parameter.")
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of the device's memory, what no plan uses. Default: 6 % of it.")
+    ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
     ] = None,
@@ -77,6 +87,7 @@ def init_command(
     checked = (
         ("--latency", latency, parse_duration_ns),
         ("--bandwidth", bandwidth, parse_bandwidth),
+        ("--reserve", reserve, parse_bytes),
         ("--memory-limit", memory_limit, parse_bytes),
     )
     for option, text, parse in checked:
@@ -91,6 +102,7 @@ def init_command(
     if is_standard(output) and model is not None:
         raise InvalidInput("-o: found -, expected a file, as the model's profile is written beside it")
     if model is not None:
+        device = device or "h100"
         known = _predicted(model, device, output, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     else:
         assert profile is not None
@@ -107,13 +119,14 @@ def init_command(
             raise InvalidInput(f"{path}: found a file, expected none; name another with -o, or replace it with --force")
     job = _first_job(
         known,
-        device_named(device),
+        None if device is None else device_named(device),
         _of_sites(ranks, sites),
         output,
         group=tp * cp,
         microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
         between=(latency, bandwidth),
-        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_parameter=(bytes_per_parameter, bytes_per_expert_parameter),
+        reserve=reserve,
         limit=memory_limit,
     )
     text = job_toml(job)
@@ -157,52 +170,69 @@ def _of_sites(ranks: int, sites: int) -> tuple[int, ...]:
 
 def _first_job(
     profile: _Profile,
-    device: Device,
+    device: Accelerator | None,
     sites: tuple[int, ...],
     output: Path,
     *,
     group: int,
     microbatches: int,
     between: tuple[str | None, str | None],
-    bytes_per_parameter: float,
+    bytes_per_parameter: tuple[float, float | None],
+    reserve: str | None,
     limit: str | None,
 ) -> FirstJob:
     """What the file says.
 
     Args:
         profile: the model's.
-        device: for its memory and links.
+        device: for its memory and links; None: nothing of it is known.
         sites: the ranks of each.
         output: where the job goes.
         group: devices of each rank.
         microbatches: of a training step.
         between: latency and bandwidth of the links between sites, as text.
-        bytes_per_parameter: that stages hold all the time.
+        bytes_per_parameter: that stages hold all the time, and for experts; None: the same.
+        reserve: of the device, as text; None: the usual part.
         limit: of activations, as text; None: what the device leaves for them.
 
     Raises:
-        InvalidInput: the model has too few layers, or no messages that a bandwidth could be for.
+        InvalidInput: the model has too few layers, no experts, or no messages that a bandwidth could be for.
     """
+    from schedc.architectures.devices import RESERVE
     from schedc.text.job_toml import FirstJob
 
+    each, of_expert = bytes_per_parameter
+    has_experts = any(layer.expert_parameters for layer in profile.layers)
+    if of_expert is not None and not has_experts:
+        raise InvalidInput(f"--bytes-per-expert-parameter: found {of_expert:g}, expected none, as {profile.name} has no experts")
     ranks, layers = sum(sites), sum(layer.repeat for layer in profile.layers)
     if layers < ranks:
         raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {profile.name} has as many layers")
-    is_near = max(sites) * group <= device.group
-    rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
-    note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
-    is_limited = any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers)
+    within, capacity, kept_free, unlimited = _link(profile, LATENCY_WITHIN, None, UNKNOWN_LINK), None, "", "no --device was given"
+    if device is not None:
+        is_near = max(sites) * group <= device.group
+        rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
+        note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
+        within = _link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note)
+        unlimited = "the profile has no activations or no parameters"
+        if any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers):
+            capacity = f"{device.memory_bytes // 10**9} GB"
+            kept_free = reserve or f"{RESERVE * device.memory_bytes / 10**9:g} GB"
     return FirstJob(
         title=f"{profile.title}, on {counted(ranks, 'rank')}" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
         name=profile.name,
         profile_path=_path_from(profile, output),
         profile_note="predicted; schedc profile measures" if profile.content is not None else "",
         microbatches=microbatches,
-        capacity=f"{device.memory_bytes // 10**9} GB" if is_limited else None,
-        bytes_per_parameter=f"{bytes_per_parameter:g}",
+        is_fused=any(layer.is_fused for layer in profile.layers),
+        capacity=capacity,
+        unlimited=unlimited,
+        reserve=kept_free,
+        bytes_per_parameter=f"{each:g}",
+        bytes_per_expert_parameter=f"{each if of_expert is None else of_expert:g}" if has_experts else None,
         limit=limit,
         sites=sites,
-        within=_link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note),
+        within=within,
         between=_between(profile, *between, group) if len(sites) > 1 else None,
     )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schedc.frontend.job import Job
     from schedc.frontend.job_source import JobSource
 
-__all__ = ["JobArgument", "PlanJobOption", "SetOption", "check_set", "read_job", "read_source"]
+__all__ = ["JobArgument", "LayoutOption", "PlanJobOption", "SetOption", "check_set", "read_job", "read_source"]
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
 PlanJobOption = Annotated[
@@ -29,15 +29,24 @@ SetOption = Annotated[
 ]
 
 
-def read_job(path: Path, values: list[str] | None) -> Job:
-    """The job at the path, or in standard input, with the values of `--set`.
+LayoutOption = Annotated[
+    Path | None,
+    typer.Option("--layout", metavar="PLAN", help='Take the layout of this plan where the job leaves it open with "auto".'),
+]
+
+
+def read_job(path: Path, values: list[str] | None, layout: Path | None = None) -> Job:
+    """The job at the path, or in standard input, with the values of `--set`, in the layout of that plan if one is given.
 
     Raises:
-        InvalidInput: it, or a file that it names, cannot be read or used, or a value cannot be set.
+        InvalidInput: it, or a file that it names, cannot be read or used, a value cannot be set, or the layout is not the job's.
     """
+    from schedc.frontend.chosen_layout import job_in_layout
     from schedc.frontend.job import checked_job
+    from schedc.text.plan.plan_file import read_plan
 
-    return checked_job(read_source(path, values))
+    source = read_source(path, values)
+    return checked_job(source) if layout is None else job_in_layout(source, read_plan(layout), f"--layout {layout}")
 
 
 def read_source(path: Path, values: list[str] | None) -> JobSource:

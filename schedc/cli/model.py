@@ -48,16 +48,16 @@ def model_command(
     from msgspec import structs
 
     from schedc.architectures.efficiency import ROOFLINE, sustained
-    from schedc.architectures.names import known_names
-    from schedc.architectures.parameters import parameters
+    from schedc.architectures.names import is_known
+    from schedc.architectures.parameters import expert_parameters, parameters
     from schedc.architectures.predicted import predicted
     from schedc.cli.rendering.operators import first_parts, operators_json, print_operators
-    from schedc.cli.rendering.profile import Row, print_profile
+    from schedc.cli.rendering.profile import ProfileRow, print_profile
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import check_outputs, is_standard, write_output
     from schedc.text.profile_file import profile_json
 
-    path = None if model in known_names() else Path(model)
+    path = None if is_known(model) else Path(model)
     check_outputs({"-o": output}, () if path is None or not path.exists() else (path,), standard=True, as_json=as_json)
     made = predicted(
         model,
@@ -73,16 +73,19 @@ def model_command(
     )
     architecture, layers, sizes = made.architecture, made.layers, {"tp": tp, "cp": cp, "ep": ep}
     write_output(output, profile_json(layers, model=f"{made.title}, predicted").encode())
-    total = parameters(architecture)
+    total, of_experts = parameters(architecture), expert_parameters(architecture)
     if as_json:
         of_layers = (operators_json(part.operators, made) for part in first_parts(made))
         entries = [
             {**{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")}, "operators": each}
             for layer, each in zip(layers, of_layers, strict=True)
         ]
-        print_json({"model": architecture.name, "device": made.device.name, "parameters": total, **sizes, "layers": entries})
+        counts = {"parameters": total, "expert_parameters": of_experts}
+        print_json({"model": architecture.name, "device": made.device.name, **counts, **sizes, "layers": entries})
     else:
         notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
-        print_profile([Row(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{made.title}: predicted", output)
+        if of_experts:
+            notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
+        print_profile([ProfileRow(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{made.title}: predicted", output)
         if operators:
             print_operators(made, stderr=is_standard(output))

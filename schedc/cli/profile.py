@@ -17,13 +17,13 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.comparison.times import Times
+    from schedc.analysis.comparison.times import SampledTimes
     from schedc.text.profile_file import LayerEntry
 
 __all__ = ["profile_command"]
 
 
-class Device(StrEnum):
+class DeviceName(StrEnum):
     """Where a model is measured."""
 
     cpu = "cpu"
@@ -59,7 +59,7 @@ def profile_command(
         typer.Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this function returns."),
     ] = None,
     from_trace: TracesOption = None,
-    device: Annotated[Device | None, typer.Option(help="Where to measure. Default: cuda where there is one.")] = None,
+    device: Annotated[DeviceName | None, typer.Option(help="Where to measure. Default: cuda where there is one.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each phase.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, help="Untimed runs before these.")] = 5,
     dtype: Annotated[NumberType | None, typer.Option(help="Cast parameters and inputs to this type.")] = None,
@@ -83,7 +83,7 @@ def profile_command(
 
 def _measure(
     spec: str,
-    device: Device | None,
+    device: DeviceName | None,
     output: Path,
     *,
     dtype: NumberType | None,
@@ -93,7 +93,7 @@ def _measure(
     merge: bool,
     as_json: bool,
 ) -> None:
-    from schedc.cli.rendering.profile import Row, print_profile, telling
+    from schedc.cli.rendering.profile import ProfileRow, print_profile, telling
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import check_outputs, write_output
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
@@ -117,13 +117,13 @@ def _measure(
         ]
         print_json({"model": loaded.name, "measured_on": described(where), "layers": entries, "warnings": list(said)})
     else:
-        rows = [Row(layer, found.phases(), found.parameters) for layer, found in zip(layers, written, strict=True)]
+        rows = [ProfileRow(layer, found.phases(), found.parameters) for layer, found in zip(layers, written, strict=True)]
         title = f"{loaded.name or spec}, measured on {described(where)}; medians of {repeats} for each layer"
         print_profile(rows, said, title, output)
 
 
 def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
-    from schedc.cli.rendering.profile import Row, print_profile
+    from schedc.cli.rendering.profile import ProfileRow, print_profile
     from schedc.cli.rendering.results import print_json
     from schedc.files.outputs import write_output
     from schedc.interop.torch_profiler.profile import PHASES, stage_times, stages_profile
@@ -140,11 +140,11 @@ def _from_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
         print_json({"layers": entries, "warnings": list(notes)})
     else:
         where = "on the GPU" if all(trace.on_gpu for trace in traces) else "on the CPU"
-        rows = [Row(layer, found, None) for layer, found in zip(layers, phases, strict=True)]
+        rows = [ProfileRow(layer, found, None) for layer, found in zip(layers, phases, strict=True)]
         print_profile(rows, notes, f"from {len(traces)} traces, {where}: medians after the first step", output)
 
 
-def _entry(layer: LayerEntry, phases: dict[str, Times]) -> dict[str, object]:
+def _entry(layer: LayerEntry, phases: dict[str, SampledTimes]) -> dict[str, object]:
     """A layer for machines; what is not known is left out."""
     from msgspec import structs
 

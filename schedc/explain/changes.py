@@ -5,11 +5,12 @@ Pure functions from a Problem to Changes. What they gain is found by `resolve`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from schedc.frontend.job import Job
     from schedc.ir.problem import Link, Problem
 
 __all__ = ["Change", "ChangeKind", "faster_link", "more_memory", "one_more_microbatch"]
@@ -22,6 +23,9 @@ class ChangeKind(StrEnum):
     MEMORY = "memory"
     MICROBATCH = "microbatch"
     PLACEMENT = "placement"
+    SPLIT = "split"
+    RECOMPUTE = "recompute"
+    LAYOUT = "layout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Change:
     destination: int | None = None
     only_helps: bool
     """Whether every schedule of the plan's problem is one of this problem, too."""
+    open_job: Job | None = field(default=None, hash=False)
+    """Where the change leaves a layout to be chosen, the job; `problem` is then the plan's."""
 
 
 def faster_link(problem: Problem, link: Link, percent: int = 10) -> Change | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.waiting.slackness import slackness_of
 from schedc.analysis.waiting.tolerance import Tolerance
 
@@ -99,17 +98,17 @@ def resolved_delay(
     low_ns, impossible_ns = delay.allowed_ns, target_ns + 1
     while impossible_ns - low_ns > 1:  # bounds are cheap, and grow with the latency
         middle_ns = (low_ns + impossible_ns) // 2
-        if best_bound(delayed(problem, link, middle_ns)).value_ns > target_ns:
+        if solver.bound(delayed(problem, link, middle_ns)).value_ns > target_ns:
             impossible_ns = middle_ns
         else:
             low_ns = middle_ns
     tolerated_ns, late_ns, known = delay.allowed_ns, impossible_ns, tuple(schedules)
     for _ in range(ROUNDS):
         middle_ns = (tolerated_ns + late_ns) // 2
-        if solver.interruption.requested or middle_ns == tolerated_ns:
+        if solver.is_over or middle_ns == tolerated_ns:
             break
         found = solver.at_once(delayed(problem, link, middle_ns), known)
-        if found.objective_ns <= target_ns:
+        if found is not None and found.objective_ns <= target_ns:
             tolerated_ns, known = middle_ns, (*schedules, found.schedule)
         else:
             late_ns = middle_ns

@@ -9,24 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.waiting.critical_path import critical_path
 from schedc.analysis.waiting.idle import IdleCause, idle_of
 from schedc.analysis.waiting.slack import slacks_of
 from schedc.analysis.waiting.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.waiting.waits import waits_of
-from schedc.compile import check_plan, time_plan
-from schedc.compile_layouts import problem_for
-from schedc.errors import CheckFailed
+from schedc.compile import bounds_within, check_plan, time_plan
+from schedc.compile_layouts import compile_job, problem_for
+from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
 from schedc.explain.delays import LinkDelay, pair_delays, resolved_delay
-from schedc.explain.placements import other_placements
+from schedc.explain.placements import other_choices, other_placements
 from schedc.explain.resolve import Resolved, Solver
+from schedc.frontend.chosen_layout import job_in_layout
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.verify.job import check_costs, check_pipeline
+from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,12 +41,20 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["DEFAULT_WORK", "Explanation", "Gain", "explain_plan"]
+__all__ = ["TIME_LIMIT_S", "Explanation", "Gain", "explain_plan"]
 
-DEFAULT_WORK = 0.1
+SEARCH_WORK = 0.1
 """The deterministic limit of each search, in CP-SAT's units."""
+LAYOUT_WORK = 1.0
+"""That of the search for a layout."""
+CHEAP = [ChangeKind(name) for name in ("link", "split", "recompute", "layout", "placement", "microbatch", "memory")]
+"""What is tried first."""
+TIME_LIMIT_S = 30.0
+"""The limit of an explanation."""
 RESOLVED_DELAYS = 3
 """The delays of this many links are found again with other schedules."""
+LATE = ": there was no time (--time-limit)"
+NO_ROOM = ": no schedule was found within memory"
 MOST_BOUNDED_OPS = 5000
 """Up to this many compute ops the bound of every change is computed, and what proves that there is no gain is no search."""
 
@@ -104,6 +114,7 @@ class Explanation:
     """The largest first."""
     not_tried: tuple[str, ...]
     """What was not solved again, and why."""
+    time_limit_s: float
     interrupted: bool
 
 
@@ -111,7 +122,7 @@ def explain_plan(
     plan: Plan,
     job: Job | None = None,
     *,
-    time_limit_s: float | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
     most: int = 6,
     allowed: float = 0.05,
     on_work: Callable[[str], None] = lambda _: None,
@@ -122,7 +133,8 @@ def explain_plan(
     Args:
         plan: what is explained.
         job: the plan's, to try other placements; None: they are not tried.
-        time_limit_s: of each search; None: a little work, the same on every machine.
+        time_limit_s: of all of it. Changes are tried by the methods that make a schedule at once, then by searches, the most
+            promising first. Each search does a little work; unless the time ends it, the result is the same on every machine.
         most: how many links, and how many ranks, are solved again; those that promise most; 0: nothing is.
         allowed: by which share the step may be longer, for the delays.
         on_work: is called with what is solved next.
@@ -131,7 +143,11 @@ def explain_plan(
     Raises:
         CheckFailed: the plan breaks a rule, or is not one of the job.
     """
-    violations = check_plan(plan)
+    clock = Clock(time_limit_s)
+    violations, cut = verify_problem(plan.problem), False
+    if not violations:
+        bounds, cut = bounds_within(plan.problem, Limits(time_s=time_limit_s))
+        violations = check_plan(plan, with_bounds=not cut, known=bounds)  # of bounds that are cut a plan may know more
     if violations:
         raise CheckFailed(f"{plan.name}: {violations[0]} (`schedc verify` lists all {len(violations)})")
     problem, schedule = plan.problem, plan.schedule()
@@ -155,35 +171,33 @@ def explain_plan(
     delays.sort(key=lambda delay: (delay.allowed_ns, delay.free_ns))
     pairs = pair_delays(problem, schedule)
 
-    limits = Limits(deterministic=DEFAULT_WORK) if time_limit_s is None else Limits(time_s=time_limit_s)
-    solver = Solver(limits=limits, interruption=interruption or Interruption())
+    solver = Solver(work=SEARCH_WORK, clock=clock, interruption=interruption or Interruption())
     planned_ns = timeline.objective_ns(problem.objective)
     if most == 0:
-        base = Resolved(objective_ns=planned_ns, lower_bound_ns=best_bound(problem).value_ns, schedule=schedule)
+        base = Resolved(objective_ns=planned_ns, lower_bound_ns=solver.bound(problem).value_ns, schedule=schedule)
         chosen = _Chosen([], [], ["all changes: --most 0 was given"])
     else:
         on_work("the unchanged problem")
         base = solver.settle(problem, schedule)
-        chosen = _chosen(problem, base, idle, most)
-    gains, not_tried = list(chosen.proven), list(chosen.not_tried)
-    for change in chosen.changes:
-        if not solver.interruption.requested:
-            on_work(change.text)
-            gains += _gain(change, problem, base, solver)
-    others: list[Change] = []
+        chosen = _chosen(problem, base, idle, most, solver)
+    not_tried, others = list(chosen.not_tried), list[Change]()
     if job is None:
-        not_tried.append("other placements: they need the plan's job (--job)")
+        not_tried.append("other placements, split, recomputation and layouts: they need the plan's job (--job)")
     elif most:
-        others, why_not = other_placements(job, problem)
-        not_tried += why_not
-    for change in others:
-        if not solver.interruption.requested:
-            on_work(change.text)
-            gains += _gain(change, problem, base, solver)
+        given = job if job.open_layout is None else job_in_layout(job.source, plan, plan.name)
+        for choices in (other_choices, other_placements):
+            changes, why_not = choices(given, problem)
+            others += changes
+            not_tried += why_not
+    gains, why_not = _gains([*chosen.changes, *others], problem, base, solver, on_work)
+    gains += chosen.proven
+    not_tried += why_not
     if problem.objective is Objective.MAKESPAN and most:
         target_ns = lengthened_ns(timeline.makespan_ns, allowed)
         for at, delay in enumerate(delays[:RESOLVED_DELAYS]):
-            if not solver.interruption.requested:
+            if solver.is_over:
+                not_tried += [] if solver.interruption.requested else [f"delays of link {delay.source}>{delay.destination}{LATE}"]
+            else:
                 on_work(f"delays of link {delay.source}>{delay.destination}, solved again")
                 resolved = resolved_delay(problem, (schedule, base.schedule), solver, delay, target_ns)
                 delays[at] = replace(delay, resolved=resolved)
@@ -205,6 +219,7 @@ def explain_plan(
         base_bound_ns=base_bound_ns,
         gains=tuple(sorted(gains, key=lambda gain: -gain.share)),
         not_tried=tuple(not_tried),
+        time_limit_s=time_limit_s,
         interrupted=solver.interruption.requested,
     )
 
@@ -218,7 +233,7 @@ class _Chosen(NamedTuple):
     not_tried: list[str]
 
 
-def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], most: int) -> _Chosen:
+def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], most: int, solver: Solver) -> _Chosen:
     """The links and ranks that promise most with the base's orders; of small problems, those that can gain anything at all."""
     waited: dict[tuple[IdleCause, int, int | None], int] = {}
     for each in (each for rank in idle for each in rank):
@@ -241,7 +256,7 @@ def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], mo
         not_tried.append("one more microbatch: the microbatches differ, so what one more costs is not known")
     proven: list[Gain] = []
     if problem.num_ops <= MOST_BOUNDED_OPS:
-        bounds = {change.text: best_bound(change.problem).value_ns for change in (*links, *memory)}
+        bounds = {change.text: solver.bound(change.problem).value_ns for change in (*links, *memory)}
         hopeless = [change for change in (*links, *memory) if bounds[change.text] >= base.objective_ns]
         proven = [_worth(change, problem, base, None, bounds[change.text]) for change in hopeless]
         links, memory = ([each for each in changes if each not in hopeless] for changes in (links, memory))
@@ -253,12 +268,53 @@ def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], mo
     return _Chosen([*links[:most], *memory[:most], *([] if microbatch is None else [microbatch])], proven, not_tried)
 
 
-def _gain(change: Change, problem: Problem, base: Resolved, solver: Solver) -> list[Gain]:
-    """What the change is worth; nothing where there is no schedule within memory."""
-    known = (base.schedule,) if change.only_helps else ()
-    # A faster link makes no schedule possible that was not; more memory and other layouts do.
-    found = solver.improved(change.problem, known) if change.kind is ChangeKind.LINK else solver.anew(change.problem, known)
-    return [] if found is None else [_worth(change, problem, base, found, found.lower_bound_ns)]
+def _gains(
+    changes: Sequence[Change], problem: Problem, base: Resolved, solver: Solver, on_work: Callable[[str], None]
+) -> tuple[list[Gain], list[str]]:
+    """What the changes are worth, and what there was no time or no room for.
+
+    All are tried first without a search, the cheap ones first; then they are searched, those that promise most first.
+    """
+    found: dict[Change, Resolved] = {}
+    not_tried = []
+    for change in sorted(changes, key=lambda change: CHEAP.index(change.kind)):
+        if solver.is_over:
+            not_tried.append(f"{change.text}{LATE}")
+            continue
+        on_work(change.text)
+        known = (base.schedule,) if change.only_helps else ()
+        # A faster link makes no schedule possible that was not; more memory and other layouts do.
+        at_once = (
+            solver.at_once(change.problem, known, anew=change.kind is not ChangeKind.LINK)
+            if change.open_job is None
+            else _laid_out(change.open_job, solver)
+        )
+        if at_once is None:
+            not_tried.append(f"{change.text}{NO_ROOM}")
+        else:
+            found[change] = at_once
+    closed = [change for change in found if change.open_job is None]
+    promising = sorted(closed, key=lambda change: -_worth(change, problem, base, found[change], 0).share)
+    for searched, change in enumerate(promising):
+        if solver.is_over:
+            not_tried.append(f"searches of {len(promising) - searched} of {len(promising)} changes{LATE}")
+            break
+        on_work(f"search of {change.text}")
+        known = (base.schedule,) if change.only_helps else ()
+        found[change] = solver.improved(change.problem, (*known, found[change].schedule))
+    gains = [_worth(change, problem, base, resolved, resolved.lower_bound_ns) for change, resolved in found.items()]
+    return gains, [] if solver.interruption.requested else not_tried
+
+
+def _laid_out(job: Job, solver: Solver) -> Resolved | None:
+    """The job in the best layout found; None: there is none with a schedule within memory."""
+    limits = Limits(deterministic=LAYOUT_WORK, workers=1)
+    try:
+        plan = compile_job(job, method="auto", limits=limits, interruption=solver.interruption).plan
+    except (Infeasible, NoPlanFound):
+        return None
+    claims = plan.certificate
+    return Resolved(objective_ns=claims.objective_ns, lower_bound_ns=claims.lower_bound_ns, schedule=plan.schedule())
 
 
 def _worth(change: Change, problem: Problem, base: Resolved, found: Resolved | None, bound_ns: int) -> Gain:

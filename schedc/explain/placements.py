@@ -1,8 +1,9 @@
-"""A plan's job in other placements, as Changes."""
+"""A plan's job in other placements, with backwards split or fused, other recomputation, or an open layout, as Changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
 from schedc.explain.changes import Change, ChangeKind
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from schedc.frontend.job import Job
     from schedc.ir.problem import Problem
 
-__all__ = ["PLACEMENTS", "other_placements"]
+__all__ = ["PLACEMENTS", "other_choices", "other_placements"]
 
 PLACEMENTS = (("unidirectional", 1), ("loop", 2), ("wave", 2), ("bidirectional", 1))
 """Each with the stages that a rank has of a path; they are those that a job can name."""
@@ -47,21 +48,61 @@ def other_placements(job: Job, problem: Problem) -> tuple[list[Change], list[str
     return changes, why_not
 
 
+def other_choices(job: Job, problem: Problem) -> tuple[list[Change], list[str]]:
+    """The job with backwards that may split or must fuse, other recomputation, and an open layout; and why some cannot be.
+
+    Args:
+        job: the plan's, in the plan's layout.
+        problem: the plan's.
+    """
+    split = problem.split_backward
+    again = [stage.recompute for stage in problem.stages]
+    tried: list[tuple[ChangeKind, str, dict[str, Any]]] = [
+        (ChangeKind.SPLIT, f"split_backward = {str(not split).lower()}", {"split_backward": not split}),
+        *([(ChangeKind.RECOMPUTE, 'recompute = "none"', {"recompute": "none"})] if any(again) else []),
+        *([(ChangeKind.RECOMPUTE, 'recompute = "full"', {"recompute": "full"})] if not all(again) else []),
+        (ChangeKind.RECOMPUTE, 'recompute = "auto"', {"recompute": "auto"}),
+        (ChangeKind.LAYOUT, 'placement = "auto"', {"placement": "auto", "partition": "auto"}),
+    ]
+    changes, why_not = [], []
+    for kind, text, values in tried:
+        pipeline = dict(job.source.document["pipeline"]) | values
+        if kind is ChangeKind.LAYOUT:
+            pipeline.pop("chunks", None)
+            pipeline |= {"recompute": "auto"} if isinstance(pipeline.get("recompute"), list) else {}
+        try:
+            other = _changed(job, pipeline)
+        except InvalidInput as error:
+            why_not.append(f"{text}: {error}")
+            continue
+        if other.given_problem is None:
+            changes.append(Change(kind=kind, text=text, problem=problem, only_helps=False, open_job=other))
+        else:
+            helps = kind is ChangeKind.SPLIT and not split and replace(other.problem, split_backward=False) == problem
+            changes.append(Change(kind=kind, text=text, problem=other.problem, only_helps=helps))
+    return changes, why_not
+
+
 def _placed(job: Job, placement: str, chunks: int, *, keep: bool) -> Problem:
     """The job's problem in a placement; `keep`: with its partition and its recomputation."""
-    source = job.source
-    table = dict(source.document)
-    pipeline = dict(table["pipeline"]) | {"placement": placement}
+    pipeline = dict(job.source.document["pipeline"]) | {"placement": placement}
     pipeline.pop("chunks", None)
     if chunks > 1:
         pipeline["chunks"] = chunks
     for key in () if keep else ("partition", "recompute"):
         if isinstance(pipeline.get(key), list):
             del pipeline[key]
+    return _changed(job, pipeline).problem
+
+
+def _changed(job: Job, pipeline: dict[str, Any]) -> Job:
+    """The job with another table [pipeline]."""
+    source = job.source
+    table = dict(source.document)
     in_files = [override for overrides in source.in_files.values() for override in overrides]
     kept = [override for override in source.overrides if override.inside() in in_files]  # the others are in the document
     made = source_of_table(table | {"pipeline": pipeline}, directory=source.directory, name=source.default_name, overrides=kept)
-    return checked_job(made).problem
+    return checked_job(made)
 
 
 def _work_ns(problem: Problem) -> int:

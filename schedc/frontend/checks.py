@@ -75,7 +75,7 @@ def check_size(problem: Problem, location: Location) -> None:
         )
     held = [0] * problem.ranks
     for stage in problem.stages:
-        held[stage.rank] += problem.microbatches * stage.activation_bytes
+        held[stage.rank] += problem.microbatches * stage.most_bytes
     if max(held) > MAX_QUANTITY:
         raise location.refuse(
             f"activations of {format_bytes(max(held))} on rank {held.index(max(held))} in all",

@@ -16,13 +16,12 @@ from schedc.errors import Defect, InvalidInput
 from schedc.files.conform import conform
 from schedc.files.location import show
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
-from schedc.frontend.data_parallel import read_data_parallel
 from schedc.frontend.job_file import AUTO, JobFile
 from schedc.frontend.job_source import source_of_file
 from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
 from schedc.frontend.open_layout import check_joined, check_open, check_open_keys, is_open, read_open_layout
-from schedc.frontend.pipeline import read_placement, read_recomputed
+from schedc.frontend.pipeline import read_data_parallel, read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.ir.layout import Layout
@@ -90,7 +89,9 @@ class Job:
     def _is_open(self) -> InvalidInput:
         keys = [key for key in ("placement", "partition", "recompute") if getattr(self.file.pipeline, key) == AUTO]
         return (self.source.place / "pipeline" / keys[0]).refuse(
-            '"auto"', "a given one, as this command chooses no layout (schedc compile does)"
+            '"auto"',
+            "a given one, as this command chooses no layout: take a plan's with --layout PLAN, or have it written into a job with"
+            " schedc compile --write-job FILE",
         )
 
     @property
@@ -185,11 +186,10 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     workload = Workload(
         name=_name(job, source),
         microbatches=pipeline.microbatches,
-        layers=layers,
+        layers=memory.held_by(layers),
         devices=read_speeds(job.devices, memory.devices, root / "devices"),
         network=network,
         static_bytes=memory.static_bytes,
-        static_bytes_per_parameter=memory.bytes_per_parameter,
         data_parallel=read_data_parallel(job.data_parallel, placed, trunks, root / "data_parallel"),
         split_backward=pipeline.split_backward,
         in_order=pipeline.microbatch_order != AUTO,

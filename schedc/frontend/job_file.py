@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.files.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Sizes
+from schedc.files.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Size, Sizes
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
 from schedc.text.megatron_layout import LAYOUT_PATTERN, partition_of
@@ -146,6 +146,13 @@ class MemorySection(Section, frozen=True, kw_only=True):
     bytes_per_parameter: Annotated[
         Annotated[float, Meta(ge=0, le=2**20)] | None,
         Meta(description="Instead of static: a stage holds this for each parameter of its layers, all the time."),
+    ] = None
+    bytes_per_expert_parameter: Annotated[
+        Annotated[float, Meta(ge=0, le=2**20)] | None,
+        Meta(description="For those of routed experts, which have fewer replicas. Default: bytes_per_parameter."),
+    ] = None
+    reserve_bytes: Annotated[
+        Size | None, Meta(description="The part of capacity that no plan uses: context, buffers, fragmentation. Default: nothing.")
     ] = None
 
 

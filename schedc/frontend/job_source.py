@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from schedc.frontend.overrides import Override
 
-__all__ = ["JobSource", "source_of_file", "source_of_standard_input", "source_of_table"]
+__all__ = ["JobSource", "source_of_file", "source_of_standard_input", "source_of_table", "with_set"]
 
 _OWN_KEYS = {"topology": ("path",), "profile": ProfileSection.__struct_encode_fields__}
 """The keys that a section has in the job itself where its `path` names a file; all others are keys of that file."""
@@ -100,6 +100,12 @@ def source_of_table(table: Mapping[str, Any], *, directory: Path, name: str, ove
     document: Any = plain(table)
     content = json.dumps(document, sort_keys=True, default=repr).encode()
     return _source(document, content, "the job", None, directory, one_line(name), overrides)
+
+
+def with_set(source: JobSource, override: Override) -> JobSource:
+    """The job with one more value set, in its own table."""
+    document, place = with_overrides(source.document, [override], source.place)
+    return replace(source, document=document, place=place, overrides=(*source.overrides, override))
 
 
 def _source(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.frontend.profile import per_stage
@@ -32,8 +33,24 @@ class Memory:
     devices: tuple[Device, ...]
     """One for each rank."""
     static_bytes: tuple[int, ...] = (0,)
-    """Of each stage, or of every one."""
+    """Of each stage, or of every one, besides what its layers hold."""
     bytes_per_parameter: Fraction = Fraction(0)
+    bytes_per_expert_parameter: Fraction = Fraction(0)
+
+    def held_by(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The layers with what each holds all the time for its parameters, a fraction of a byte counting as a whole one."""
+        if not (self.bytes_per_parameter or self.bytes_per_expert_parameter):
+            return tuple(layers)
+        return tuple(
+            replace(
+                layer,
+                static_bytes=ceil(
+                    self.bytes_per_parameter * (layer.parameters - layer.expert_parameters)
+                    + self.bytes_per_expert_parameter * layer.expert_parameters
+                ),
+            )
+            for layer in layers
+        )
 
 
 def read_memory(
@@ -54,8 +71,13 @@ def read_memory(
         )
     static = {"static": memory.static_bytes, "bytes_per_parameter": memory.bytes_per_parameter}
     said = [key for key, value in static.items() if value is not None]
-    if said and memory.capacity_bytes is None:
-        raise (location / said[0]).refuse("a value without memory.capacity", "both, or neither of them")
+    for key in said or ["reserve"] * (memory.reserve_bytes is not None):
+        if memory.capacity_bytes is None:
+            raise (location / key).refuse("a value without memory.capacity", "both, or neither of them")
+    if memory.bytes_per_expert_parameter is not None and memory.bytes_per_parameter is None:
+        raise (location / "bytes_per_expert_parameter").refuse(
+            "a value without memory.bytes_per_parameter", "both, or the other alone"
+        )
     if not any(layer.activation_bytes for layer in layers):
         raise (location / given[0]).refuse("a limit on activations of no size", "profile.activation to say what a microbatch holds")
     if memory.limit_bytes is not None:
@@ -68,7 +90,10 @@ def read_memory(
         expected = 'a size such as "512 MiB" or a list of them, or bytes_per_parameter instead, as memory.capacity is given'
         raise (location / "static").refuse("nothing", expected)
     capacities = _per_rank(memory.capacity_bytes, ranks, location / "capacity")
-    devices = tuple(Device(capacity_bytes=capacity) for capacity in capacities)
+    reserve_bytes = memory.reserve_bytes or 0
+    if reserve_bytes > min(capacities):
+        raise (location / "reserve").refuse(format_bytes(reserve_bytes), f"at most the capacity, {format_bytes(min(capacities))}")
+    devices = tuple(Device(capacity_bytes=capacity - reserve_bytes) for capacity in capacities)
     if len(said) > 1:
         raise (location / "bytes_per_parameter").refuse("a value beside memory.static", "one of the two")
     if memory.static_bytes is not None:
@@ -77,7 +102,16 @@ def read_memory(
         raise (location / "bytes_per_parameter").refuse(
             "a value for layers without parameters", "parameters in the profile.json, or memory.static instead"
         )
-    return Memory(devices=devices, bytes_per_parameter=_exactly(memory.bytes_per_parameter or 0.0))
+    each, of_expert = memory.bytes_per_parameter or 0.0, memory.bytes_per_expert_parameter
+    if of_expert is not None and not any(layer.expert_parameters for layer in layers):
+        raise (location / "bytes_per_expert_parameter").refuse(
+            "a value for layers without experts", "expert_parameters in the profile.json, or no such value"
+        )
+    return Memory(
+        devices=devices,
+        bytes_per_parameter=_exactly(each),
+        bytes_per_expert_parameter=_exactly(each if of_expert is None else of_expert),
+    )
 
 
 def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Location) -> tuple[Device, ...]:
@@ -95,7 +129,7 @@ def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Lo
 
 
 def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:
-    """Refuse devices without room for what their ranks' stages hold all the time and what a recomputation needs.
+    """Refuse devices without room for what their ranks' stages hold all the time.
 
     Args:
         problem: for what is left of each rank's memory.
@@ -106,14 +140,13 @@ def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySectio
     Raises:
         InvalidInput: a rank needs more than its device has.
     """
-    key, values = ("limit", memory.limit_bytes) if memory.capacity_bytes is None else ("capacity", memory.capacity_bytes)
+    values = memory.capacity_bytes
     for rank, (device, left) in enumerate(zip(devices, problem.memory_limit_bytes, strict=True)):
         if left is not None and left < 0:
-            given = device.limit_bytes if device.capacity_bytes is None else device.capacity_bytes
-            recompute = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))
-            what = ("is static or" if key == "capacity" else "is") + " needed to recompute" if recompute else "is static"
-            raise (location / key / rank if isinstance(values, tuple) else location / key).refuse(
-                format_bytes(given or 0), f"at least the {format_bytes((given or 0) - left)} that {what} on rank {rank}"
+            given = device.capacity_bytes or 0
+            kept = f" after a reserve of {format_bytes(memory.reserve_bytes)}" if memory.reserve_bytes else ""
+            raise (location / "capacity" / rank if isinstance(values, tuple) else location / "capacity").refuse(
+                f"{format_bytes(given)}{kept}", f"at least the {format_bytes(given - left)} that is static on rank {rank}"
             )
 
 

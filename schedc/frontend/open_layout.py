@@ -221,8 +221,8 @@ def _check_room(workload: Workload, location: Location) -> None:
     if len(capacities) < workload.ranks:
         return
     given = workload.static_bytes
-    parameters = ceil(workload.static_bytes_per_parameter * sum(layer.parameters for layer in workload.layers))
-    held = parameters + (sum(given) if len(given) > 1 else workload.ranks * given[0])
+    held = sum(layer.static_bytes for layer in workload.layers)
+    held += sum(given) if len(given) > 1 else workload.ranks * given[0]
     if held > sum(capacities):
         raise location.refuse(
             f"{format_bytes(sum(capacities))} on all ranks together", f"at least the {format_bytes(held)} that are static"

@@ -1,4 +1,4 @@
-"""[pipeline] read: the placement, which stages recompute, and what of the layout schedc is to choose."""
+"""[pipeline] read: the placement and which stages recompute; and [data_parallel]: the collectives beside the pipeline."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 from schedc.files.location import show
 from schedc.frontend.job_file import AUTO
 from schedc.frontend.profile import per_stage
-from schedc.ir.workload import Semantics
+from schedc.ir.problem import DataParallel
+from schedc.ir.workload import Semantics, trunk_name
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from schedc.files.location import Location
-    from schedc.frontend.job_file import PipelineSection
+    from schedc.frontend.job_file import DataParallelSection, PipelineSection
     from schedc.ir.layout import Placement
 
-__all__ = ["read_placement", "read_recomputed"]
+__all__ = ["read_data_parallel", "read_placement", "read_recomputed"]
 
 _MOST_STAGES = 2**14
 
@@ -63,3 +66,41 @@ def read_recomputed(pipeline: PipelineSection, placed: Placement | None, locatio
             '"none", as torch recomputes inside of layers only; such layers have longer durations in the profile',
         )
     return wanted
+
+
+def read_data_parallel(
+    section: DataParallelSection | None, placed: Placement | None, trunks: Collection[str | None], location: Location
+) -> DataParallel | None:
+    """The collectives of each stage, or None where the job has no such section.
+
+    Args:
+        section: the section.
+        placed: for the stages; None: the placement is open.
+        trunks: those that the pipeline's transfers may cross; None among them counts for nothing.
+        location: the section's place.
+
+    Raises:
+        InvalidInput: a list of a wrong length, an all-gather that does not go with the ZeRO stage, or a trunk that no
+            transfer crosses.
+    """
+    if section is None:
+        return None
+    at = location / "all_gather"
+    if section.zero_stage == 0 and section.all_gather_ns is not None:
+        raise at.refuse("a value where zero_stage is 0", "none, as its all-reduce leaves nothing to gather")
+    if section.zero_stage == 1 and section.all_gather_ns is None:
+        raise at.refuse("nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1')
+    trunk = None if section.trunk is None else trunk_name(*section.trunk)
+    if trunk is not None and trunk not in trunks:
+        known = ", ".join(sorted(name for name in trunks if name is not None))
+        expected = (
+            f"two sites whose trunk the pipeline's transfers cross ({known})" if known else "none, as no transfer crosses one"
+        )
+        raise (location / "trunk").refuse(show(section.trunk), expected)
+    return DataParallel(
+        size=section.size,
+        zero_stage=section.zero_stage,
+        reduce_scatter_ns=per_stage(section.reduce_scatter_ns, placed, location / "reduce_scatter"),
+        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, at),
+        trunk=trunk,
+    )

@@ -19,7 +19,7 @@ from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
 from schedc.text.profile_file import ProfileFile
-from schedc.units import format_bytes
+from schedc.units import MAX_QUANTITY, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,8 +194,15 @@ def _from_layers(
     if total > _MOST_LAYERS:
         raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
     for index, layer in enumerate(profile.layers):
+        _check_backward(layer, pipeline, file / "layers" / index)
         place = file / "layers" / index / "activation_after_input"
         _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place)
+        if (layer.expert_parameters or 0) > (layer.parameters or 0):
+            at = file / "layers" / index / "expert_parameters"
+            raise at.refuse(f"{layer.expert_parameters}", f"at most the layer's parameters, {layer.parameters or 0}")
+    parameters = sum(layer.repeat * (layer.parameters or 0) for layer in profile.layers)
+    if parameters > MAX_QUANTITY:
+        raise (file / "layers").refuse(f"{parameters} parameters in all", f"at most {MAX_QUANTITY}")
     least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
     if total < least:
         raise (file / "layers").refuse(_layers(total), f"{least} or more, one for each {each}")
@@ -210,20 +217,33 @@ def _from_layers(
     return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
 
 
+def _check_backward(entry: LayerEntry, pipeline: PipelineSection, at: Location) -> None:
+    """Refuse a layer without B and W where these may run apart: its W would cost neither time nor memory."""
+    for key, value in (("backward_input", entry.backward_input_ns), ("backward_weight", entry.backward_weight_ns)):
+        if value is None and (entry.backward_ns is None or not entry.is_fused):
+            raise (at / key).refuse("nothing", 'a duration such as "38 ms"')
+        if value is None and pipeline.split_backward:
+            raise (at / key).refuse(
+                "a backward measured fused alone",
+                "the times of B and W, as they may run apart; profile with B and W apart, or set pipeline.split_backward = false",
+            )
+
+
 def _layer(entry: LayerEntry, position: int) -> Layer:
     message, gradient = entry.message_bytes or 0, entry.gradient_message_bytes
-    both_ns = entry.backward_input_ns + entry.backward_weight_ns
+    input_ns, weight_ns = entry.parts_ns
     return Layer(
         forward_ns=(entry.forward_ns,),
-        backward_input_ns=(entry.backward_input_ns,),
-        backward_weight_ns=(entry.backward_weight_ns,),
-        backward_ns=(both_ns if entry.backward_ns is None else entry.backward_ns,),
+        backward_input_ns=(input_ns,),
+        backward_weight_ns=(weight_ns,),
+        backward_ns=(entry.whole_ns,),
         activation_bytes=entry.activation_bytes or 0,
         activation_after_input_bytes=entry.activation_after_input_bytes or 0,
         message_bytes=message,
         gradient_message_bytes=message if gradient is None else gradient,
         forward_again_ns=None if entry.forward_again_ns is None else (entry.forward_again_ns,),
         parameters=entry.parameters or 0,
+        expert_parameters=entry.expert_parameters or 0,
         position=(position, position + 1),
     )
 

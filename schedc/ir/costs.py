@@ -42,11 +42,13 @@ class BlockCosts:
         for name in ("activation_bytes", "activation_after_input_bytes", "message_bytes", "gradient_message_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.activation_after_input_bytes > self.activation_bytes:
-            raise ValueError(
-                f"activation_after_input_bytes ({self.activation_after_input_bytes}) exceeds activation_bytes"
-                f" ({self.activation_bytes})"
-            )
+        if self.activation_after_input_bytes > self.most_bytes:
+            raise ValueError(f"activation_after_input_bytes ({self.activation_after_input_bytes}) exceeds {self.most_bytes}")
+
+    @property
+    def most_bytes(self) -> int:
+        """What one microbatch holds at most."""
+        return self.activation_bytes
 
     def durations_ns(self, kind: Kind) -> tuple[int, ...]:
         """The durations of the blocks of this kind: one value for all microbatches, or one per microbatch."""
@@ -81,6 +83,22 @@ class MessageCost:
         if self.bytes_per_second is None:
             return 0
         return -(-message_bytes * 1_000_000_000 // self.bytes_per_second)
+
+    def payload_ns(self, size_bytes: int, message_bytes: int) -> int:
+        """For how long what is no message of the pipeline occupies the link, such as gradients or weights.
+
+        `transfer_ns` is the time of one message, of `message_bytes`; so what is larger takes longer in proportion.
+
+        Raises:
+            ValueError: `transfer_ns` is above 0, and of no known size.
+        """
+        if self.transfer_ns is None:
+            return self.occupancy_ns(size_bytes)
+        if not self.transfer_ns or not size_bytes:
+            return 0
+        if message_bytes <= 0:
+            raise ValueError("transfer_ns is the time of a message of no known size")
+        return -(-size_bytes * self.transfer_ns // message_bytes)
 
 
 FREE = MessageCost()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts, MessageCost
@@ -37,13 +38,42 @@ class Stage(BlockCosts):
     layers: tuple[int, int] | None = None
     """The model's layers [first, last) of this stage, where known. Stages of two paths with the same layers are replicas."""
     recompute: bool = False
-    """B and BW run the forward again first; their durations contain it, and the sizes are those of a stage that does."""
+    """B and BW run the forward again first; their durations contain it, and `activation_bytes` is the input alone."""
+    recomputed_bytes: int = 0
+    """What B or BW takes besides when it starts: the activations of the forward that it runs again."""
+    static_bytes: int | None = None
+    """What it holds all the time, where the limit of its rank is what a capacity leaves beside that; None: not known."""
+    parameters: int = 0
+    """How many weights its layers have; 0: none, or not known. No schedule depends on it, nor on the next."""
+    expert_parameters: int = 0
+    """Those of them that are of routed experts."""
 
     def __post_init__(self) -> None:
         """Refuse a negative rank, and costs that cannot be."""
         BlockCosts.__post_init__(self)
         if self.rank < 0:
             raise ValueError(f"rank must be at least 0, got {self.rank}")
+        if (self.static_bytes or 0) < 0:
+            raise ValueError(f"static_bytes must be at least 0, got {self.static_bytes}")
+        if not 0 <= self.expert_parameters <= self.parameters:
+            raise ValueError(f"expert_parameters must be 0 to parameters, got {self.expert_parameters} and {self.parameters}")
+        if self.recomputed_bytes and not (self.recompute and self.recomputed_bytes > 0):
+            raise ValueError(f"recomputed_bytes must be 0, or above 0 of a stage that recomputes, got {self.recomputed_bytes}")
+
+    @property
+    def most_bytes(self) -> int:
+        """What one microbatch holds at most: during its backward, where the stage recomputes."""
+        return self.activation_bytes + self.recomputed_bytes
+
+    def taken_bytes(self, kind: Kind) -> int:
+        """What a block of this kind takes when it (its first part) starts: the rule of the cost model, "Memory"."""
+        return self.activation_bytes if kind is Kind.F else 0 if kind is Kind.W else self.recomputed_bytes
+
+    def released_bytes(self, kind: Kind) -> int:
+        """What it gives back when it (its last part) ends; below 0 nowhere: what W needs of it was taken before."""
+        if kind in (Kind.F, Kind.W):
+            return 0 if kind is Kind.F else self.activation_after_input_bytes
+        return self.most_bytes - (self.activation_after_input_bytes if kind is Kind.B else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +181,18 @@ class Problem:
             if link.source == source and link.destination == destination:
                 return link
         raise KeyError(f"no link from rank {source} to rank {destination}")
+
+    @property
+    def one_message_bytes(self) -> int:
+        """The size of every message between ranks; 0: they have several sizes, or none."""
+        sizes = {
+            size_bytes
+            for path in self.paths
+            for before, after in pairwise(path)
+            if self.stages[before].rank != self.stages[after].rank
+            for size_bytes in (self.stages[before].message_bytes, self.stages[before].gradient_message_bytes)
+        }
+        return sizes.pop() if len(sizes) == 1 else 0
 
     def message_bytes(self, op: Op) -> int:
         """The size of what `op` sends: F's activation, or the gradient that B or BW sends to the previous stage of the path."""

@@ -43,6 +43,10 @@ class Layer(BlockCosts):
     """The forward that runs again where its stage recomputes; None: takes what the forward takes."""
     parameters: int = 0
     """How many weights it has."""
+    expert_parameters: int = 0
+    """Those of them that are of routed experts; expert parallelism leaves them fewer replicas than the others have."""
+    static_bytes: int = 0
+    """What its stage holds for it all the time: weights, gradients, optimizer state."""
     position: tuple[int, int] | None = None
     """Which of the model's layers it is, [first, last); None: not known. Two with the same position are one piece of the model that
     costs something else on another path."""
@@ -135,9 +139,7 @@ class Workload:
     """One for each rank."""
     network: Network
     static_bytes: tuple[int, ...] = (0,)
-    """What a stage holds all the time."""
-    static_bytes_per_parameter: Fraction = Fraction(0)
-    """What a stage holds all the time besides, for each parameter of its layers."""
+    """What a stage holds all the time besides what its layers say."""
     data_parallel: DataParallel | None = None
     split_backward: bool = True
     """Whether B and W may run apart."""

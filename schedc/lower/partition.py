@@ -76,14 +76,7 @@ class _Chain:
         self._workload, self._placed, self._recomputed = workload, placed, recomputed
         layers = workload.layers
         self._activation = _sums([layer.activation_bytes for layer in layers])
-        self._after_input = _sums([layer.activation_after_input_bytes for layer in layers])
-        self._weights: NDArray[np.float64] | float = 0.0
-        """What a stage holds all the time for its parameters."""
-        if workload.static_bytes_per_parameter:
-            numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
-            sums = [0, *accumulate(layer.parameters for layer in layers)]
-            whole = np.array(sums, np.int64 if numerator * sums[-1] < 2**62 else object)
-            self._weights = (-(-numerator * (whole[None, :] - whole[:, None]) // denominator)).astype(np.float64)
+        self._weights = _sums([layer.static_bytes for layer in layers])
         self._input = np.array([0, *(layer.message_bytes for layer in layers)], np.float64)[:, None]
         self._loads: dict[tuple[int, bool, Fraction], NDArray[np.float64]] = {}
         free = np.inf
@@ -105,8 +98,7 @@ class _Chain:
             again = stage in self._recomputed
             held, once = self._activation, np.zeros_like(self._activation)
             if again:
-                held = np.maximum(self._input, self._after_input if workload.split_backward else 0) + once
-                once = self._input + self._activation - held
+                held, once = self._input + once, self._activation
             held = held * (in_flight[stage] if in_flight else 0)
             if workload.devices[rank].capacity_bytes is not None:
                 held = held + self._weights + workload.static_bytes[stage if len(workload.static_bytes) > 1 else 0]

@@ -33,16 +33,15 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     Raises:
         ValueError: the placement crosses from one rank to another that nothing connects.
     """
-    parts = enumerate(zip(layout.rank_of_stage, layout.layers_of_stage, strict=True))
+    parts = enumerate(zip(layout.rank_of_stage, layout.layers_of_stage, _static_where_it_counts(workload, layout), strict=True))
     stages = tuple(
-        _stage(rank, workload.layers[first:last], workload.devices[rank].speed, stage in layout.recomputed)
-        for stage, (rank, (first, last)) in parts
+        _stage(rank, workload.layers[first:last], workload.devices[rank].speed, stage in layout.recomputed, held)
+        for stage, (rank, (first, last), held) in parts
     )
     if workload.semantics is Semantics.TORCH:
         stages = as_torch_executes(stages, layout.paths[0][0])
-    kept_free = (0,) * workload.ranks
     if layout.recomputed:
-        stages, kept_free = as_recomputed(stages, layout.paths, workload.ranks, split_backward=workload.split_backward)
+        stages = as_recomputed(stages, layout.paths)
     links = []
     for source, destination in layout.crossed():
         link = workload.network.link(source, destination)
@@ -57,7 +56,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         paths=layout.paths,
         path_of=layout.path_of(workload.microbatches),
         links=tuple(links),
-        memory_limit_bytes=_memory_limits(workload, layout, stages, kept_free),
+        memory_limit_bytes=_memory_limits(workload, layout, stages),
         split_backward=workload.split_backward,
         cut_blocks=workload.semantics is Semantics.SCHEDC,
         placement=layout.placement,
@@ -69,14 +68,12 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
-    """What each stage holds all the time, a fraction of a byte counting as a whole one."""
+    """What each stage holds all the time."""
     given = _spread(workload.static_bytes, len(layout.rank_of_stage))
-    numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
-    held = []
-    for (first, last), size in zip(layout.layers_of_stage, given, strict=True):
-        parameters = sum(layer.parameters for layer in workload.layers[first:last])
-        held.append(size + -(-numerator * parameters // denominator))
-    return tuple(held)
+    return tuple(
+        size + sum([layer.static_bytes for layer in workload.layers[first:last]])
+        for (first, last), size in zip(layout.layers_of_stage, given, strict=True)
+    )
 
 
 def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
@@ -87,7 +84,16 @@ def static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool) -> Stage:
+def _static_where_it_counts(workload: Workload, layout: Layout) -> tuple[int | None, ...]:
+    """What each stage holds all the time, of ranks whose device has a capacity; else None."""
+    counts = [device.capacity_bytes is not None for device in workload.devices]
+    if not any(counts):
+        return (None,) * len(layout.rank_of_stage)
+    sizes = zip(layout.rank_of_stage, stage_static_bytes(workload, layout), strict=True)
+    return tuple(size if counts[rank] else None for rank, size in sizes)
+
+
+def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool, held: int | None) -> Stage:
     first, last = layers[0].position, layers[-1].position
     forward_ns = together_ns([layer.forward_ns for layer in layers])
     backward_input_ns = together_ns([layer.backward_input_ns for layer in layers])
@@ -112,6 +118,9 @@ def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool)
         message_bytes=layers[-1].message_bytes,
         gradient_message_bytes=layers[-1].gradient_message_bytes,
         layers=None if first is None or last is None else (first[0], last[1]),
+        static_bytes=held,
+        parameters=sum([layer.parameters for layer in layers]),
+        expert_parameters=sum([layer.expert_parameters for layer in layers]),
     )
 
 
@@ -130,31 +139,26 @@ def _at(speed: Fraction, durations_ns: Sequence[int]) -> tuple[int, ...]:
     return tuple(round(duration_ns / speed) for duration_ns in durations_ns)
 
 
-def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage], kept_free: Sequence[int]) -> tuple[int | None, ...]:
-    """How much of activations each rank can hold, in bytes; None: no limit. `kept_free` is what its recomputations need besides."""
+def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage]) -> tuple[int | None, ...]:
+    """How much of activations each rank can hold, in bytes; None: no limit."""
     devices = workload.devices
-    static = static_bytes(workload, layout) if any(device.capacity_bytes is not None for device in devices) else ()
-    held = _held_by_a_microbatch(layout, stages, len(devices)) if any(device.in_flight is not None for device in devices) else []
     limits: list[int | None] = []
     for rank, device in enumerate(devices):
         if device.capacity_bytes is not None:
-            limits.append(device.capacity_bytes - static[rank] - kept_free[rank])
+            limits.append(device.capacity_bytes - sum(stage.static_bytes or 0 for stage in stages if stage.rank == rank))
         elif device.in_flight is not None:
-            limits.append(min(device.in_flight * held[rank], MAX_QUANTITY))  # no rank of a job holds more than that in all
+            waiting = [_waiting_bytes(workload, stage) if stage.rank == rank else 0 for stage in stages]
+            held = [sum(waiting[stage] for stage in path) for path in layout.paths]
+            again = max((stage.recomputed_bytes for stage in stages if stage.rank == rank), default=0)
+            limits.append(min(device.in_flight * max(held) + again, MAX_QUANTITY))  # no rank of a job holds more than that in all
         else:
-            limits.append(None if device.limit_bytes is None else device.limit_bytes - kept_free[rank])
+            limits.append(device.limit_bytes)
     return tuple(limits)
 
 
-def _held_by_a_microbatch(layout: Layout, stages: Sequence[Stage], ranks: int) -> list[int]:
-    """What one microbatch holds on each rank after its forwards there, on the path where that is most."""
-    most = [0] * ranks
-    for path in layout.paths:
-        held = [0] * ranks
-        for stage in path:
-            held[stages[stage].rank] += stages[stage].activation_bytes
-        most = list(map(max, most, held))
-    return most
+def _waiting_bytes(workload: Workload, stage: Stage) -> int:
+    """What a microbatch of the stage holds at most while none of its blocks runs."""
+    return max(stage.activation_bytes, stage.activation_after_input_bytes if workload.split_backward else 0)
 
 
 def _collectives(given: DataParallel, stages: int) -> DataParallel:

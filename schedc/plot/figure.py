@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-__all__ = ["ENDINGS", "Unit", "check_ending", "legend_above", "new_figure", "picture", "time_unit", "unit_of"]
+__all__ = ["ENDINGS", "AxisUnit", "check_ending", "legend_above", "new_figure", "picture", "time_unit", "unit_of"]
 
 ENDINGS = (".svg", ".png", ".pdf")
 STYLE: Any = {
@@ -35,24 +35,24 @@ ROOM_FOR_LEGEND_INCHES = 0.2
 """A higher legend makes the picture higher."""
 
 
-class Unit(NamedTuple):
+class AxisUnit(NamedTuple):
     """A unit of an axis, and how many of the table's or the plan's own units it is."""
 
     name: str
     size: float
 
 
-TIMES = (Unit("s", 1e9), Unit("ms", 1e6), Unit("µs", 1e3), Unit("ns", 1.0))
-BYTES = (Unit("TiB", 2**40), Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1.0))
-BANDWIDTHS = (Unit("TB/s", 1e12), Unit("GB/s", 1e9), Unit("MB/s", 1e6), Unit("kB/s", 1e3), Unit("B/s", 1.0))
+TIMES = (AxisUnit("s", 1e9), AxisUnit("ms", 1e6), AxisUnit("µs", 1e3), AxisUnit("ns", 1.0))
+BYTES = (AxisUnit("TiB", 2**40), AxisUnit("GiB", 2**30), AxisUnit("MiB", 2**20), AxisUnit("KiB", 2**10), AxisUnit("B", 1.0))
+BANDWIDTHS = (AxisUnit("TB/s", 1e12), AxisUnit("GB/s", 1e9), AxisUnit("MB/s", 1e6), AxisUnit("kB/s", 1e3), AxisUnit("B/s", 1.0))
 
 
-def unit_of(largest: float, units: Sequence[Unit]) -> Unit:
+def unit_of(largest: float, units: Sequence[AxisUnit]) -> AxisUnit:
     """The largest unit of which the value has at least one."""
     return next((unit for unit in units if largest >= unit.size), units[-1])
 
 
-def time_unit(largest_ns: float) -> Unit:
+def time_unit(largest_ns: float) -> AxisUnit:
     """The unit of a time axis that ends there."""
     return unit_of(largest_ns, TIMES)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
 from schedc.files.input_file import read_bytes
-from schedc.plot.figure import BANDWIDTHS, BYTES, TIMES, Unit, unit_of
+from schedc.plot.figure import BANDWIDTHS, BYTES, TIMES, AxisUnit, unit_of
 from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class Column:
     """As in the file; empty where there is none."""
     numbers: tuple[float | None, ...] | None
     """In the base unit; None where some value is no number."""
-    units: tuple[Unit, ...]
+    units: tuple[AxisUnit, ...]
     """Those of its quantity; one without a name for plain numbers."""
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> AxisUnit:
         """The unit that its middle value asks for: from 4 GB/s to 1024 GB/s they are not thousandths of a TB/s."""
         return unit_of(median_high([abs(each) for each in self.numbers or () if each is not None] or [1.0]), self.units)
 
@@ -178,8 +178,8 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-PLAIN = (Unit("", 1.0),)
-PARSERS: tuple[tuple[Callable[[str], float], tuple[Unit, ...]], ...] = (
+PLAIN = (AxisUnit("", 1.0),)
+PARSERS: tuple[tuple[Callable[[str], float], tuple[AxisUnit, ...]], ...] = (
     (float, PLAIN),
     (parse_duration_ns, TIMES),
     (parse_bytes, BYTES),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
+from schedc.analysis.bounds.clock import Clock
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, simple_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile import Compiled, certify, compile_problem
+from schedc.compile import BOUNDS_SHARE, Compiled, certify, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect, InvalidInput
 from schedc.ir.plan import MadeBy
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from schedc.prepared.states import States
     from schedc.solvers.common.incumbent import Improvement
 
-__all__ = ["Outcome", "Robust", "compile_robust", "ends_of"]
+__all__ = ["OrderOutcome", "Robust", "compile_robust", "ends_of"]
 
 SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
 """For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the
@@ -59,7 +61,7 @@ MOST_BOUNDED_OPS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class OrderOutcome:
     """What one order comes to."""
 
     as_planned_ns: int
@@ -82,13 +84,14 @@ class Robust:
     """What the aim makes of the plan's makespans in the states."""
     bound_ns: float
     """No single order has a smaller value."""
-    robust: Outcome
-    for_mean: Outcome
+    robust: OrderOutcome
+    for_mean: OrderOutcome
     """The plan that is made for the mean conditions."""
-    as_planned: Outcome
+    as_planned: OrderOutcome
     """A plan that is made for the costs that the problem says, by the rule table."""
     contenders: tuple[tuple[str, float], ...]
-    """Orders that the climbs began with: for what each was made, and its value by the kernel's clock."""
+    """Orders that were made before the climbs: for what, and the value; the climbs move whole blocks, so those that cut some count
+    as they are."""
 
     @property
     def gap(self) -> float:
@@ -166,13 +169,15 @@ def compile_robust(
     on_method("the rule table")
     contenders |= _of_tables(problem, states)
     on_method("climbs over all states")
-    bound_of = best_bound if problem.num_ops <= MOST_BOUNDED_OPS else simple_bound
-    least_ns = [bound_of(each).value_ns for each in problems]
+    clock_s = limits.time_s if limits.deterministic is None else None
+    clock = Clock(inf if clock_s is None else BOUNDS_SHARE * clock_s)
+    least_ns = [_least_ns(each, clock) for each in problems]
     bound_ns = aim.of(least_ns, states.weights)  # no order is below the bound in any state, so none is below their mean
-    left_s = None if limits.time_s is None or limits.deterministic is not None else limits.time_s - (time.perf_counter() - begun)
+    left_s = None if clock_s is None else clock_s - (time.perf_counter() - begun)
     if limits.deterministic is not None:
         rounds = min(rounds, int((1 - sum(SEARCHED.values())) * limits.deterministic / WORK_PER_ROUND))
     whole = {name: schedule for name, schedule in contenders.items() if not schedule.parts}
+    cut = {name: ends_of(problems, schedule) for name, schedule in contenders.items() if schedule.parts}
     found = polish_sampled_schedules(
         problems,
         states.weights,
@@ -187,16 +192,17 @@ def compile_robust(
         interruption=interruption,
     )
     mean_schedule = for_mean.plan.schedule()
-    ends_ns = ends_of(problems, found.schedule)
     mean_ends_ns = ends_of(problems, mean_schedule)
-    best, value_ns = found.schedule, aim.of(ends_ns, states.weights)
-    if aim.of(mean_ends_ns, states.weights) <= value_ns:
-        best, ends_ns, value_ns = mean_schedule, mean_ends_ns, aim.of(mean_ends_ns, states.weights)
+    timed = [(mean_schedule, mean_ends_ns), (found.schedule, ends_of(problems, found.schedule))]
+    timed += [(contenders[name], ends_ns) for name, ends_ns in cut.items()]
+    best, ends_ns = min(timed, key=lambda each: aim.of(each[1], states.weights))
+    value_ns = aim.of(ends_ns, states.weights)
     if bound_ns > value_ns * (1 + 1e-9):
         raise Defect(
             f"{problem.name}: the lower bound of {bound_ns:.0f} ns is above the robust plan's {aim.text}, {value_ns:.0f} ns"
         )
-    cut_short = found.cut_short or interruption.requested or not all(each.plan.made_by.reproducible for each in exact)
+    cut_short = found.cut_short or clock.has_cut or interruption.requested
+    cut_short |= not all(each.plan.made_by.reproducible for each in exact)
     made_by = MadeBy(
         schedc=__version__,
         method="robust" if aim.percentile is None else f"robust{{percentile={aim.percentile:g}}}",
@@ -204,7 +210,7 @@ def compile_robust(
         job_sha256=job_sha256,
         reproducible=not cut_short,
     )
-    plan = certify(mean_problem, best, made_by)
+    plan = certify(mean_problem, best, made_by, limits=limits)
     planned = contenders["as planned"]
     return Robust(
         compiled=_compiled(plan, for_mean, exact, time.perf_counter() - begun, interruption, found.cut_short),
@@ -215,7 +221,10 @@ def compile_robust(
         robust=_outcome(problem, mean_problem, best, ends_ns),
         for_mean=_outcome(problem, mean_problem, mean_schedule, mean_ends_ns),
         as_planned=_outcome(problem, mean_problem, planned, ends_of(problems, planned)),
-        contenders=tuple(zip(whole, found.values_ns, strict=True)),
+        contenders=(
+            *zip(whole, found.values_ns, strict=True),
+            *((name, aim.of(ends_ns, states.weights)) for name, ends_ns in cut.items()),
+        ),
     )
 
 
@@ -238,6 +247,13 @@ def _of_tables(problem: Problem, states: States) -> dict[str, Schedule]:
     return {name: schedule for schedule, name in first.items()}
 
 
+def _least_ns(problem: Problem, until: Clock) -> int:
+    """A lower bound: the best one known when the time is up."""
+    if problem.num_ops > MOST_BOUNDED_OPS:
+        return simple_bound(problem).value_ns
+    return max(bound.value_ns for bound in bounds_in_time(problem, until))
+
+
 def _part(limits: Limits, share: float) -> Limits:
     return replace(
         limits,
@@ -246,9 +262,9 @@ def _part(limits: Limits, share: float) -> Limits:
     )
 
 
-def _outcome(problem: Problem, mean_problem: Problem, schedule: Schedule, ends_ns: tuple[int, ...]) -> Outcome:
+def _outcome(problem: Problem, mean_problem: Problem, schedule: Schedule, ends_ns: tuple[int, ...]) -> OrderOutcome:
     as_planned_ns, mean_ns = ends_of((problem, mean_problem), schedule)
-    return Outcome(as_planned_ns=as_planned_ns, mean_ns=mean_ns, ends_ns=ends_ns)
+    return OrderOutcome(as_planned_ns=as_planned_ns, mean_ns=mean_ns, ends_ns=ends_ns)
 
 
 def _compiled(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["Step", "chart_data", "planned_step", "step_data"]
+__all__ = ["ChartStep", "chart_data", "planned_step", "step_data"]
 
 
 def chart_data(plan: Plan) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def chart_data(plan: Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
+class ChartStep:
     """One step, planned or measured: when everything happens, and what it waited for."""
 
     name: str
@@ -66,9 +66,9 @@ class Step:
     behind: NDArray[np.int64]
 
 
-def planned_step(timeline: Timeline, waits: Waits) -> Step:
+def planned_step(timeline: Timeline, waits: Waits) -> ChartStep:
     """The step as the simulator says that it happens."""
-    return Step(
+    return ChartStep(
         name="planned",
         timeline=timeline,
         idle_ns=waits.idle_ns,
@@ -79,7 +79,7 @@ def planned_step(timeline: Timeline, waits: Waits) -> Step:
     )
 
 
-def step_data(plan: Plan, step: Step) -> dict[str, Any]:
+def step_data(plan: Plan, step: ChartStep) -> dict[str, Any]:
     """One step of the plan as the page reads it."""
     timeline = step.timeline
     problem = plan.problem

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.own_layout import OwnLayout, own_layout
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.waiting.critical_path import critical_path
 from schedc.analysis.waiting.idle import idle_of
@@ -47,6 +48,8 @@ class Figures:
     path: tuple[Segment, ...]
     """The critical path."""
     links: tuple[LinkFigures, ...]
+    own_layout: OwnLayout | None
+    """Where a layout was open, what is known of the plan's own."""
     measured: Measured | None
     compilation: Compilation | None
     """How the plan was made, if that is known."""
@@ -80,6 +83,7 @@ def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None, compil
         peaks_bytes=peak_bytes(problem, schedule),
         path=critical_path(timeline, waits),
         links=link_figures(plan, timeline, waits),
+        own_layout=own_layout(plan),
         measured=measured,
         compilation=compilation,
     )

@@ -16,7 +16,7 @@ from schedc.analysis.comparison.link_model import on_links
 from schedc.analysis.comparison.measured_steps import measured_times
 from schedc.analysis.comparison.step_times import lanes_of
 from schedc.analysis.waiting.waits import Awaited
-from schedc.report.chart import Step
+from schedc.report.chart import ChartStep
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["measured_step"]
 
 
-def measured_step(plan: Plan, timeline: Timeline, trace: Trace, step: int) -> Step:
+def measured_step(plan: Plan, timeline: Timeline, trace: Trace, step: int) -> ChartStep:
     """The step's ops and messages where they were measured, and what they waited for.
 
     Args:
@@ -64,7 +64,7 @@ def measured_step(plan: Plan, timeline: Timeline, trace: Trace, step: int) -> St
         arrival_ns=arrival_ns,
         collectives=(),
     )
-    return Step(
+    return ChartStep(
         name="measured",
         timeline=measured,
         idle_ns=begun_ns - free_ns,

@@ -11,6 +11,7 @@ from schedc.ir.plan import Scope
 from schedc.report.links import ALLOWED
 from schedc.report.markup import Cell, Markup, element, table
 from schedc.report.panels import bar, facts, keys_of_bars, panel
+from schedc.report.stages import HEADERS, stage_rows
 from schedc.report.summary import CAUSE_WORDS, percent, worth
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
@@ -41,7 +42,7 @@ CAUSE_COLOURS = {
 
 def sections(figures: Figures) -> tuple[Markup, list[Markup], list[Markup]]:
     """What follows from the plan alone: the panel of the ranks, and two stacks of panels that are beside each other."""
-    return _ranks(figures), [_links(figures), _path(figures)], [_certificate(figures), _made_by(figures)]
+    return _ranks(figures), [_links(figures), _path(figures)], [_stages(figures), _certificate(figures), _made_by(figures)]
 
 
 def _ranks(figures: Figures) -> Markup:
@@ -188,8 +189,24 @@ def _links(figures: Figures) -> Markup:
     return panel("Links: delays that they tolerate", element("p", note, class_="quiet"), content) if rows else Markup()
 
 
+def _stages(figures: Figures) -> Markup:
+    """Where the stages are, what they hold all the time, and what their ranks can hold."""
+    problem = figures.plan.problem
+    rows = [
+        [Cell(text, "number" if at else "") for at, text in enumerate(row.cells)]
+        for row in stage_rows(problem, range(len(problem.stages)))
+    ]
+    content = table(
+        "Stages that are alike in one row", [Cell(text, "number" if at else "") for at, text in enumerate(HEADERS)], rows
+    )
+    if len(rows) > MOST_LINKS:
+        content = element("details", element("summary", f"All {len(problem.stages)} stages"), content)
+    note = "Static: what a stage holds all the time. Capacity: what its rank can hold in all, static and activations."
+    return panel("Stages", element("p", note, class_="quiet"), content) if rows else Markup()
+
+
 def _certificate(figures: Figures) -> Markup:
-    certificate = figures.plan.certificate
+    certificate, own = figures.plan.certificate, figures.own_layout
     scope = "every layout that the job leaves open" if certificate.scope is Scope.LAYOUT else "every schedule of this layout"
     scope += ", of whole blocks" if certificate.solver_log_sha256 else ""
     rows = [
@@ -200,6 +217,11 @@ def _certificate(figures: Figures) -> Markup:
         ("the bound holds for", scope),
         ("bubble ratio", percent(certificate.bubble_ratio, 1, 2)),
     ]
+    if own is not None:
+        of_blocks = ", of whole blocks" if own.of_whole_blocks else ""
+        rows.append(
+            ("in this layout alone", f"{worth(own)}{of_blocks}: {format_duration_ns(own.bound.value_ns)}, by {own.bound.name}")
+        )
     if certificate.solver_log_sha256:
         rows.append(("solver's log", f"sha256 {certificate.solver_log_sha256}"))
     return panel("Certificate", facts(rows))
@@ -234,7 +256,7 @@ def _candidates(figures: Figures) -> Markup:
         against = f"+{percent(makespan_ns - best_ns, best_ns, 2)}"
         cells = [format_duration_ns(makespan_ns), against, f"{tried.seconds:.2f} s"]
         rows.append([Cell(tried.method), *(Cell(text, "number") for text in cells)])
-    headers = [Cell("method"), *(Cell(text, "number") for text in ("makespan", "against the best", "took"))]
+    headers = [Cell("method"), *(Cell(text, "number") for text in ("makespan", "over best", "took"))]
     ended = f"{len(compilation.candidates)} methods in {compilation.seconds:.1f} s; it ended: {compilation.ended}"
     why_not = [(tried.method, tried.why_not) for tried in compilation.candidates if tried.makespan_ns is None]
     others = element("details", element("summary", f"{len(why_not)} found nothing"), facts(why_not)) if why_not else Markup()

@@ -11,6 +11,7 @@ from schedc.report.markup import Markup, element, text
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
+    from schedc.analysis.bounds.own_layout import OwnLayout
     from schedc.ir.plan import Certificate
     from schedc.report.figures import Figures
 
@@ -33,8 +34,8 @@ def percent(part: float, whole: float, decimals: int = 1) -> str:
     return f"{part / whole * 100 if whole else 0:.{decimals}f}\u00a0%"
 
 
-def worth(certificate: Certificate) -> str:
-    """What the certificate says in a word or two."""
+def worth(certificate: Certificate | OwnLayout) -> str:
+    """What the certificate, or the bound of the layout alone, says in a word or two."""
     return f"{certificate.gap * 100:.2f}\u00a0%" if certificate.gap > 0 else "optimal"
 
 
@@ -44,7 +45,9 @@ def headline(figures: Figures) -> Markup:
     what = "stage span is" if certificate.objective is Objective.STAGE_SPAN else "step takes"
     others = " of whole blocks" if certificate.solver_log_sha256 else ""
     others += " of any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
-    shorter = f"more than {certificate.gap * 100:.2f}\u00a0% shorter" if certificate.gap > 0 else "shorter"
+    shorter, own = _shorter(certificate.gap), figures.own_layout
+    if own is not None:
+        shorter += f"; none{' of whole blocks' if own.of_whole_blocks else ''} of this layout is {_shorter(own.gap)}"
     whole_ns = timeline.ranks * timeline.makespan_ns
     causes = [f"{CAUSE_WORDS[cause]} ({percent(ns, whole_ns)})" for cause, ns in list(figures.idle_by_cause.items())[:2]]
     idle = f"Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"
@@ -58,6 +61,10 @@ def headline(figures: Figures) -> Markup:
         measured = figures.measured.comparison.measured
         sentences.append(f"Measured, it took {element('b', format_duration_ns(measured.median_ns))}.")
     return Markup(" ".join(sentences))
+
+
+def _shorter(gap: float) -> str:
+    return f"more than {gap * 100:.2f}\u00a0% shorter" if gap > 0 else "shorter"
 
 
 def cards(figures: Figures) -> Markup:
@@ -74,6 +81,8 @@ def cards(figures: Figures) -> Markup:
         found.append(_card("Measured", format_duration_ns(measured_ns), change + steps))
     bound = "lower bound" if certificate.gap > 0 else "proven: lower bound"
     bound += f" {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"
+    if figures.own_layout is not None:
+        bound += f"; in this layout alone {worth(figures.own_layout)}"
     found.append(_card("Gap to the lower bound", worth(certificate), bound, good=certificate.gap <= 0))
     causes = [f"{CAUSE_WORDS[cause]} {percent(ns, whole_ns)}" for cause, ns in list(figures.idle_by_cause.items())[:3]]
     found.append(_card("Idle", percent(whole_ns - sum(timeline.busy_ns), whole_ns), ", ".join(causes) or "no rank is ever idle"))

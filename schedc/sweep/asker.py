@@ -9,10 +9,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from schedc.processes.child import Child, ChildDied, TookTooLong
-from schedc.sweep.one_job import Answer, Status
+from schedc.sweep.one_job import JobAnswer, Status
 
 if TYPE_CHECKING:
-    from schedc.sweep.one_job import Request
+    from schedc.sweep.one_job import JobRequest
 
 __all__ = ["ATTEMPTS", "Asker", "Stopped"]
 
@@ -36,7 +36,7 @@ class Asker:
         self._is_stopped = False
         self._lock = threading.Lock()
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: JobRequest) -> JobAnswer:
         """What came of the job, whatever happens to the process.
 
         Raises:
@@ -50,16 +50,16 @@ class Asker:
             except TookTooLong:
                 self.close()
                 error = f"killed after {request.kill_after_s:g} s, far beyond its time limit"
-                return Answer(status=Status.TIMED_OUT, attempts=attempt, error=error)
+                return JobAnswer(status=Status.TIMED_OUT, attempts=attempt, error=error)
             except ChildDied as end:
                 self.close()
                 if self._is_stopped:
                     raise Stopped from None
                 how = str(end)
             else:
-                return dataclasses.replace(Answer(**fields), status=Status(fields["status"]), attempts=attempt)
+                return dataclasses.replace(JobAnswer(**fields), status=Status(fields["status"]), attempts=attempt)
         error = f"its process died {ATTEMPTS} times, and last {how}"
-        return Answer(status=Status.CRASHED, attempts=ATTEMPTS, error=error)
+        return JobAnswer(status=Status.CRASHED, attempts=ATTEMPTS, error=error)
 
     def stop(self) -> None:
         """End the child, and let `answer` raise; more than once does no harm."""

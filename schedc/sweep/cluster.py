@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput, Unsupported
 from schedc.files.location import show
 from schedc.sweep.asker import Asker
-from schedc.sweep.one_job import Answer, Status
+from schedc.sweep.one_job import JobAnswer, Status
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
     from schedc.sweep.local import Answered
-    from schedc.sweep.one_job import Request
+    from schedc.sweep.one_job import JobRequest
 
 __all__ = ["answer_of", "answer_on_worker", "run_on_cluster"]
 
@@ -46,7 +46,7 @@ _of_thread = threading.local()
 """On a worker: the asker of each of its threads, which run one job after another."""
 
 
-def run_on_cluster(requests: Mapping[str, Request], address: str) -> Generator[Answered]:
+def run_on_cluster(requests: Mapping[str, JobRequest], address: str) -> Generator[Answered]:
     """The answers in the order in which they come, and now and then none; closing the iterator takes back what has not begun.
 
     Args:
@@ -80,7 +80,7 @@ def run_on_cluster(requests: Mapping[str, Request], address: str) -> Generator[A
             client.cancel(list(futures.values()))
 
 
-def answer_on_worker(request: Request) -> Answer:
+def answer_on_worker(request: JobRequest) -> JobAnswer:
     """What came of a job: runs in a thread of a worker, which keeps its child process for the next one."""
     asker: Asker | None = getattr(_of_thread, "asker", None)
     if asker is None:
@@ -107,7 +107,7 @@ def _client(address: str) -> Iterator[Any]:
 
 def _taken(done: SimpleQueue[Any], address: str) -> Answered:
     """All answers that are there, once one is; nothing after a moment without any."""
-    answers: list[tuple[str, Answer]] = []
+    answers: list[tuple[str, JobAnswer]] = []
     lost = []
     try:
         item = done.get(timeout=LOOK_S)
@@ -136,7 +136,7 @@ def _alone_since(client: Any, address: str, before_s: float | None) -> float | N
     return since_s
 
 
-def answer_of(future: Any, address: str) -> Answer:
+def answer_of(future: Any, address: str) -> JobAnswer:
     """The answer of a job that has ended.
 
     Raises:
@@ -148,12 +148,12 @@ def answer_of(future: Any, address: str) -> Answer:
     try:
         error = future.exception(timeout=FETCH_S)
         if error is None:
-            made: Answer = future.result(timeout=FETCH_S)
+            made: JobAnswer = future.result(timeout=FETCH_S)
             return made
     except CancelledError as cancelled:
         raise InvalidInput(f"--cluster: the scheduler at {address} lost jobs; run the command again") from cancelled
     if isinstance(error, KilledWorker):
-        return Answer(status=Status.CRASHED, error=f"its worker died at each attempt, and last {error.last_worker.address}")
+        return JobAnswer(status=Status.CRASHED, error=f"its worker died at each attempt, and last {error.last_worker.address}")
     if isinstance(error, ImportError):
         raise InvalidInput(f"--cluster: a worker of {address} cannot run schedc ({error}); install the same version on all")
     raise error

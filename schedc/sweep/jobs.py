@@ -24,7 +24,7 @@ from schedc.frontend.job_file import JobFile
 from schedc.frontend.job_source import source_of_file
 from schedc.frontend.overrides import python_override, with_overrides
 from schedc.solvers.driver.registry import check_method
-from schedc.sweep.one_job import Options, Request, digest_of_files
+from schedc.sweep.one_job import JobOptions, JobRequest, digest_of_files
 from schedc.sweep.sweep_file import SweepFile
 from schedc.units import format_duration_ns, parse_duration_ns
 
@@ -51,7 +51,7 @@ class SweepJob:
     columns: Mapping[str, object]
     """What the sweep says of it: `job`, `case`, each key that is set, `compile.` and each option."""
     key: str
-    request: Request
+    request: JobRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def read_sweep(path: Path) -> Sweep:
 class _Chosen:
     """Options of compile, and what the table says of them."""
 
-    options: Options
+    options: JobOptions
     columns: Mapping[str, object]
 
 
@@ -173,7 +173,7 @@ def _all_leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Locatio
 def _options(file: SweepFile, place: Location) -> tuple[_Chosen, ...]:
     """Every combination of the options' values."""
     lists: dict[str, tuple[Any, ...]] = {}
-    for field in fields(Options):
+    for field in fields(JobOptions):
         given = getattr(file.compile, field.name)
         if given is not None:
             lists[field.name] = given if isinstance(given, tuple) else (given,)
@@ -185,7 +185,7 @@ def _options(file: SweepFile, place: Location) -> tuple[_Chosen, ...]:
             raise (place / "compile" / "method").error(str(error)) from error
     chosen = []
     for values in product(*lists.values()):
-        options = Options(**dict(zip(lists, values, strict=True)))
+        options = JobOptions(**dict(zip(lists, values, strict=True)))
         columns: dict[str, object] = {f"compile.{_option_name(name)}": getattr(options, name) for name in lists}
         if options.time_limit_ns is not None:
             columns["compile.time_limit"] = format_duration_ns(options.time_limit_ns, 9)
@@ -198,7 +198,7 @@ def _option_name(field: str) -> str:
 
 
 def _job(
-    name: str, base: JobSource, values: Sequence[Override], options: Options, columns: Mapping[str, object], read: _Files
+    name: str, base: JobSource, values: Sequence[Override], options: JobOptions, columns: Mapping[str, object], read: _Files
 ) -> SweepJob:
     paths = read.named(base, values)
     content_sha256 = read.digest(paths)
@@ -207,9 +207,9 @@ def _job(
         name,
         content_sha256,
         [value.canonical for value in _in_any_order(values)],
-        [(field.name, getattr(options, field.name)) for field in fields(Options)],
+        [(field.name, getattr(options, field.name)) for field in fields(JobOptions)],
     ]
-    request = Request(
+    request = JobRequest(
         path=str(base.path),
         overrides=tuple(values),
         options=options,
@@ -249,7 +249,7 @@ class _Files:
         return (base.path, *(base.directory / each for each in named if isinstance(each, str)))
 
 
-def _kill_after_s(base: JobSource, values: Iterable[Override], options: Options) -> float:
+def _kill_after_s(base: JobSource, values: Iterable[Override], options: JobOptions) -> float:
     """How long a job may take before its process is killed: generous, as it is for one that hangs."""
     limit_ns = options.time_limit_ns
     if limit_ns is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from schedc.errors import InvalidInput
-from schedc.sweep.one_job import Answer
+from schedc.sweep.one_job import JobAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ HEAD = b'{"format": "schedc.sweep", "version": 1}\n'
 
 class _Line(msgspec.Struct, frozen=True):
     key: str
-    answer: Answer
+    answer: JobAnswer
 
 
 def journal_path(table: Path) -> Path:
@@ -47,7 +47,7 @@ class Journal:
             InvalidInput: it cannot be read or written, is something else, or another process has it.
         """
         self._path = path
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, JobAnswer] = {}
         """The last answer of each key."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -69,7 +69,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def append(self, answers: Iterable[tuple[str, Answer]]) -> None:
+    def append(self, answers: Iterable[tuple[str, JobAnswer]]) -> None:
         """Write what came of jobs, on the disk when this returns.
 
         Raises:
@@ -98,7 +98,7 @@ class Journal:
             self._write(HEAD)
         self.answers.update(self._lines(lines[1:]))
 
-    def _lines(self, lines: Iterable[bytes]) -> Iterator[tuple[str, Answer]]:
+    def _lines(self, lines: Iterable[bytes]) -> Iterator[tuple[str, JobAnswer]]:
         for number, line in enumerate(lines, start=2):
             try:
                 read = msgspec.json.decode(line, type=_Line)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from schedc.sweep.jobs import Sweep
-    from schedc.sweep.one_job import Answer, Request
+    from schedc.sweep.one_job import JobAnswer, JobRequest
 
 __all__ = ["Answered", "processes_for", "run_here"]
 
-Answered: TypeAlias = "tuple[tuple[str, Answer], ...]"
+Answered: TypeAlias = "tuple[tuple[str, JobAnswer], ...]"
 """Keys and answers that came together."""
 NOTICE_S = 0.1
 """A wait looks this often whether a signal came: one that the system gave to another thread does not wake this one."""
@@ -29,15 +29,15 @@ def processes_for(sweep: Sweep) -> int:
     return max(1, cores // max((job.request.options.workers or 1 for job in sweep.jobs), default=1))
 
 
-def run_here(requests: Mapping[str, Request], processes: int) -> Generator[Answered]:
+def run_here(requests: Mapping[str, JobRequest], processes: int) -> Generator[Answered]:
     """The answers in the order in which they come, and now and then none; closing the iterator ends the processes.
 
     Args:
         requests: by key.
         processes: how many jobs run at the same time.
     """
-    todo: SimpleQueue[tuple[str, Request]] = SimpleQueue()
-    done: SimpleQueue[tuple[str, Answer] | BaseException] = SimpleQueue()
+    todo: SimpleQueue[tuple[str, JobRequest]] = SimpleQueue()
+    done: SimpleQueue[tuple[str, JobAnswer] | BaseException] = SimpleQueue()
     for item in requests.items():
         todo.put(item)
     askers = [Asker() for _ in range(min(processes, len(requests)))]
@@ -57,7 +57,9 @@ def run_here(requests: Mapping[str, Request], processes: int) -> Generator[Answe
             thread.join()
 
 
-def _ask_all(asker: Asker, todo: SimpleQueue[tuple[str, Request]], done: SimpleQueue[tuple[str, Answer] | BaseException]) -> None:
+def _ask_all(
+    asker: Asker, todo: SimpleQueue[tuple[str, JobRequest]], done: SimpleQueue[tuple[str, JobAnswer] | BaseException]
+) -> None:
     """Ask until nothing is left or the asker is stopped; a mistake of this program goes to the main thread."""
     try:
         while True:
@@ -71,7 +73,7 @@ def _ask_all(asker: Asker, todo: SimpleQueue[tuple[str, Request]], done: SimpleQ
         asker.close()
 
 
-def _taken(done: SimpleQueue[tuple[str, Answer] | BaseException]) -> Answered:
+def _taken(done: SimpleQueue[tuple[str, JobAnswer] | BaseException]) -> Answered:
     """All that is there, once something is; nothing after a moment without any."""
     answers = []
     try:

@@ -1,4 +1,4 @@
-"""One job of a sweep, compiled in this process: a `Request` in, an `Answer` out, both plain data that any process can read."""
+"""One job of a sweep, compiled in this process: a `JobRequest` in, a `JobAnswer` out, both plain data that any process can read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from schedc.frontend.overrides import Override
 
-__all__ = ["Answer", "Options", "Request", "Status", "answer_to", "digest_of_files"]
+__all__ = ["JobAnswer", "JobOptions", "JobRequest", "Status", "answer_to", "digest_of_files"]
 
 
 class Status(StrEnum):
@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class JobOptions:
     """The options of `schedc compile`; None: what the job says, or else the default."""
 
     method: str | None = None
@@ -56,14 +56,14 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class JobRequest:
     """What to compile."""
 
     path: str
     """Of the job file."""
     overrides: tuple[Override, ...]
     """The values that are set in it."""
-    options: Options
+    options: JobOptions
     files: tuple[str, ...]
     """The job file, and those that it names."""
     content_sha256: str
@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JobAnswer:
     """What came of it: the certificate of a plan, or why there is none. The fields are columns of the table."""
 
     status: Status
@@ -105,7 +105,7 @@ class Answer:
     """Why there is no plan; where there is one, which methods failed: defects of schedc."""
 
 
-def answer_to(request: Request) -> Answer:
+def answer_to(request: JobRequest) -> JobAnswer:
     """Compile the job in this process."""
     import_module("schedc.compile_layouts")  # the compiler is loaded before the clock starts
     forget_peak_memory()
@@ -113,7 +113,7 @@ def answer_to(request: Request) -> Answer:
     try:
         made = _unlike(request) or _compiled(request)
     except SchedcError as error:
-        made = Answer(status=_status_of(error), error=str(error))
+        made = JobAnswer(status=_status_of(error), error=str(error))
     return replace(
         made,
         seconds=time.perf_counter() - begun_s,
@@ -133,18 +133,18 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def _unlike(request: Request) -> Answer | None:
+def _unlike(request: JobRequest) -> JobAnswer | None:
     """The answer where schedc or the job's files are others here than where the sweep was read."""
     if request.version != __version__:
         error = f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere"
-        return Answer(status=Status.UNLIKE, error=error)
+        return JobAnswer(status=Status.UNLIKE, error=error)
     if digest_of_files(map(Path, request.files)) != request.content_sha256:
         error = f"{request.path}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
-        return Answer(status=Status.UNLIKE, error=error)
+        return JobAnswer(status=Status.UNLIKE, error=error)
     return None
 
 
-def _compiled(request: Request) -> Answer:
+def _compiled(request: JobRequest) -> JobAnswer:
     """The answer of a job that has a plan."""
     from schedc.frontend.job import load_job
 
@@ -159,7 +159,7 @@ def _compiled(request: Request) -> Answer:
         deterministic_limit=options.deterministic_limit,
     )
     certificate = compiled.plan.certificate
-    return Answer(
+    return JobAnswer(
         status=Status.PLANNED,
         won_by=compiled.plan.made_by.method,
         makespan_ns=certificate.makespan_ns,

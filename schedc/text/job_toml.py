@@ -31,9 +31,17 @@ class FirstJob:
     profile_path: str
     profile_note: str
     microbatches: int
+    is_fused: bool
+    """Whether B and W of a layer are not known apart."""
     capacity: str | None
     """Of a device; None: it does not count."""
+    unlimited: str
+    """Why it does not."""
+    reserve: str
+    """Of it, what no plan uses."""
     bytes_per_parameter: str
+    bytes_per_expert_parameter: str | None
+    """None: the layers have no experts."""
     limit: str | None
     """Of activations, instead of the capacity."""
     sites: tuple[int, ...]
@@ -54,6 +62,7 @@ def job_toml(job: FirstJob) -> str:
         "[pipeline]",
         f"ranks = {sum(job.sites)}",
         _with(f"microbatches = {job.microbatches}", "of one training step, on each replica of the pipeline"),
+        *([_with("split_backward = false", "the profile does not know B and W apart")] if job.is_fused else []),
         _with('# partition = "auto"', "which layers each stage has is chosen with the schedule; else: balanced work"),
         _with('# placement = "wave"', "with chunks: several parts of the model on each rank; or loop, bidirectional, auto"),
         "# chunks = 2",
@@ -92,15 +101,24 @@ def _memory(job: FirstJob) -> list[str]:
         return ["[memory]", _with(f"limit = {_text(job.limit)}", "of activations, on each rank")]
     if job.capacity is None:
         return [
-            _with("# [memory]", "the profile has no activations or no parameters, so memory does not count"),
+            _with("# [memory]", f"{job.unlimited}, so memory does not count"),
             _with('# limit = "20 GiB"', "of activations, on each rank"),
         ]
     return [
         "[memory]",
-        _with(f"capacity = {_text(job.capacity)}", "of the device; what frameworks need has to be taken off"),
+        _with(f"capacity = {_text(job.capacity)}", "of the device"),
+        _with(f"reserve = {_text(job.reserve)}", "of it, for the CUDA context, NCCL's buffers and fragmentation"),
         _with(f"bytes_per_parameter = {job.bytes_per_parameter}", "weights, gradients, optimizer; 16: Adam in mixed precision"),
-        _with('# limit = "20 GiB"', "instead of both: of activations alone"),
+        *_experts(job),
+        _with('# limit = "20 GiB"', "instead of all of these: of activations alone"),
     ]
+
+
+def _experts(job: FirstJob) -> list[str]:
+    if job.bytes_per_expert_parameter is None:
+        return []
+    note = "of experts: ZeRO divides their optimizer by data ÷ expert parallel"
+    return [_with(f"bytes_per_expert_parameter = {job.bytes_per_expert_parameter}", note)]
 
 
 def _link(link: FirstLink) -> list[str]:

@@ -9,7 +9,8 @@
     "spread": {"forward": 0.01, "backward": 0.02}}]}
 ```
 The layers are in the order of the forward; the keys and units are those of the job's [profile], for one microbatch. A stage costs
-what its layers cost together, and sends what its last layer does. `spread` says how far to trust a measured duration.
+what its layers cost together, and sends what its last layer does. `spread` says how far to trust a measured duration. A layer of
+which only whole backwards were measured has `backward` alone; jobs that take it have `split_backward = false`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from schedc.files.pretty_json import JsonValue, pretty_json
 from schedc.files.quantities import Count, Duration, Section, Size
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
 
-__all__ = ["LayerEntry", "ProfileFile", "Spread", "profile_json"]
+__all__ = ["LayerEntry", "ProfileFile", "SpreadEntry", "profile_json"]
 
 DIGITS = 4
 """What is kept of a measured duration. Few are good to more, and fewer digits read better in a review."""
@@ -31,7 +32,7 @@ DIGITS = 4
 Share: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
-class Spread(Section, frozen=True, kw_only=True):
+class SpreadEntry(Section, frozen=True, kw_only=True):
     """Of measured durations, the middle half of the samples, from first to third quartile, relative to the median."""
 
     forward: Share | None = None
@@ -49,10 +50,18 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     parameters: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_QUANTITY)] | None, Meta(description="How many weights each of the layers has. Default: 0.")
     ] = None
+    expert_parameters: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_QUANTITY)] | None,
+        Meta(description="Those of them that are of routed experts, of which data parallelism holds fewer replicas. Default: 0."),
+    ] = None
     forward_ns: Duration
-    backward_input_ns: Duration
-    backward_weight_ns: Duration
-    backward_ns: Annotated[Duration | None, Meta(description="Fused, where measured. Default: the two together.")] = None
+    backward_input_ns: Annotated[
+        Duration | None, Meta(description="Left out, as the next, where only fused backwards were measured. Else required.")
+    ] = None
+    backward_weight_ns: Duration | None = None
+    backward_ns: Annotated[
+        Duration | None, Meta(description="Fused, where measured. Required without the two. Default: the two together.")
+    ] = None
     forward_again_ns: Annotated[
         Duration | None, Meta(description="The forward that runs again where the stage recomputes. Default: the forward.")
     ] = None
@@ -62,7 +71,24 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     ] = None
     message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
     gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
-    spread: Annotated[Spread | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
+    spread: Annotated[SpreadEntry | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether nothing is known of B and W apart, neither their times nor what is held between them."""
+        return self.backward_input_ns is None and self.backward_weight_ns is None
+
+    @property
+    def parts_ns(self) -> tuple[int, int]:
+        """B and W, W nothing where only both together are known."""
+        if self.is_fused:
+            return self.backward_ns or 0, 0
+        return self.backward_input_ns or 0, self.backward_weight_ns or 0
+
+    @property
+    def whole_ns(self) -> int:
+        """BW."""
+        return sum(self.parts_ns) if self.backward_ns is None else self.backward_ns
 
 
 class ProfileFile(Section, frozen=True, kw_only=True):
@@ -99,7 +125,7 @@ def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
         elif field.name.endswith("_bytes"):
             text = format_bytes(value)
             value = text if not exact or parse_bytes(text) == value else f"{value} B"
-        elif isinstance(value, Spread):
+        elif isinstance(value, SpreadEntry):
             value = {name: round(share, 3) for name, share in asdict(value).items() if share is not None}
         entry[field.encode_name] = value
     return entry

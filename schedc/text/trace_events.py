@@ -25,7 +25,7 @@ __all__ = ["Event", "counter_events", "lane_name", "perfetto_json", "process_nam
 Event = dict[str, Any]
 
 
-class Move(NamedTuple):
+class TransferEvents(NamedTuple):
     """One transfer of a step."""
 
     op: Op
@@ -65,7 +65,7 @@ def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int
             draw = _received if channel.receives else _sent
             for step in rank.steps:
                 moves = [
-                    Move(op, sent[step.step, op], taken[step.step, op], arrow[step.step, op])
+                    TransferEvents(op, sent[step.step, op], taken[step.step, op], arrow[step.step, op])
                     for op in channel.transfers
                     if (step.step, op) in sent and (step.step, op) in taken
                 ]
@@ -133,7 +133,7 @@ def _compute_events(rank: RankTrace, pid: int) -> Iterator[Event]:
                 yield slice_event(pid, WAITING, f"before {token(op)}", asked_ns, begun_ns, "waiting")
 
 
-def _sent(moves: Sequence[Move], pid: int, tid: int) -> Iterator[Event]:
+def _sent(moves: Sequence[TransferEvents], pid: int, tid: int) -> Iterator[Event]:
     """Slices from each send to the take or the next send, and the tails of the arrows."""
     free_ns = 0
     nexts_ns = [move.sent_ns for move in moves[1:]]
@@ -144,7 +144,7 @@ def _sent(moves: Sequence[Move], pid: int, tid: int) -> Iterator[Event]:
         yield _arrow(pid, tid, "s", begin_ns, move)
 
 
-def _received(moves: Sequence[Move], pid: int, tid: int) -> Iterator[Event]:
+def _received(moves: Sequence[TransferEvents], pid: int, tid: int) -> Iterator[Event]:
     """Slices from each send, or the take before, to the take, and the heads of the arrows."""
     free_ns = 0
     for move in sorted(moves, key=lambda move: move.taken_ns):  # which need not be the order of the channel
@@ -154,6 +154,6 @@ def _received(moves: Sequence[Move], pid: int, tid: int) -> Iterator[Event]:
         yield _arrow(pid, tid, "f", free_ns - 1, move, bp="e")
 
 
-def _arrow(pid: int, tid: int, end: str, time_ns: int, move: Move, **more: str) -> Event:
+def _arrow(pid: int, tid: int, end: str, time_ns: int, move: TransferEvents, **more: str) -> Event:
     common = {"pid": pid, "tid": tid, "name": "transfer", "cat": "transfer", "id": move.arrow, "ts": time_ns / 1000}
     return {"ph": end, **common, **more}

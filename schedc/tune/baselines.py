@@ -9,7 +9,7 @@ from schedc import __version__
 from schedc.compile import certify, defects_named
 from schedc.ir.index import tables_of
 from schedc.ir.plan import BoundName, MadeBy
-from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.fusing import can_pay, fusing_frees
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import Candidate as Tried
 from schedc.solvers.driver.portfolio import try_methods
@@ -18,6 +18,7 @@ from schedc.solvers.driver.registry import TEMPLATE_NAMES
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Limits
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Interruption
 
@@ -38,8 +39,8 @@ class Baseline:
     """Of methods that ended with an exception of their own, which are defects of schedc; the plan does not rest on them."""
 
 
-def baseline_of(problem: Problem, seed: int, interruption: Interruption) -> Baseline:
-    """The best of the baselines on a problem. An interruption ends the work once there is a schedule.
+def baseline_of(problem: Problem, limits: Limits, interruption: Interruption) -> Baseline:
+    """The best of the baselines on a problem, bounded within the limits. An interruption ends the work once there is a schedule.
 
     Raises:
         Defect: a schedule breaks a rule.
@@ -52,11 +53,13 @@ def baseline_of(problem: Problem, seed: int, interruption: Interruption) -> Base
         report=lambda _: None,
         interruption=interruption,
     )
-    methods = (*TEMPLATE_NAMES, GREEDY, GREEDY_FUSED) if can_pay(problem) else (*TEMPLATE_NAMES, GREEDY)
+    fused = (GREEDY_FUSED,) if can_pay(problem) or fusing_frees(problem) else ()
     tried: list[Tried] = []
     with defects_named(problem.name, "the baselines"):
         try:
-            try_methods(incumbent, methods, tried, mix=can_pay(problem))
+            try_methods(incumbent, (*TEMPLATE_NAMES, GREEDY, *fused), tried, mix=can_pay(problem))
+            if incumbent.schedule is None:
+                try_methods(incumbent, ("sequential",), tried)
         except KeyboardInterrupt:
             if incumbent.schedule is None:
                 raise
@@ -64,5 +67,5 @@ def baseline_of(problem: Problem, seed: int, interruption: Interruption) -> Base
     if incumbent.schedule is None:
         greedy = next(each for each in tried if each.method == GREEDY)
         return Baseline(plan=None, why_not=f"{GREEDY}: {greedy.why_not}", failures=failures)
-    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=seed)
-    return Baseline(plan=certify(problem, incumbent.schedule, made_by), why_not="", failures=failures)
+    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=limits.seed)
+    return Baseline(plan=certify(problem, incumbent.schedule, made_by, limits=limits), why_not="", failures=failures)

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from schedc.tune.tune_file import Across, PlacementName
 
-__all__ = ["Candidate", "Choices", "candidates", "divisors"]
+__all__ = ["Choices", "TuneCandidate", "candidates", "divisors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TuneCandidate:
     """One way to run the training step."""
 
     ranks: int
@@ -64,7 +64,7 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
-def candidates(choices: Choices) -> tuple[Candidate, ...]:
+def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
     """All that use every device and the whole batch.
 
     Ranks of a pipeline across sites are divided as the devices are; otherwise each site has whole pipelines.
@@ -72,12 +72,13 @@ def candidates(choices: Choices) -> tuple[Candidate, ...]:
     return tuple(dict.fromkeys(_all(choices)))
 
 
-def _all(choices: Choices) -> Iterator[Candidate]:
+def _all(choices: Choices) -> Iterator[TuneCandidate]:
     groups = choices.groups_of_site
     for ranks in choices.ranks:
         for across, ranks_of_site, replicas_of_site in _divided(ranks, groups, choices.across_sites):
             data_parallel = sum(groups) // ranks
-            if choices.batch % data_parallel or data_parallel % choices.expert_parallel:
+            # The tokens of an expert-parallel group go to all of its pipelines, so no such group is in two sites.
+            if choices.batch % data_parallel or any(each % choices.expert_parallel for each in replicas_of_site):
                 continue
             of_pipeline = choices.batch // data_parallel
             for size in choices.microbatch_sizes:
@@ -87,7 +88,7 @@ def _all(choices: Choices) -> Iterator[Candidate]:
                     # ZeRO 1 divides nothing where there is one replica.
                     for zero_stage in choices.zero_stages if data_parallel > 1 else (0,):
                         for recompute in choices.recompute:
-                            yield Candidate(
+                            yield TuneCandidate(
                                 ranks=ranks,
                                 data_parallel=data_parallel,
                                 microbatch_size=size,

@@ -7,6 +7,9 @@ crosses once, half for the reduce-scatter and half for the all-gather.
 
 The stages of a pipeline finish at about the same time, so the collectives of all of its ranks share what connects two sites: each
 has an equal part of the bandwidth, all the time. What they gain when others are done is not counted.
+
+Experts have replicas of their own: with expert parallelism e, each pipeline has 1/e of them, and what reduces the gradients of one
+are replicas ÷ e. The collectives of the others and those of experts follow each other.
 """
 
 from __future__ import annotations

@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.tune.jobs import bytes_per_parameter, collectives_of
+from schedc.tune.jobs import bytes_per_parameter, collectives_ns
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.text.profile_file import LayerEntry
-    from schedc.tune.candidates import Candidate
-    from schedc.tune.request import Request
+    from schedc.tune.candidates import TuneCandidate
+    from schedc.tune.request import TuneRequest
 
-__all__ = ["Totals", "about_ns", "no_room", "simple_bound_ns", "totals_of"]
+__all__ = ["Totals", "about_ns", "no_room", "simple_bound_ns", "static_bytes", "totals_of"]
+
+
+ROUNDED_NS = 16
+"""More than what the roundings of one rank's collectives add up to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +38,33 @@ class Totals:
     """Of the forwards that run again where all stages recompute."""
     activation_bytes: int
     parameters: int
+    """But those of experts."""
+    expert_parameters: int
 
-    def work_ns(self, candidate: Candidate) -> int:
+    def work_ns(self, candidate: TuneCandidate) -> int:
         """All blocks of one microbatch."""
         return self.forward_ns + self.backward_ns + self._again_ns(candidate)
 
-    def path_ns(self, candidate: Candidate) -> int:
+    def path_ns(self, candidate: TuneCandidate) -> int:
         """From the first forward of a microbatch to its last gradient."""
         return self.forward_ns + self.gradient_ns + self._again_ns(candidate)
 
-    def _again_ns(self, candidate: Candidate) -> int:
+    def _again_ns(self, candidate: TuneCandidate) -> int:
         return 0 if candidate.recompute == "none" else self.again_ns
 
 
 def totals_of(layers: Sequence[LayerEntry], *, split_backward: bool) -> Totals:
     """The sums; without split backwards there is only the fused one."""
-    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = 0
+    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
     for layer in layers:
-        split_ns = layer.backward_input_ns + layer.backward_weight_ns
-        fused_ns = split_ns if layer.backward_ns is None else layer.backward_ns
+        fused_ns, (input_ns, weight_ns) = layer.whole_ns, layer.parts_ns
         forward_ns += layer.repeat * layer.forward_ns
-        gradient_ns += layer.repeat * (min(layer.backward_input_ns, fused_ns) if split_backward else fused_ns)
-        backward_ns += layer.repeat * (min(split_ns, fused_ns) if split_backward else fused_ns)
+        gradient_ns += layer.repeat * (min(input_ns, fused_ns) if split_backward else fused_ns)
+        backward_ns += layer.repeat * (min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns)
         again_ns += layer.repeat * (layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns)
         activation_bytes += layer.repeat * (layer.activation_bytes or 0)
-        parameters += layer.repeat * (layer.parameters or 0)
+        parameters += layer.repeat * ((layer.parameters or 0) - (layer.expert_parameters or 0))
+        experts += layer.repeat * (layer.expert_parameters or 0)
     return Totals(
         forward_ns=forward_ns,
         gradient_ns=gradient_ns,
@@ -66,41 +72,52 @@ def totals_of(layers: Sequence[LayerEntry], *, split_backward: bool) -> Totals:
         again_ns=again_ns,
         activation_bytes=activation_bytes,
         parameters=parameters,
+        expert_parameters=experts,
     )
 
 
-def simple_bound_ns(request: Request, candidate: Candidate, totals: Totals) -> int:
+def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
     """No schedule of the candidate has a shorter step: some rank's work, the path of one microbatch, some rank's collectives."""
     work_ns = candidate.microbatches * totals.work_ns(candidate) // candidate.ranks
     return max(work_ns, totals.path_ns(candidate), _collectives_ns(request, candidate, totals))
 
 
-def about_ns(request: Request, candidate: Candidate, totals: Totals) -> int:
+def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
     """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates."""
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
     step_ns = rounds * totals.work_ns(candidate) / candidate.ranks
     return round(step_ns) + _collectives_ns(request, candidate, totals)
 
 
-def no_room(request: Request, candidate: Candidate, totals: Totals) -> str:
+def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> str:
     """Why the ranks together have no room for what is static and for one microbatch, if so; empty: they may have."""
-    needed = totals.parameters * bytes_per_parameter(request, candidate)
+    needed, room_bytes = static_bytes(request, candidate, totals), candidate.ranks * request.room_bytes
     what = "what is static"
-    if candidate.recompute == "none" and needed <= candidate.ranks * request.capacity_bytes:
+    if candidate.recompute == "none" and needed <= room_bytes:
         needed, what = needed + totals.activation_bytes, "what is static and one microbatch"
-    if needed <= candidate.ranks * request.capacity_bytes:
+    if needed <= room_bytes:
         return ""
-    each, have = format_bytes(int(needed / candidate.ranks), 1), format_bytes(request.capacity_bytes, 1)
+    each, have = format_bytes(int(needed / candidate.ranks), 1), format_bytes(request.room_bytes, 1)
     return f"a rank needs {each} on average for {what}, and has {have}"
 
 
-def _collectives_ns(request: Request, candidate: Candidate, totals: Totals) -> int:
-    """Of a rank with the average of the parameters."""
+def static_bytes(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> float:
+    """What one device of each rank of a pipeline holds all the time, all ranks together."""
+    each, of_expert = (bytes_per_parameter(request, candidate, divided) for divided in (1, request.file.model.ep))
+    return totals.parameters * each + totals.expert_parameters * of_expert
+
+
+def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """Of a rank with the average of the parameters; some rank's take no less.
+
+    They grow with either kind of parameters and bend upwards, but for two things of experts' collectives: their latencies, which a
+    rank without experts does not have, and what rounding adds.
+    """
     if candidate.data_parallel == 1:
         return 0
-    memory, collectives = request.file.memory, collectives_of(request, candidate)
-    parameters = totals.parameters // candidate.ranks
-    reduce_ns = collectives.one_way_ns(parameters * memory.gradient_bytes)
-    if candidate.zero_stage == 0:
-        return 2 * reduce_ns
-    return reduce_ns + collectives.one_way_ns(parameters * memory.weight_bytes)
+    others, experts = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
+    least_ns = sum(collectives_ns(request, candidate, others, 0))
+    if experts:
+        more_ns = sum(collectives_ns(request, candidate, others, experts)) - sum(collectives_ns(request, candidate, others, 1))
+        least_ns += max(0, more_ns - ROUNDED_NS)
+    return least_ns

@@ -16,7 +16,7 @@ from schedc.errors import Defect, InvalidInput
 from schedc.files.atomic_write import write_atomically
 from schedc.files.outputs import check_outputs
 from schedc.frontend.job import load_job
-from schedc.solvers.driver.registry import METHODS, MIXED
+from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
 from schedc.text.plan.plan_to_file import plan_json
 from schedc.tune.request import PROFILE
 from schedc.tune.rows import rows_csv
@@ -24,7 +24,7 @@ from schedc.tune.rows import rows_csv
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.tune.request import Request
+    from schedc.tune.request import TuneRequest
     from schedc.tune.search import Tuned
 
 __all__ = ["JOB", "PLAN", "TABLE", "prepared_folder", "write_folder"]
@@ -56,7 +56,7 @@ def prepared_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
         raise
 
 
-def write_folder(folder: Path, request: Request, tuned: Tuned) -> None:
+def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     """Write the four files.
 
     Raises:
@@ -78,13 +78,13 @@ def write_folder(folder: Path, request: Request, tuned: Tuned) -> None:
         write_atomically(folder / file, content)
 
 
-def _job_toml(request: Request, tuned: Tuned) -> bytes:
+def _job_toml(request: TuneRequest, tuned: Tuned) -> bytes:
     """The best candidate's job. Where a constructive method made the plan, the job names it, so `compile` gives the same plan."""
     import tomlkit
 
     each, table = tuned.best.candidate, dict(tuned.job.table)
     method = tuned.plan.made_by.method
-    if method.removesuffix(MIXED).partition("{")[0] in METHODS:
+    if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
         table["solver"] = {"method": method}
     document = tomlkit.document()
     document.add(tomlkit.comment(f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of"))

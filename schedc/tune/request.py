@@ -1,6 +1,6 @@
 """A tune job read and checked: the layers of one microbatch of each size, the cluster, and the choices.
 
-Takes the source of a job; gives a `Request`. Whatever is wrong is said in one line that names the key.
+Takes the source of a job; gives a `TuneRequest`. Whatever is wrong is said in one line that names the key.
 """
 
 from __future__ import annotations
@@ -8,26 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.architectures.devices import RESERVE
 from schedc.errors import InvalidInput, Unsupported
 from schedc.files.conform import conform
 from schedc.files.input_file import read_bytes
 from schedc.files.location import Location, show
 from schedc.files.tables import parse_json
+from schedc.ir.workload import Semantics
 from schedc.text.profile_file import ProfileFile, profile_json
 from schedc.tune.candidates import Choices, divisors
 from schedc.tune.collectives import Path as LinkPath
 from schedc.tune.tune_file import TuneFile
+from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.architectures.devices import Device
+    from schedc.architectures.architecture import Architecture
+    from schedc.architectures.devices import Accelerator
     from schedc.architectures.predicted import Predicted
     from schedc.frontend.job_source import JobSource
     from schedc.text.profile_file import LayerEntry
-    from schedc.tune.tune_file import ModelSection
+    from schedc.tune.tune_file import ModelSection, TuneSection
 
-__all__ = ["PROFILE", "Request", "read_request"]
+__all__ = ["PROFILE", "TuneRequest", "read_request"]
 
 PROFILE = "profile.json"
 MICROBATCH_SIZES = (1, 2, 4, 8)
@@ -35,7 +39,7 @@ MICROBATCH_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TuneRequest:
     """A tune job that was read."""
 
     source: JobSource
@@ -53,8 +57,18 @@ class Request:
     between: LinkPath | None
     """Of all devices of a site together."""
     capacity_bytes: int
+    """Of a device, as is `reserve_bytes`."""
+    reserve_bytes: int
+    architecture: Architecture | None
+    """None: the layers are measured ones."""
+    device: Accelerator | None
     files: tuple[Path, ...]
     """All files that were read."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What a plan may use of a device."""
+        return self.capacity_bytes - self.reserve_bytes
 
     @property
     def group(self) -> int:
@@ -62,7 +76,7 @@ class Request:
         return self.file.model.tp * self.file.model.cp
 
 
-def read_request(source: JobSource) -> Request:
+def read_request(source: JobSource) -> TuneRequest:
     """The tune job that a source states.
 
     Raises:
@@ -74,6 +88,7 @@ def read_request(source: JobSource) -> Request:
     groups = _groups(file, root)
     device = _device(model, root)
     sizes = tune.microbatch_sizes
+    architecture = None
     if tune.profiles is not None:
         sequence, files = model.sequence, _profile_paths(source, file, root)
         sizes = sizes or tuple(sorted(files))
@@ -82,16 +97,20 @@ def read_request(source: JobSource) -> Request:
                 raise (root / "tune" / "microbatch_sizes" / index).refuse(
                     f"{size}", f"one of tune.profiles: {', '.join(map(str, files))}"
                 )
-        texts = {size: _profile(files[size]) for size in sizes}
+        texts = {size: _profile(files[size], model.ep, tune.split_backward) for size in sizes}
         named = tuple(files[size] for size in sizes)
     else:
         sizes = sizes or MICROBATCH_SIZES
         made, named = _predicted(source, file, sizes, root)
-        sequence = next(iter(made.values())).setting.sequence_length
+        first = next(iter(made.values()))
+        sequence, architecture = first.setting.sequence_length, first.architecture
         texts = {size: profile_json(each.layers, model=f"{each.title}, predicted", exact=True) for size, each in made.items()}
     capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
     if capacity is None:
         raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
+    reserve = round(RESERVE * capacity) if file.memory.reserve_bytes is None else file.memory.reserve_bytes
+    if reserve >= capacity:
+        raise (root / "memory" / "reserve").refuse(format_bytes(reserve), f"less than the capacity, {format_bytes(capacity)}")
     entries = {
         size: conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers for size, text in texts.items()
     }
@@ -105,7 +124,7 @@ def read_request(source: JobSource) -> Request:
     if len(groups) > 1 and (between is None or between.bytes_per_second is None):
         raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
     own = () if source.path is None else (source.path,)
-    return Request(
+    return TuneRequest(
         source=source,
         file=file,
         name=file.name or source.default_name,
@@ -118,7 +137,7 @@ def read_request(source: JobSource) -> Request:
             placements=tune.placements,
             chunks=tune.chunks,
             zero_stages=tune.zero_stages,
-            recompute=tune.recompute,
+            recompute=_recompute(tune, root),
             across_sites=tune.across_sites,
             expert_parallel=model.ep,
         ),
@@ -128,6 +147,9 @@ def read_request(source: JobSource) -> Request:
         within=LinkPath(file.topology.within.latency_ns, within_bandwidth),
         between=None if between is None else LinkPath(between.latency_ns, between.bytes_per_second),
         capacity_bytes=capacity,
+        reserve_bytes=reserve,
+        architecture=architecture,
+        device=device,
         files=(*own, *named),
     )
 
@@ -158,7 +180,17 @@ def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
     return tune.batch_tokens // sequence
 
 
-def _device(model: ModelSection, root: Location) -> Device | None:
+def _recompute(tune: TuneSection, root: Location) -> tuple[str, ...]:
+    """What of recomputation is tried."""
+    if tune.semantics is not Semantics.TORCH:
+        return tune.recompute or ("none", "full")
+    if "full" in (tune.recompute or ()):
+        expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
+        raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
+    return ("none",)
+
+
+def _device(model: ModelSection, root: Location) -> Accelerator | None:
     from schedc.architectures.devices import device_named
 
     if model.device is None:
@@ -223,20 +255,21 @@ def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[in
     return paths
 
 
-def _profile(path: Path) -> str:
+def _profile(path: Path, expert_parallel: int, split_backward: bool) -> str:
     """The text of a profile.json that has all that tuning needs."""
     content = read_bytes(path)
     place = Location(str(path))
     layers = conform(parse_json(content, str(path)), ProfileFile, place).layers
     if not any(layer.parameters for layer in layers):
         raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
+    if expert_parallel > 1 and not any(layer.expert_parameters for layer in layers):
+        raise (place / "layers").refuse("no expert_parameters", "those of each layer, as model.ep divides the replicas of experts")
     if not any(layer.activation_bytes for layer in layers):
         raise (place / "layers").refuse("no activation", "activation of each layer, for memory")
     for index, layer in enumerate(layers):
+        if layer.is_fused and split_backward:
+            expected = "the times of B and W, as they may run apart; profile with B and W apart, or set tune.split_backward = false"
+            raise (place / "layers" / index / "backward_input").refuse("a backward measured fused alone", expected)
         if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
             raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
     return content.decode("utf-8-sig")
-
-
-def _layers(text: str) -> tuple[LayerEntry, ...]:
-    return conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers

@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from schedc.tune.candidates import Candidate
+from schedc.tune.candidates import TuneCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Row", "State", "rows_csv"]
+__all__ = ["CandidateState", "TuneRow", "rows_csv"]
 
 
-class State(StrEnum):
+class CandidateState(StrEnum):
     """How far the work on a candidate came."""
 
     BEST = "best"
@@ -34,11 +34,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TuneRow:
     """One candidate."""
 
-    candidate: Candidate
-    state: State
+    candidate: TuneCandidate
+    state: CandidateState
     method: str = ""
     """What made the plan."""
     step_ns: int | None = None
@@ -60,10 +60,10 @@ class Row:
 _SITES = ("ranks_of_site", "replicas_of_site")
 
 
-def rows_csv(rows: Iterable[Row]) -> bytes:
+def rows_csv(rows: Iterable[TuneRow]) -> bytes:
     """The table: a column for each field, nanoseconds and bytes, an empty cell where there is none."""
-    of_candidate = [field.name for field in fields(Candidate)]
-    others = [field.name for field in fields(Row) if field.name != "candidate"]
+    of_candidate = [field.name for field in fields(TuneCandidate)]
+    others = [field.name for field in fields(TuneRow) if field.name != "candidate"]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*of_candidate, *others], lineterminator="\n")
     writer.writeheader()

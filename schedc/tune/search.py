@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns, minimum_limit_bytes
 from schedc.analysis.gap import relative_gap
-from schedc.compile import BOUNDS_S_PER_OP, BOUNDS_S_PER_RANK, CHECKS_S_PER_OP, CHECKS_S_PER_RANK, compile_problem
-from schedc.errors import InvalidInput, NoPlanFound, Unsupported
+from schedc.compile import checks_s, compile_problem
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import is_auto
 from schedc.tune.baselines import baseline_of
 from schedc.tune.candidates import candidates
-from schedc.tune.estimates import about_ns, no_room, simple_bound_ns, totals_of
+from schedc.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of
 from schedc.tune.jobs import job_of
 from schedc.tune.request import PROFILE
-from schedc.tune.rows import Row, State
+from schedc.tune.rows import CandidateState, TuneRow
+from schedc.tune.sums import Sums, check_sums, sums_of, what_fits
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Interruption
     from schedc.tune.jobs import CandidateJob
-    from schedc.tune.request import Request
+    from schedc.tune.request import TuneRequest
 
 __all__ = ["Progress", "TuneLimits", "Tuned", "tune", "work_bound_ns"]
 
@@ -68,22 +69,24 @@ class Progress:
     doing: str
     done: int
     total: int
-    best: Row | None
+    best: TuneRow | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """What was found."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TuneRow, ...]
     """By step, then by bound; those that cannot be run last."""
-    best: Row
+    best: TuneRow
     job: CandidateJob
     """Of the best."""
     plan: Plan
     """Of the best."""
     bound_ns: int
     """No schedule of any candidate has a shorter step."""
+    sums: Sums
+    """Of the best's plan, over the cluster."""
     failures: tuple[Failure, ...]
     """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
 
@@ -92,7 +95,7 @@ class Tuned:
 class _Work:
     """A candidate while it is worked on."""
 
-    row: Row
+    row: TuneRow
     job: CandidateJob | None = None
     plan: Plan | None = None
     about_ns: int = 0
@@ -113,7 +116,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Search:
-    request: Request
+    request: TuneRequest
     method: str
     limits: TuneLimits
     interruption: Interruption
@@ -122,6 +125,8 @@ class _Search:
     begun_s: float = field(default_factory=time.perf_counter)
     best: _Work | None = None
     failures: list[Failure] = field(default_factory=list)
+    totals: dict[int, Totals] = field(default_factory=dict)
+    """Of each microbatch size."""
 
     def left_s(self, share: float = 1.0) -> float | None:
         """What is left of this share of the time; None: no limit."""
@@ -149,7 +154,7 @@ class _Search:
 
 
 def tune(
-    request: Request,
+    request: TuneRequest,
     *,
     method: str = "auto",
     limits: TuneLimits,
@@ -167,14 +172,20 @@ def tune(
 
     Raises:
         InvalidInput: no candidate uses all devices and the whole batch, or the method's name is wrong.
+        Infeasible: the cluster has no room for what every candidate holds all the time; says what would have.
         NoPlanFound: no candidate has a plan; says why of the one that came nearest.
-        Defect: a plan breaks a rule.
+        Defect: a plan breaks a rule, or the sums over the cluster.
     """
     tried = candidates(request.choices)
     if not tried:
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", _expected(request))
     search = _Search(
-        request, method, limits, interruption, report, [_Work(Row(candidate=each, state=State.NOT_REACHED)) for each in tried]
+        request,
+        method,
+        limits,
+        interruption,
+        report,
+        [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in tried],
     )
     with TemporaryDirectory(prefix="schedc-tune-") as name:
         _prepare(search, Path(name))
@@ -208,22 +219,21 @@ def work_bound_ns(problem: Problem) -> int:
 def _prepare(search: _Search, directory: Path) -> None:
     """What is known of the candidates before their jobs are made; those that cannot fit or be planned are known here."""
     request = search.request
-    totals = {}
     for size, text in request.profiles.items():
         (directory / str(size)).mkdir()
         (directory / str(size) / PROFILE).write_text(text, encoding="utf-8")
-        totals[size] = totals_of(request.layers[size], split_backward=request.file.tune.split_backward)
+        search.totals[size] = totals_of(request.layers[size], split_backward=request.file.tune.split_backward)
     for work in search.works:
         candidate = work.row.candidate
-        total = totals[candidate.microbatch_size]
+        total = search.totals[candidate.microbatch_size]
         why_not = no_room(request, candidate, total)
         if why_not:
-            work.row = replace(work.row, state=State.NO_ROOM, why_not=why_not)
+            work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=why_not)
             continue
         work.row = replace(work.row, bound_ns=simple_bound_ns(request, candidate, total))
         work.about_ns = about_ns(request, candidate, total)
         if work.ops > MOST_SEARCHED_OPS:
-            work.row = replace(work.row, state=State.TOO_LARGE, why_not=_too_large(work.ops))
+            work.row = replace(work.row, state=CandidateState.TOO_LARGE, why_not=_too_large(work.ops))
 
 
 def _make(search: _Search, work: _Work, directory: Path) -> None:
@@ -232,11 +242,11 @@ def _make(search: _Search, work: _Work, directory: Path) -> None:
     try:
         work.job = job_of(search.request, candidate, directory / str(candidate.microbatch_size))
     except InvalidInput as error:
-        work.row = replace(work.row, state=State.NO_ROOM, why_not=str(error))
+        work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=str(error))
         return
     why_not = _no_room(work.problem)
     if why_not:
-        work.row = replace(work.row, state=State.NO_ROOM, why_not=why_not)
+        work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=why_not)
         return
     bound_ns = max(work.row.bound_ns or 0, work_bound_ns(work.problem))
     work.row = replace(work.row, bound_ns=bound_ns, collectives_ns=max(work.job.collectives_ns))
@@ -253,7 +263,7 @@ def _no_room(problem: Problem) -> str:
 def _first_pass(search: _Search, directory: Path) -> None:
     """The baselines, or the method that the user names, on every candidate that may be the best."""
     by_name = not is_auto(search.method)
-    works = [work for work in search.works if work.row.state is State.NOT_REACHED]
+    works = [work for work in search.works if work.row.state is CandidateState.NOT_REACHED]
     works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
     for done, work in enumerate(works):
         if search.is_over(1.0 if by_name else BASELINES_SHARE):
@@ -262,7 +272,7 @@ def _first_pass(search: _Search, directory: Path) -> None:
         if _refuse(search, work):
             continue
         _make(search, work, directory)
-        if work.row.state is State.NO_ROOM or _refuse(search, work):
+        if work.row.state is CandidateState.NO_ROOM or _refuse(search, work):
             continue
         work.row = replace(work.row, bound_ns=max(work.row.bound_ns or 0, cheap_bound_ns(work.problem)))
         if _refuse(search, work):
@@ -275,7 +285,7 @@ def _first_pass(search: _Search, directory: Path) -> None:
 
 def _second_pass(search: _Search) -> None:
     """`auto` on those whose bound is below the best step: the shortest step first, then those for which no baseline has room."""
-    works = [work for work in search.works if work.row.state in (State.PLANNED, State.NO_PLAN)]
+    works = [work for work in search.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
     works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
     for done, work in enumerate(works):
         left_s = search.left_s()
@@ -291,16 +301,16 @@ def _second_pass(search: _Search) -> None:
 def _refuse(search: _Search, work: _Work) -> bool:
     if not search.is_refused(work.row.bound_ns):
         return False
-    work.row = replace(work.row, state=State.BOUNDED, why_not="its lower bound is not below the best step")
+    work.row = replace(work.row, state=CandidateState.BOUNDED, why_not="its lower bound is not below the best step")
     return True
 
 
 def _baselines(search: _Search, work: _Work) -> None:
     begun_s = time.perf_counter()
-    made = baseline_of(work.problem, search.limits.seed, search.interruption)
+    made = baseline_of(work.problem, Limits(time_s=search.limits.candidate_s, seed=search.limits.seed), search.interruption)
     search.failures += made.failures
     if made.plan is None:
-        work.row = replace(work.row, state=State.NO_PLAN, why_not=made.why_not)
+        work.row = replace(work.row, state=CandidateState.NO_PLAN, why_not=made.why_not)
     else:
         _keep(search, work, made.plan, time.perf_counter() - begun_s)
 
@@ -318,7 +328,7 @@ def _compile(search: _Search, work: _Work, limit_s: float) -> None:
         compiled = compile_problem(work.problem, method=search.method, limits=limits, interruption=search.interruption)
     except (NoPlanFound, Unsupported) as error:
         if work.plan is None:
-            work.row = replace(work.row, state=State.NO_PLAN, why_not=str(error))
+            work.row = replace(work.row, state=CandidateState.NO_PLAN, why_not=str(error))
         return
     search.failures += compiled.failures
     _keep(search, work, compiled.plan, time.perf_counter() - begun_s)
@@ -338,7 +348,7 @@ def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
     choices, sequence = search.request.choices, search.request.sequence
     work.row = replace(
         work.row,
-        state=State.PLANNED,
+        state=CandidateState.PLANNED,
         method=work.plan.made_by.method,
         step_ns=step_ns,
         stage_span_ns=certificate.stage_span_ns,
@@ -356,43 +366,66 @@ def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
 def _tuned(search: _Search) -> Tuned:
     best = search.best
     if best is None or best.job is None or best.plan is None:
-        reasons = [work.row for work in search.works if work.row.why_not]
+        unfit = what_fits(search.request, search.totals)
+        if unfit:
+            raise Infeasible(f"{search.request.name}: none of {len(search.works)} candidates has room: {unfit}")
+        reasons = sorted((work.row for work in search.works if work.row.why_not), key=_nearness)
         raise NoPlanFound(
             f"{search.request.name}: none of {len(search.works)} candidates has a plan; {_says(reasons[-1])}"
             if reasons
             else f"{search.request.name}: no candidate was reached in the time given"
         )
-    best.row = replace(best.row, state=State.BEST)
+    sums = sums_of(
+        search.request,
+        best.row.candidate,
+        best.job.static_bytes,
+        best.plan.certificate.peak_activation_bytes,
+        best.plan.certificate.makespan_ns,
+    )
+    check_sums(sums, search.request.name)
+    best.row = replace(best.row, state=CandidateState.BEST)
     for work in search.works:
-        if work.row.state in (State.NOT_REACHED, State.TOO_LARGE):
+        if work.row.state in (CandidateState.NOT_REACHED, CandidateState.TOO_LARGE):
             _refuse(search, work)
-    order = {state: number for number, state in enumerate(State)}
+    order = {state: number for number, state in enumerate(CandidateState)}
     rows = sorted(
         (work.row for work in search.works),
         key=lambda row: (row.step_ns is None, row.step_ns or 0, order[row.state], row.bound_ns or 0),
     )
-    bounds = [row.bound_ns for row in rows if row.state is not State.NO_ROOM]
+    bounds = [row.bound_ns for row in rows if row.state is not CandidateState.NO_ROOM]
     # A candidate without a bound may be as good as one likes.
     bound_ns = min((0 if bound is None else bound for bound in bounds), default=0)
-    return Tuned(rows=tuple(rows), best=best.row, job=best.job, plan=best.plan, bound_ns=bound_ns, failures=tuple(search.failures))
+    return Tuned(
+        rows=tuple(rows),
+        best=best.row,
+        job=best.job,
+        plan=best.plan,
+        bound_ns=bound_ns,
+        sums=sums,
+        failures=tuple(search.failures),
+    )
 
 
 def _least_s(problem: Problem) -> float:
-    """What bounds and checks take, below which a limit is refused."""
-    per_op, per_rank = BOUNDS_S_PER_OP + CHECKS_S_PER_OP, BOUNDS_S_PER_RANK + CHECKS_S_PER_RANK
-    return 1.1 * (problem.num_ops * per_op + problem.ranks * per_rank)
+    """What checks take, below which a limit leaves nothing for a search."""
+    return 1.1 * checks_s(problem)
 
 
 def _too_large(ops: int) -> str:
     return f"{ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer"
 
 
-def _says(row: Row) -> str:
+def _nearness(row: TuneRow) -> tuple[bool, bool, int]:
+    """How near a candidate came to a plan; the nearest last."""
+    return row.state is CandidateState.NO_PLAN, row.bound_ns is not None, -row.candidate.microbatch_size
+
+
+def _says(row: TuneRow) -> str:
     each = row.candidate
     return f"with {each.ranks} ranks and {each.microbatch_size} in a microbatch: {row.why_not}"
 
 
-def _expected(request: Request) -> str:
+def _expected(request: TuneRequest) -> str:
     choices = request.choices
     return (
         f"ranks that divide the {sum(choices.groups_of_site)} groups of {request.group} devices, pipelines that divide the batch of"

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from schedc.files.quantities import Bandwidth, Count, Duration, Section, Size
 from schedc.frontend.job_file import SolverSection
+from schedc.ir.workload import Semantics
 
 __all__ = [
     "Across",
@@ -73,13 +74,17 @@ class TuneSection(Section, frozen=True, kw_only=True):
         Meta(min_length=1, description="0: all-reduce. 1: the replicas divide the optimizer state."),
     ] = (1,)
     recompute: Annotated[
-        tuple[Literal["none", "full"], ...], Meta(min_length=1, description="full: all stages run their forward again.")
-    ] = ("none", "full")
+        Annotated[tuple[Literal["none", "full"], ...], Meta(min_length=1)] | None,
+        Meta(description="full: all stages run their forward again. Default: both; none alone where torch runs the plan."),
+    ] = None
     across_sites: Annotated[tuple[Across, ...], Meta(min_length=1, description="What crosses from site to site.")] = (
         "pipeline",
         "data-parallel",
     )
     split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
+    semantics: Annotated[
+        Semantics, Meta(description="The runtime that executes the plan, as of [pipeline]. torch: also for torchtitan.")
+    ] = Semantics.SCHEDC
 
 
 class TuneLink(Section, frozen=True, kw_only=True):
@@ -103,9 +108,15 @@ class StateSection(Section, frozen=True, kw_only=True):
     """What a device can hold, and what it holds for each parameter all the time."""
 
     capacity_bytes: Annotated[Size | None, Meta(description="Default: the device's memory.")] = None
+    reserve_bytes: Annotated[
+        Size | None,
+        Meta(description="The part of capacity that no plan uses: context, buffers, fragmentation. Default: 6 % of it."),
+    ] = None
     weight_bytes: Annotated[Size, Meta(description="For each parameter: the weight that is computed with.")] = 2
     gradient_bytes: Annotated[Size, Meta(description="For each parameter: its gradient, which is reduced in this size.")] = 4
-    optimizer_bytes: Annotated[Size, Meta(description="For each parameter: optimizer state, divided by ZeRO 1.")] = 12
+    optimizer_bytes: Annotated[
+        Size, Meta(description="For each parameter: optimizer state, which ZeRO 1 divides by the replicas.")
+    ] = 12
 
 
 class TuneFile(Section, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from schedc.ir.problem import Problem
@@ -32,7 +32,15 @@ def check_pipeline(plan: Plan, problem: Problem) -> tuple[Violation, ...]:
 
 
 def check_costs(plan: Plan, problem: Problem) -> tuple[Violation, ...]:
-    """The plan was made for exactly the job's costs, links, limits and objective."""
+    """The plan was made for exactly the job's costs, links, limits and objective.
+
+    What stages hold all the time, and their parameters, may be missing in a plan; they are a part of the limits.
+    """
+    stages = plan.problem.stages
+    if all(stage.static_bytes is None for stage in stages):
+        problem = replace(problem, stages=tuple(replace(stage, static_bytes=None) for stage in problem.stages))
+    if not any(stage.parameters for stage in stages):
+        problem = replace(problem, stages=tuple(replace(stage, parameters=0, expert_parameters=0) for stage in problem.stages))
     return tuple(_differences(plan.problem, problem, COSTS, "costs"))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import pairwise
-from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.ir.workload import Semantics
@@ -157,39 +155,17 @@ def check_recomputed(workload: Workload, layout: Layout) -> Iterator[Violation]:
 
 
 def check_capacity(workload: Workload, layout: Layout) -> Iterator[Violation]:
-    """A device has room for what its stages hold all the time, and for what a recomputation needs."""
-    held = _needed_to_recompute(workload, layout)
-    for rank, device in enumerate(workload.devices):
-        if device.limit_bytes is not None and held[rank] > device.limit_bytes:
-            message = f"a recomputation needs {held[rank]} bytes, expected at most its {device.limit_bytes}"
-            yield Violation("capacity", f"devices[{rank}]", message)
+    """A device has room for what its stages hold all the time."""
+    held = [0] * workload.ranks
     if all(device.capacity_bytes is None for device in workload.devices):
         return
     for stage, rank in enumerate(layout.rank_of_stage):
         own = workload.static_bytes[stage if len(workload.static_bytes) > 1 else 0]
-        parameters = sum(workload.layers[layer].parameters for layer in range(*layout.layers_of_stage[stage]))
-        held[rank] += own + ceil(workload.static_bytes_per_parameter * parameters)
+        held[rank] += own + sum(workload.layers[layer].static_bytes for layer in range(*layout.layers_of_stage[stage]))
     for rank, device in enumerate(workload.devices):
         if device.capacity_bytes is not None and held[rank] > device.capacity_bytes:
             message = f"its stages need {held[rank]} bytes besides activations, expected at most its {device.capacity_bytes}"
             yield Violation("capacity", f"devices[{rank}]", message)
-
-
-def _needed_to_recompute(workload: Workload, layout: Layout) -> defaultdict[int, int]:
-    """Per rank, what one recomputation holds above what the stage holds anyway, where that is most."""
-    needed: defaultdict[int, int] = defaultdict(int)
-    for path in layout.paths:
-        for position, stage in enumerate(path):
-            if stage not in layout.recomputed:
-                continue
-            own = [workload.layers[layer] for layer in range(*layout.layers_of_stage[stage])]
-            before = workload.layers[layout.layers_of_stage[path[position - 1]][1] - 1].message_bytes if position else 0
-            kept = before
-            if workload.split_backward:
-                kept = max(kept, sum(layer.activation_after_input_bytes for layer in own))
-            above = before + sum(layer.activation_bytes for layer in own) - kept
-            needed[layout.rank_of_stage[stage]] = max(needed[layout.rank_of_stage[stage]], above)
-    return needed
 
 
 _SHAPE = (

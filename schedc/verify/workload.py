@@ -50,10 +50,15 @@ def check_microbatch_costs(workload: Workload) -> Iterator[Violation]:
 
 
 def check_layer_values(workload: Workload) -> Iterator[Violation]:
-    """No layer has fewer than 0 parameters."""
+    """No layer has fewer than 0 parameters or bytes, nor more parameters of experts than in all."""
     for index, layer in enumerate(workload.layers):
-        if layer.parameters < 0:
-            yield Violation("layer-values", f"layers[{index}].parameters", f"expected at least 0, found {layer.parameters}")
+        for name in ("parameters", "expert_parameters", "static_bytes"):
+            value = getattr(layer, name)
+            if value < 0:
+                yield Violation("layer-values", f"layers[{index}].{name}", f"expected at least 0, found {value}")
+        if layer.expert_parameters > max(0, layer.parameters):
+            message = f"expected at most all {layer.parameters}, found {layer.expert_parameters}"
+            yield Violation("layer-values", f"layers[{index}].expert_parameters", message)
 
 
 def check_positions(workload: Workload) -> Iterator[Violation]:
@@ -135,9 +140,6 @@ def check_static(workload: Workload) -> Iterator[Violation]:
     for index, size in enumerate(workload.static_bytes):
         if size < 0:
             yield Violation("static", f"static_bytes[{index}]", f"expected at least 0, found {size}")
-    if workload.static_bytes_per_parameter < 0:
-        found = f"expected at least 0, found {workload.static_bytes_per_parameter}"
-        yield Violation("static", "static_bytes_per_parameter", found)
 
 
 def check_collectives(workload: Workload) -> Iterator[Violation]:

@@ -29,7 +29,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
 
-__all__ = ["Costs", "HeadsAndTails", "Hop", "MicrobatchClass", "frames_of", "microbatch_classes"]
+__all__ = ["HeadsAndTails", "Hop", "LeastTimes", "MicrobatchClass", "frames_of", "microbatch_classes"]
 
 FREE = Fraction(0)
 
@@ -49,7 +49,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class LeastTimes:
     """The least times of one class of microbatches at one stage."""
 
     forward_ns: int
@@ -84,7 +84,7 @@ class MicrobatchClass:
     microbatch: int
     """One of them."""
     path: tuple[int, ...]
-    costs: tuple[Costs, ...]
+    costs: tuple[LeastTimes, ...]
     """Per position on the path."""
     forward: tuple[Hop, ...]
     """Per position, from it to the next one."""
@@ -165,11 +165,11 @@ def frames_of(problem: Problem, classes: tuple[MicrobatchClass, ...]) -> dict[in
     }
 
 
-def _costs(problem: Problem, stage: int, microbatch: int) -> Costs:
+def _costs(problem: Problem, stage: int, microbatch: int) -> LeastTimes:
     forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in Kind)
     if not problem.split_backward:
-        return Costs(forward, fused, fused, None, fused)
-    return Costs(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
+        return LeastTimes(forward, fused, fused, None, fused)
+    return LeastTimes(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
 
 
 def _hop(problem: Problem, links: dict[tuple[int, int], Link], a: int, b: int, message_bytes: int) -> Hop:
@@ -221,7 +221,7 @@ def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None
     )
 
 
-def _tail_of_gradient(costs: Costs, sent_ns: int, after_weight_ns: int | None) -> int:
+def _tail_of_gradient(costs: LeastTimes, sent_ns: int, after_weight_ns: int | None) -> int:
     """The least time after the gradient part: the better of fused and split. `sent_ns`: what follows the gradient sent.
 
     Fused, the rest of BW follows, and then both what follows the gradient and what follows the weights. Split, the rest of B, and

@@ -32,7 +32,7 @@ class _Alone:
     gradient_ns: int
     rest_ns: int
     split_price: Fraction
-    """The least cost of a nanosecond of W apart (`Costs.split_price`)."""
+    """The least cost of a nanosecond of W apart (`LeastTimes.split_price`)."""
     away_ns: int
     """From the end of F to the start of the backward, at least."""
     by_gradient_bytes: int

@@ -8,17 +8,19 @@ microbatch can have done, and what it then holds, is in `memory_states`.
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import product
+from operator import add
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.memory_states import most_value, pareto_front, statuses_after, trip_of
+from schedc.analysis.bounds.clock import check, never
+from schedc.analysis.bounds.memory_states import Knapsack, pareto_front, statuses_after, trip_of
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import Status, Step, Way
+    from schedc.analysis.bounds.memory_states import Status, Way, WayStep
     from schedc.ir.problem import Problem
 
 __all__ = ["chunk_idle_gap_bound_of_link", "chunk_idle_gap_bound_of_rank"]
@@ -28,22 +30,32 @@ START = -1
 """In place of a step before all steps: the frame's start."""
 
 
-def chunk_idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
+def chunk_idle_gap_bound_of_rank(
+    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int, until: Until = never
+) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
     In the frame of a stage span (`HeadsAndTails.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
+
+    Raises:
+        TimeUp: the time is up.
     """
     if not _applies(problem, frames) or frames[0].observer not in (None, rank):
         return 0
-    return _bound(problem, frames, way, Resource.of_rank(rank), rank)
+    return _bound(problem, frames, way, Resource.of_rank(rank), rank, until)
 
 
-def chunk_idle_gap_bound_of_link(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int) -> int:
+def chunk_idle_gap_bound_of_link(
+    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int, until: Until = never
+) -> int:
     """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
 
     Proof: `_bound`.
+
+    Raises:
+        TimeUp: the time is up.
     """
-    return _bound(problem, frames, way, link, rank) if _applies(problem, frames) else 0
+    return _bound(problem, frames, way, link, rank, until) if _applies(problem, frames) else 0
 
 
 def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
@@ -55,7 +67,7 @@ def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
     )
 
 
-def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> int:
+def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int, until: Until) -> int:
     """The machine's work and the most idle time that a chain of disjoint gaps proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
@@ -97,29 +109,29 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine:
         return 0
     count, size = problem.microbatches, len(steps)
     limit_bytes = problem.memory_limit_bytes[rank]
-    costs_ns = _gap_costs_ns(steps, limit_bytes, count, Fraction(1))
+    costs_ns = _gap_costs_ns(steps, limit_bytes, count, Fraction(1), until)
     price = min((step.split_price for step in steps if step.split_price is not None), default=Fraction(0))
     if price:
-        all_sent_ns = _gap_costs_ns([step.all_sent() for step in steps], limit_bytes, count, price)
+        all_sent_ns = _gap_costs_ns([step.all_sent() for step in steps], limit_bytes, count, price, until)
         costs_ns = {gap: list(map(max, of_gap, all_sent_ns[gap])) for gap, of_gap in costs_ns.items()}
     statuses = statuses_after(steps)
-    between = {(p, q): _between(statuses, p, q, limit_bytes, count) for p, q in product(range(size), repeat=2)}
+    between = [[(q, _between(statuses, p, q, limit_bytes, count)) for q in range(size)] for p in range(size)]
+    into = [list(zip(*(costs_ns[p, q] for p in range(START, q)), strict=True)) for q in range(size)]  # by the step and j
     idle = [[0] * count for _ in steps]
     best_ns = 0
     for j in range(count):
-        ended: list[int] = []  # the most idle time before the j-th end of each step
+        check(until)
+        ended = [0]  # the most idle time before the frame's start, and before the j-th end of each step
         for q, step in enumerate(steps):
-            least_ns = max(idle[q][j - 1] if j else 0, costs_ns[START, q][j])
-            for p in range(q):
-                least_ns = max(least_ns, ended[p] + costs_ns[p, q][j])
-            idle[q][j] = least_ns
-            earlier = [idle[other][j - between[q, other]] for other in range(size) if j >= between[q, other]]
-            ended.append(max(earlier))
-            best_ns = max(best_ns, ended[q] + max(step.after_ns, costs_ns[q, size][j]))
+            idle[q][j] = max(idle[q][j - 1] if j else 0, *map(add, ended, into[q][j]))
+            ended.append(max(idle[other][j - apart] for other, apart in between[q] if j >= apart))
+            best_ns = max(best_ns, ended[-1] + max(step.after_ns, costs_ns[q, size][j]))
     return sum(step.all_ns for step in steps) + best_ns
 
 
-def _gap_costs_ns(steps: Sequence[Step], limit_bytes: int | None, count: int, price: Fraction) -> dict[tuple[int, int], list[int]]:
+def _gap_costs_ns(
+    steps: Sequence[WayStep], limit_bytes: int | None, count: int, price: Fraction, until: Until
+) -> dict[tuple[int, int], list[int]]:
     """Per gap from a step (`START`: the frame's start) to another (the number of steps: its end), and j: what it costs at least.
 
     Args:
@@ -127,19 +139,26 @@ def _gap_costs_ns(steps: Sequence[Step], limit_bytes: int | None, count: int, pr
         limit_bytes: of the memory that the steps hold.
         count: how many microbatches there are.
         price: of a nanosecond of the gap that this work does not fill.
+        until: whether the time is up.
     """
     size, whole_ns = len(steps), sum(step.work_ns + step.rest_ns for step in steps)
     statuses = statuses_after(steps)
     left_ns: dict[tuple[int, int], list[int]] = {}
+    undone_after: list[Knapsack] = []  # per step, of those behind which it is
     for at, step in enumerate(steps):
-        before = [status for some in statuses[: at + 1] for status in some]
-        others = most_value(before, limit_bytes, count)
+        check(until)
+        others = Knapsack([status for some in statuses[: at + 1] for status in some], limit_bytes, count).most(limit_bytes).tolist()
         closed = [j * whole_ns + others[count - j] for j in range(count)]
         left_ns[START, at] = [max(0, step.head_ns - done_ns) for done_ns in closed]
         for p in range(at):
-            away_ns, waiting = step.begin_ns - steps[p].end_ns, _work_at_opening(statuses, p, at, limit_bytes, count)
+            between = _undone(statuses[p + 1 : at + 1], whole_ns)
+            away_ns, waiting = (
+                step.begin_ns - steps[p].end_ns,
+                _work_at_opening(between, undone_after[p], limit_bytes, count, whole_ns),
+            )
             left_ns[p, at] = [max(0, away_ns - max(0, most - least)) for most, least in zip(closed, waiting, strict=True)]
-        undone = most_value(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count)
+        undone_after.append(Knapsack(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count))
+        undone = undone_after[at].most(limit_bytes).tolist()
         most_after_ns = (count - 1) * whole_ns  # of those that have not ended the step, and of the others what is undone
         left_ns[at, size] = [max(0, step.tail_ns - most_after_ns + j * whole_ns - undone[j + 1]) for j in range(count)]
     if price == 1:
@@ -152,15 +171,20 @@ def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]
     return [(held_bytes, whole_ns - done_ns) for some in statuses for held_bytes, done_ns in some]
 
 
-def _work_at_opening(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> list[int]:
-    """Per j, the least work of j + 1 microbatches that have ended p, of which one has not begun q."""
-    whole_ns = max(done_ns for _, done_ns in statuses[-1])
-    others = _undone(statuses[p + 1 :], whole_ns)
-    most = [0] * count
-    for held_bytes, undone_ns in pareto_front(_undone(statuses[p + 1 : q + 1], whole_ns)):
+def _work_at_opening(between: Sequence[Status], others: Knapsack, limit_bytes: int | None, count: int, whole_ns: int) -> list[int]:
+    """Per j, the least work of j + 1 microbatches that have ended a step, of which one has not begun a later one.
+
+    Args:
+        between: statuses of that one, as work not done.
+        others: those of the others.
+        limit_bytes: for all of them.
+        count: how many microbatches there are.
+        whole_ns: all work of one of them.
+    """
+    most: list[int] = [0] * count
+    for held_bytes, undone_ns in pareto_front(between):
         room_bytes = None if limit_bytes is None else max(0, limit_bytes - held_bytes)
-        with_one = [undone_ns + more_ns for more_ns in most_value(others, room_bytes, count - 1)]
-        most = list(map(max, most, with_one))
+        most = list(map(max, most, (undone_ns + others.most(room_bytes)[:count]).tolist()))
     return [(j + 1) * whole_ns - undone_ns for j, undone_ns in enumerate(most)]
 
 

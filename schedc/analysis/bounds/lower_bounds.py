@@ -12,12 +12,14 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.clock import TimeUp, check, never
 from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.bounds.mixtures import Backward, mixture_bound
 from schedc.analysis.bounds.one_machine import Task
+from schedc.analysis.bounds.recomputed import without_recomputed_bytes
 from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
@@ -27,12 +29,14 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.memory_states import Way
     from schedc.ir.problem import Problem
 
 __all__ = [
     "Bound",
     "best_bound",
+    "bounds_in_time",
     "cheap_bound_ns",
     "lower_bounds",
     "minimum_limit_bytes",
@@ -60,26 +64,31 @@ class Bound:
 @lru_cache(maxsize=16)
 def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
     """All bounds on the problem's objective, each valid on its own; a problem that `schedc.verify.problem` accepts."""
+    return bounds_in_time(problem, never)
+
+
+def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
+    """`lower_bounds` as far as the time allows: all but warm-up and idle gaps, and these of as many machines as are looked at."""
+    problem = without_recomputed_bytes(problem)
     frames = frames_of(problem, microbatch_classes(problem))
-    return (*_but_idle_gaps(problem, frames), _idle_gaps(problem, frames))
+    return (*_simple(problem, frames), _warm_up(problem, frames, until), _idle_gaps(problem, frames, until))
 
 
 def cheap_bound_ns(problem: Problem) -> int:
     """The largest of `lower_bounds` but for idle gaps, which take by far the longest where ranks hold several chunks."""
-    return max(bound.value_ns for bound in _but_idle_gaps(problem, frames_of(problem, microbatch_classes(problem))))
+    problem = without_recomputed_bytes(problem)
+    frames = frames_of(problem, microbatch_classes(problem))
+    return max(bound.value_ns for bound in (*_simple(problem, frames), _warm_up(problem, frames, never)))
 
 
 def simple_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds` but for warm-up and idle gaps: the others take a millisecond or two."""
+    problem = without_recomputed_bytes(problem)
     return max(_simple(problem, frames_of(problem, microbatch_classes(problem))), key=lambda bound: bound.value_ns)
 
 
 def _simple(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
     return (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
-
-
-def _but_idle_gaps(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
-    return (*_simple(problem, frames), _warm_up(problem, frames))
 
 
 def best_bound(problem: Problem) -> Bound:
@@ -125,7 +134,7 @@ def _residency(problem: Problem, frames: Frames) -> Bound:
     return _largest(BoundName.RESIDENCY, candidates, otherwise="no memory limits")
 
 
-def _idle_gaps(problem: Problem, frames: Frames) -> Bound:
+def _idle_gaps(problem: Problem, frames: Frames, until: Until) -> Bound:
     """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
     Links count where ranks hold several chunks.
@@ -136,20 +145,20 @@ def _idle_gaps(problem: Problem, frames: Frames) -> Bound:
     candidates = (
         candidate
         for frame, way in ways
-        for candidate in chain(_rank_idle_gaps(problem, frame, way), _link_idle_gaps(problem, frame, way))
+        for candidate in chain(_rank_idle_gaps(problem, frame, way, until), _link_idle_gaps(problem, frame, way, until))
     )
     return _largest(BoundName.IDLE_GAPS, candidates, otherwise="several paths")
 
 
-def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
+def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way, until: Until) -> Iterator[tuple[int, str]]:
     """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
     observer = frame[0].observer
     for rank in range(problem.ranks) if observer is None else (observer,):
-        bounds = (idle_gap_bound_of_rank(problem, frame, way, rank), chunk_idle_gap_bound_of_rank(problem, frame, way, rank))
-        yield max(bounds), f"rank {rank}"
+        yield idle_gap_bound_of_rank(problem, frame, way, rank), f"rank {rank}"
+        yield chunk_idle_gap_bound_of_rank(problem, frame, way, rank, until), f"rank {rank}"
 
 
-def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) -> Iterator[tuple[int, str]]:
+def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way, until: Until) -> Iterator[tuple[int, str]]:
     """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
     if len(problem.stages) == problem.ranks:
         return
@@ -158,8 +167,8 @@ def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way) 
         busy_ns[resource] = busy_ns.get(resource, 0) + task.duration_ns
     for resource in sorted(busy_ns, key=lambda resource: -busy_ns[resource])[:BUSIEST_LINKS]:
         if busy_ns[resource]:
-            best_ns = max(chunk_idle_gap_bound_of_link(problem, frame, way, resource, rank) for rank in range(problem.ranks))
-            yield best_ns, resource.text
+            for rank in range(problem.ranks):
+                yield chunk_idle_gap_bound_of_link(problem, frame, way, resource, rank, until), resource.text
 
 
 def _path(frames: Frames) -> Bound:
@@ -177,7 +186,7 @@ def _path(frames: Frames) -> Bound:
     )
 
 
-def _warm_up(problem: Problem, frames: Frames) -> Bound:
+def _warm_up(problem: Problem, frames: Frames, until: Until) -> Bound:
     """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
 
     Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
@@ -188,20 +197,30 @@ def _warm_up(problem: Problem, frames: Frames) -> Bound:
         binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
         frames = {binding: frames[binding]}
     return _largest(
-        BoundName.WARM_UP, (candidate for frame in frames.values() for candidate in _by_resource(_wave_tasks(problem, frame)))
+        BoundName.WARM_UP,
+        (candidate for frame in frames.values() for candidate in _by_resource(_wave_tasks(problem, frame, until), until)),
     )
 
 
 def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
-    value_ns, detail = max(candidates, key=lambda candidate: candidate[0], default=(0, otherwise))
+    """The largest of those for which there was time; of equal ones, the first."""
+    best: tuple[int, str] | None = None
+    try:
+        for candidate in candidates:
+            if best is None or candidate[0] > best[0]:
+                best = candidate
+    except TimeUp:
+        otherwise = "out of time"
+    value_ns, detail = best or (0, otherwise)
     return Bound(name=name, value_ns=value_ns, detail=detail)
 
 
-def _by_resource(tasks: Iterable[tuple[Resource, Task | Backward]]) -> Iterator[tuple[int, str]]:
+def _by_resource(tasks: Iterable[tuple[Resource, Task | Backward]], until: Until = never) -> Iterator[tuple[int, str]]:
     grouped: dict[Resource, list[Task | Backward]] = {}
     for resource, task in tasks:
         grouped.setdefault(resource, []).append(task)
     for resource, together in grouped.items():
+        check(until)
         yield mixture_bound(together), resource.text
 
 
@@ -267,9 +286,9 @@ def _collective_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iter
         yield resource, Task(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
 
 
-def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
+def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) -> Iterator[tuple[Resource, Task | Backward]]:
     by_path: Mapping[tuple[int, ...], list[HeadsAndTails]] = {frame.microbatches.path: [] for frame in frames}
     for frame in frames:
         by_path[frame.microbatches.path].append(frame)
     for of_path in by_path.values():
-        yield from wave_tasks(problem, of_path)
+        yield from wave_tasks(problem, of_path, until)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
-__all__ = ["Status", "Step", "Way", "most_value", "pareto_front", "statuses_after", "trip_of", "way_of"]
+__all__ = ["Knapsack", "Status", "Way", "WayStep", "pareto_front", "statuses_after", "trip_of", "way_of"]
 
 Status = tuple[int, int]
 """Bytes held and nanoseconds of work done, of one microbatch."""
-MOST_UNITS = 400
+MOST_UNITS = 1000
 """Memory limits are counted in no more units than this; bytes are rounded down to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class WayStep:
     """A block or transfer on a microbatch's way. Times are the least of any microbatch, work is the longest."""
 
     begin_ns: int
@@ -47,7 +51,7 @@ class Step:
     rest_ns: int = 0
     """Work on the machine that may follow at any later time: the rest of a backward."""
     split_price: Fraction | None = None
-    """Of a backward on the machine, the least cost of a nanosecond of its W apart (`Costs.split_price`)."""
+    """Of a backward on the machine, the least cost of a nanosecond of its W apart (`LeastTimes.split_price`)."""
     all_ns: int = 0
     """`work_ns` and `rest_ns` of all microbatches, each its own."""
     after_ns: int = 0
@@ -56,7 +60,7 @@ class Step:
     released_bytes: int = 0
     released_by_rest_bytes: int = 0
 
-    def all_sent(self) -> Step:
+    def all_sent(self) -> WayStep:
         """The step as if all of a backward's work were done when its gradient is sent."""
         if self.split_price is None:
             return self
@@ -108,7 +112,7 @@ def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> Way:
     )
 
 
-def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> list[Step]:
+def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> list[WayStep]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
@@ -132,7 +136,7 @@ def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine
 
 def _block_step(
     problem: Problem, frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
-) -> Step:
+) -> WayStep:
     stage = problem.stages[frames[0].microbatches.path[at]]
     costs = [frame.microbatches.costs[at] for frame in frames]
     durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
@@ -144,7 +148,7 @@ def _block_step(
         frame.microbatches.count * (duration_ns + rest_ns)
         for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
     )
-    return Step(
+    return WayStep(
         begin_ns=begin_ns,
         end_ns=begin_ns + min(durations),
         head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
@@ -161,7 +165,7 @@ def _block_step(
     )
 
 
-def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool) -> Step:
+def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool) -> WayStep:
     microbatches = frames[0].microbatches
     hop = microbatches.forward[at] if forward else microbatches.backward[at]
     if forward:
@@ -172,7 +176,7 @@ def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool)
         begin_ns = way.gradient_begin_ns[at] - hop.total_ns
         head_ns = min(frame.gradient_head_ns[at + 1] + frame.microbatches.costs[at + 1].gradient_ns for frame in frames)
         tail_ns = min(frame.microbatches.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
-    return Step(
+    return WayStep(
         begin_ns=begin_ns,
         end_ns=begin_ns + hop.occupancy_ns,
         head_ns=head_ns,
@@ -182,7 +186,7 @@ def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool)
     )
 
 
-def statuses_after(steps: Sequence[Step]) -> list[list[Status]]:
+def statuses_after(steps: Sequence[WayStep]) -> list[list[Status]]:
     """Per number of steps behind a microbatch, 0 to all, what it may hold and have done: with each of the rests done or not.
 
     Those are left out that no bound needs: others hold no more bytes and have done as much and more, others as little and less.
@@ -197,34 +201,49 @@ def statuses_after(steps: Sequence[Step]) -> list[list[Status]]:
     return found
 
 
-def most_value(statuses: Iterable[Status], limit_bytes: int | None, count: int) -> list[int]:
-    """Per number m of microbatches, 0 to `count`, the most value of m statuses (bytes, value) or fewer that fit the limit together.
+class Knapsack:
+    """The most value that statuses (bytes, value) can have together, by how many of them there are and what room they have.
 
-    An unbounded knapsack over m; bytes and limit rounded down to a common unit, so that what fits still fits.
+    An unbounded knapsack; bytes are rounded down to a common unit, so that what fits still fits.
     """
-    import numpy as np
 
-    front = [(held, value) for held, value in pareto_front(statuses) if value > 0 and (limit_bytes is None or held <= limit_bytes)]
-    if not front:
-        return [0] * (count + 1)
-    if limit_bytes is None or count * front[-1][0] <= limit_bytes:
-        return [m * front[-1][1] for m in range(count + 1)]
-    unit = gcd(*(held for held, _ in front))
-    if limit_bytes // unit > MOST_UNITS:
-        unit = -(-limit_bytes // MOST_UNITS)
-    items = [(held // unit, value) for held, value in front]
-    units = limit_bytes // unit
-    best = np.zeros(units + 1, dtype=np.int64)
-    most = [0]
-    while len(most) <= count:
-        more = best.copy()
-        for size, value in items:
-            np.maximum(more[size:], best[: units + 1 - size] + value, out=more[size:])
-        if np.array_equal(more, best):
-            return most + [most[-1]] * (count + 1 - len(most))
-        best = more
-        most.append(int(best[-1]))
-    return most
+    def __init__(self, statuses: Iterable[Status], limit_bytes: int | None, count: int) -> None:
+        """Up to `count` statuses, and room up to this limit; None: there is room for all."""
+        import numpy as np
+
+        front = [each for each in pareto_front(statuses) if each[1] > 0 and (limit_bytes is None or each[0] <= limit_bytes)]
+        self._front, self._counts = front or [(0, 0)], np.arange(count + 1)
+        self._all_bytes = count * self._front[-1][0]
+        self._limit_bytes = self._all_bytes if limit_bytes is None else min(self._all_bytes, limit_bytes)
+
+    def most(self, room_bytes: int | None) -> NDArray[np.int64]:
+        """Per number of statuses, 0 to `count`, the most value of that many or fewer which fit this room together."""
+        if room_bytes is None or self._all_bytes <= room_bytes:
+            most: NDArray[np.int64] = self._front[-1][1] * self._counts
+        else:
+            rows, unit_bytes = self._rows
+            most = rows[self._counts.clip(max=len(rows) - 1), room_bytes // unit_bytes]
+        return most
+
+    @cached_property
+    def _rows(self) -> tuple[NDArray[np.int64], int]:
+        """Per number of statuses and units of room, the most value, and a unit's bytes; from the last number on it is the same."""
+        import numpy as np
+
+        unit = gcd(*(held for held, _ in self._front))
+        if self._limit_bytes // unit > MOST_UNITS:
+            unit = -(-self._limit_bytes // MOST_UNITS)
+        units = self._limit_bytes // unit
+        rows = [np.zeros(units + 1, np.int64)]
+        while len(rows) < len(self._counts):
+            more = rows[-1].copy()
+            for held, value in self._front:
+                size = held // unit
+                np.maximum(more[size:], rows[-1][: units + 1 - size] + value, out=more[size:])
+            if np.array_equal(more, rows[-1]):
+                break
+            rows.append(more)
+        return np.array(rows), unit
 
 
 def pareto_front(points: Iterable[Status]) -> list[Status]:

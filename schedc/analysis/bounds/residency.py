@@ -36,15 +36,16 @@ class _Stay(NamedTuple):
 def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
     """Per rank, a memory limit that is necessary: below it no schedule exists.
 
-    Proof: when the last stage of a microbatch's path starts its backward, every stage of the path has run its F and none has ended
-    its backward, so a rank holds the activations of all its stages on that path.
+    Proof: when a stage starts a microbatch's backward, it and every stage of the path before it have run their F and none of them
+    has ended its backward, so their rank holds what all of these took, and what the backward takes when it starts.
     """
     least = [0] * problem.ranks
     for index in set(problem.path_of):
         held = [0] * problem.ranks
         for stage in problem.paths[index]:
-            held[problem.stages[stage].rank] += problem.stages[stage].activation_bytes
-        least = list(map(max, least, held))
+            costs = problem.stages[stage]
+            held[costs.rank] += costs.activation_bytes
+            least[costs.rank] = max(least[costs.rank], held[costs.rank] + costs.recomputed_bytes)
     return tuple(least)
 
 

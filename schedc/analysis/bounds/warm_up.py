@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from operator import lt
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.clock import check
 from schedc.analysis.bounds.mixtures import Backward
 from schedc.analysis.bounds.one_machine import Task
 from schedc.ir.resource import Resource
@@ -23,6 +24,7 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
@@ -67,19 +69,22 @@ class _Waves:
     """Heads: least end of the gradient part. Tails: least time after the start of F."""
 
 
-def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
+def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) -> Iterator[tuple[Resource, Task | Backward]]:
     """The tasks of every rank, link and trunk, for all microbatches of one path.
 
     Tasks of one kind and stage pair the j-th head with the tail of the j-th place, though the j-th to start need not be the
     j-th to end. That is right for a bound over sets: of n blocks, at least k − j + 1 start no earlier than the j-th and end no
     later than the k-th.
+
+    Raises:
+        TimeUp: the time is up.
     """
     line = _line(problem, frames)
     first = frames[0]
-    heads = _waves(line, line.before_ns, line.forward_ns, line.gradient_ns, line.forward_hops, line.gradient_hops)
+    heads = _waves(line, line.before_ns, line.forward_ns, line.gradient_ns, line.forward_hops, line.gradient_hops, until)
     # Backwards in time the line is another one: gradient parts come first, and transfers arrive before they leave.
     mirrored_after = [rest + after for rest, after in zip(line.rest_ns, line.after_ns, strict=True)]
-    tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.gradient_hops, line.forward_hops)
+    tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.gradient_hops, line.forward_hops, until)
     # Where fusing gains nothing, nobody looks at what follows a sent gradient.
     sent_tails_ns = _sent_tails(line, tails) if any(map(lt, line.fused_ns, line.split_ns)) else tails.forward_start_ns
     count = line.microbatches
@@ -159,6 +164,7 @@ def _waves(
     returning_ns: Sequence[int],
     forward_hops: Sequence[tuple[int, int]],
     gradient_hops: Sequence[tuple[int, int]],
+    until: Until,
 ) -> _Waves:
     """Let the microbatches in one after another: along the line (`onward_ns` at each stage, `forward_hops` between them), and back.
 
@@ -171,6 +177,7 @@ def _waves(
     forward_start_ns, forward_end_ns, gradient_start_ns, gradient_end_ns = times
     sent_onward_ns, sent_back_ns = [0] * size, [0] * size
     for j in range(line.microbatches):
+        check(until)
         for at in range(size):
             start_ns = gate_ns[at]
             if at > 0:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-__all__ = ["LARGE_SPREAD", "Times"]
+__all__ = ["LARGE_SPREAD", "SampledTimes"]
 
 LARGE_SPREAD = 0.1
 """From where on a spread is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class SampledTimes:
     """The samples of one duration, at least one."""
 
     samples_ns: tuple[int, ...]

@@ -17,22 +17,26 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["LINK", "OF_STAGES", "Change", "Facts", "changes_of", "facts_of"]
+__all__ = ["LINK", "OF_STAGES", "FactChange", "Facts", "changes_of", "facts_of"]
 
 At: TypeAlias = int | str | None
 Facts: TypeAlias = "dict[tuple[str, At], Any]"
 
 LINK = "costs.links[]"
 _DURATION_KEYS = {name: f"costs.durations_ns.{KIND_NAMES[kind]}[]" for kind, name in DURATIONS.items()}
-_STAGE_KEYS = {"rank": "pipeline.stages[].rank", "layers": "pipeline.stages[].layers", "recompute": "pipeline.stages[].recompute"}
+_STAGE_KEYS = {name: f"pipeline.stages[].{name}" for name in ("rank", "layers", "recompute", "parameters", "expert_parameters")}
 _PIPELINE = ("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of")
 _COLLECTIVES = "costs.data_parallel"
-OF_STAGES = ("costs.durations_ns.", "costs.activation", "costs.message_bytes", "costs.gradient_message_bytes", f"{_COLLECTIVES}.")
+OF_STAGES = (
+    *("costs.durations_ns.", "costs.activation", "costs.recomputed_bytes", "costs.static_bytes", "costs.message_bytes"),
+    *("costs.gradient_message_bytes", "pipeline.stages[].parameters", "pipeline.stages[].expert_parameters"),
+    f"{_COLLECTIVES}.",
+)
 """How the keys of facts begin that a stage's layers decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class FactChange:
     """One fact that two plans have otherwise."""
 
     key: str
@@ -62,11 +66,11 @@ def facts_of(plan: Plan) -> Facts:
     return facts
 
 
-def changes_of(before: Facts, after: Facts) -> tuple[Change, ...]:
+def changes_of(before: Facts, after: Facts) -> tuple[FactChange, ...]:
     """The facts that differ, by key, then by place."""
     differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     return tuple(
-        Change(key=key, at=at, before=before.get((key, at)), after=after.get((key, at)))
+        FactChange(key=key, at=at, before=before.get((key, at)), after=after.get((key, at)))
         for key, at in sorted(differing, key=lambda key: (key[0], _in_order(key[1])))
     )
 

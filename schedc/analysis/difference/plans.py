@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from schedc.analysis.difference.facts import LINK, OF_STAGES, Change, changes_of, facts_of
+from schedc.analysis.difference.facts import LINK, OF_STAGES, FactChange, changes_of, facts_of
 from schedc.analysis.difference.orders import RankOrder, compare_queues
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ _LISTS = ("costs.links", _PARTS)
 class PlanDifference:
     """What is different between two plans. Times are nanoseconds, sizes bytes."""
 
-    layout: tuple[Change, ...] = ()
+    layout: tuple[FactChange, ...] = ()
     """Ranks, microbatches, stages with ranks, layers and recomputation, paths; all of the plan's `pipeline`."""
     orders: tuple[RankOrder, ...] = ()
     """The ranks whose queues differ, ascending."""
     not_compared: str = ""
     """Why the orders are not compared; empty: they are."""
-    cuts: tuple[Change, ...] = ()
+    cuts: tuple[FactChange, ...] = ()
     """Into which parts the blocks of a kind and stage are cut; compared where the orders are."""
-    certificate: tuple[Change, ...] = ()
-    memory: tuple[Change, ...] = ()
+    certificate: tuple[FactChange, ...] = ()
+    memory: tuple[FactChange, ...] = ()
     """Peaks and limits of activations per rank. Where the numbers of ranks differ, only the highest peak."""
-    costs: tuple[Change, ...] = ()
+    costs: tuple[FactChange, ...] = ()
     """Durations, sizes, links, collectives, objective: what the plans were made for."""
-    made_by: tuple[Change, ...] = ()
+    made_by: tuple[FactChange, ...] = ()
     """The job's name and digest, method, seed, version."""
 
     @property
@@ -91,7 +91,7 @@ def _why_not(before: Plan, after: Plan) -> str:
     return "microbatches take other paths" if (ours.paths, ours.path_of) != (theirs.paths, theirs.path_of) else ""
 
 
-def _stated(before: Plan, after: Plan, changes: Sequence[Change]) -> list[Change]:
+def _stated(before: Plan, after: Plan, changes: Sequence[FactChange]) -> list[FactChange]:
     """The changes without those that follow from another one."""
     same_ranks = before.problem.ranks == after.problem.ranks
     of_stages, of_links = _stages_alike(before, after), _links_compared(before, after)
@@ -111,7 +111,7 @@ def _stated(before: Plan, after: Plan, changes: Sequence[Change]) -> list[Change
             stated.append(change)
     peaks = [max(plan.certificate.peak_activation_bytes, default=0) for plan in (before, after)]
     if not same_ranks and peaks[0] != peaks[1]:
-        stated.append(Change(key=_PEAK, before=peaks[0], after=peaks[1]))
+        stated.append(FactChange(key=_PEAK, before=peaks[0], after=peaks[1]))
     return stated
 
 

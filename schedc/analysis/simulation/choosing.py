@@ -1,14 +1,15 @@
 """A plan's times where each rank chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
 
 A rank keeps its plan's order of its F, of its B and BW, and of its W: three queues. Of their heads it runs the first by the plan
-among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what an F
-holds. A W comes last among them: no other rank waits for it. If none can, the rank waits for the first that can.
+among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what it takes,
+and will have for the others. A W comes last among them: no other rank waits for it. If none can, the rank waits for the first that
+can.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ from schedc.analysis.simulation.memory import memory_changes, peak_bytes
 from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
+from schedc.ir.index import ops_array
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
 
-__all__ = ["Run", "not_before", "rooms_bytes", "simulate_choosing"]
+__all__ = ["Run", "not_before", "room_first", "rooms_bytes", "simulate_choosing"]
 
 ENDS, ARRIVES, CHOOSES = 0, 1, 2
 """What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""
@@ -53,6 +55,39 @@ def rooms_bytes(problem: Problem, schedule: Schedule) -> list[int]:
     """
     peaks = peak_bytes(problem, schedule)
     return [peak if limit is None else max(limit, peak) for limit, peak in zip(problem.memory_limit_bytes, peaks, strict=True)]
+
+
+def room_first(problem: Problem, schedule: Schedule) -> list[list[int]]:
+    """Per op of each rank, the place of the op that must have run before it so that it finds room, whatever chooses; -1: none.
+
+    F, and where stages recompute B and BW, take memory when they start. One of the other queue may run in front of such an op only
+    if that one still finds room, beside all that the plan holds then, and what the ops between the two, of the queue of the one
+    in front, leave held. Of those that would not, the last is given.
+    """
+    found = []
+    for order, room in zip(schedule.orders, rooms_bytes(problem, schedule), strict=True):
+        alone = replace(schedule, orders=(order,))
+        taken, released = (values.tolist() for values in memory_changes(problem, alone, ops_array(alone.orders)))
+        first, held, left = [-1] * len(order), 0, [0, 0]
+        spare: tuple[list[tuple[int, int]], ...] = [], []
+        """By queue, (what the other may leave since the beginning, place), ascending: a later op that needs more hides others."""
+        for at, op in enumerate(order):
+            queue = QUEUE_OF[op.kind]
+            held += taken[at]
+            if queue != WEIGHTS:
+                leaves = max(0, taken[at] - released[at])
+                left[queue] += leaves
+                fits_not = bisect_left(spare[1 - queue], (left[queue], -1)) if leaves else 0
+                if fits_not:
+                    first[at] = spare[1 - queue][fits_not - 1][1]
+                if taken[at]:
+                    entry = room - held + left[1 - queue], at
+                    while spare[queue] and spare[queue][-1] >= entry[:1]:
+                        spare[queue].pop()
+                    spare[queue].append(entry)
+            held -= released[at]
+        found.append(first)
+    return found
 
 
 def not_before(problem: Problem, schedule: Schedule) -> Timeline | None:
@@ -93,6 +128,8 @@ def simulate_choosing(
     gate, needs = gates_of(flow), _own_needs(flow)
     taken, released = (values.tolist() for values in memory_changes(problem, schedule, flow.ops))
     room = rooms_bytes(problem, schedule)
+    offsets = flow.begin.tolist()[:-1]
+    first = [at if at < 0 else begin + at for begin, own in zip(offsets, room_first(problem, schedule), strict=True) for at in own]
     free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
     waits = flow.receives.tolist()
     """Per op, 1 where a transfer must arrive first that has not; 0 from the arrival on."""
@@ -113,7 +150,7 @@ def simulate_choosing(
     heapq.heapify(events)
 
     def can_run(op: int, now: Moment) -> bool:
-        has_room = not choose or held[rank_of[op]] + taken[op] <= room[rank_of[op]]
+        has_room = not choose or (held[rank_of[op]] + taken[op] <= room[rank_of[op]] and (first[op] < 0 or ran[first[op]]))
         return not waits[op] and gate[op] <= now and (needs[op] < 0 or ran[needs[op]]) and has_room
 
     while events:

@@ -1,7 +1,8 @@
 """Memory: what a schedule holds on each rank (cost model, "Memory").
 
-F holds its activation from its start; the end of B releases all but what W needs, the end of W the rest, the end of BW all. A rank
-runs one op at a time, so its peak follows from its order alone; a Timeline only says when.
+F holds its activation from its start; the end of B releases all but what W needs, the end of W the rest, the end of BW all. Where a
+stage recomputes, B and BW take the activations when they start. A rank runs one op at a time, so its peak follows from its order
+alone; a Timeline only says when.
 """
 
 from __future__ import annotations
@@ -58,11 +59,9 @@ def memory_changes(problem: Problem, schedule: Schedule, ops: NDArray[np.int64])
     """Per op, the bytes that it takes when it starts and gives back when it ends."""
     kind, stage, _, part = ops.T
     used, stage_at = np.unique(stage, return_inverse=True)  # a rank has few of all stages
-    whole = np.array([problem.stages[each].activation_bytes for each in used], np.int64)[stage_at]
-    after_input = np.array([problem.stages[each].activation_after_input_bytes for each in used], np.int64)[stage_at]
+    takes = np.array([[problem.stages[each].taken_bytes(of) for of in Kind] for each in used], np.int64).reshape(-1, len(Kind))
+    gives = np.array([[problem.stages[each].released_bytes(of) for of in Kind] for each in used], np.int64).reshape(-1, len(Kind))
     last_part = part < 0
     for parts in schedule.parts:
         last_part |= (kind == parts.kind) & (stage == parts.stage) & (part == len(parts.shares) - 1)
-    taken = np.where((kind == Kind.F) & (part <= 0), whole, 0)
-    released = np.select([kind == Kind.B, kind == Kind.W, kind == Kind.BW], [whole - after_input, after_input, whole], 0)
-    return taken, np.where(last_part, released, 0)
+    return np.where(part <= 0, takes[stage_at, kind], 0), np.where(last_part, gives[stage_at, kind], 0)

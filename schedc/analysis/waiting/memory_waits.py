@@ -4,7 +4,7 @@ A rank that idles before an op *waits for memory* from the moment at which there
 
 - it is the next F of its stage in the rank's order, and a whole block or the first part of one;
 - its input is there, and its stage's weights are gathered;
-- what the rank holds, with the F's activation, is more than its limit.
+- what the rank holds, with the F's activation and the largest recomputation of its stages, is more than its limit.
 
 With room for one more activation of this stage the rank could have run it then. What follows later in the order would hold more,
 too, and might not fit. So this says what the rank could have done with the time, not that the step would be shorter.
@@ -52,7 +52,7 @@ def memory_from_ns(problem: Problem, schedule: Schedule, timeline: Timeline, wai
         idle = np.flatnonzero(waits.idle_ns[first:end]) + first
         if limit_bytes is None or not len(idle):
             continue
-        held_bytes = held[idle] - held[first]
+        held_bytes = held[idle] - held[first] + max(problem.stages[stage].recomputed_bytes for stage in problem.stages_on(rank))
         for stage in problem.stages_on(rank):
             rows = timeline.ops[first:end]
             forwards = np.flatnonzero((rows[:, 0] == Kind.F) & (rows[:, 1] == stage) & (rows[:, 3] <= 0)) + first

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators.operator import Engine, Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.operator import Engine, Operator, Operators, OperatorWork, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -131,8 +131,10 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
     return Operator(
         name="attention",
         engine=Engine.ATTENTION if setting.fused_attention else Engine.MATRIX,
-        forward=Work(flops=flops, memory_bytes=forward_bytes, link_bytes=passed, collectives=rounds, spans=spans, overlapped=True),
-        backward_input=Work(
+        forward=OperatorWork(
+            flops=flops, memory_bytes=forward_bytes, link_bytes=passed, collectives=rounds, spans=spans, overlapped=True
+        ),
+        backward_input=OperatorWork(
             flops=backward_flops,
             memory_bytes=backward_bytes,
             link_bytes=2 * passed,

@@ -10,7 +10,7 @@ from schedc.architectures.operators.operator import (
     GRADIENT_BYTES,
     Operator,
     Operators,
-    Work,
+    OperatorWork,
     collective,
     elementwise,
     matrix_product,
@@ -35,8 +35,8 @@ def embedding_operators(architecture: Architecture, setting: Setting) -> Operato
     moved = tokens * hidden
     look_up = Operator(
         name="embedding",
-        forward=Work(memory_bytes=2 * moved * size),
-        backward_weight=Work(memory_bytes=moved * (size + 2 * GRADIENT_BYTES)),
+        forward=OperatorWork(memory_bytes=2 * moved * size),
+        backward_weight=OperatorWork(memory_bytes=moved * (size + 2 * GRADIENT_BYTES)),
         parameters=rows * hidden + architecture.positions * hidden,
         kept_for_weight_bytes=tokens * TOKEN_BYTES,
         gradient_bytes=setting.own_tokens * hidden * size,
@@ -93,8 +93,8 @@ def _logits(architecture: Architecture, setting: Setting, *, parameters: bool) -
     loss = Operator(
         name="loss",
         # Converted, then read for the largest, for the sum, and written normalized.
-        forward=Work(memory_bytes=logits * (setting.element_bytes + 4 * LOSS_BYTES)),
-        backward_input=Work(memory_bytes=logits * (setting.element_bytes + LOSS_BYTES)),
+        forward=OperatorWork(memory_bytes=logits * (setting.element_bytes + 4 * LOSS_BYTES)),
+        backward_input=OperatorWork(memory_bytes=logits * (setting.element_bytes + LOSS_BYTES)),
         kept_for_input_bytes=logits * LOSS_BYTES,
     )
     return [product, loss]

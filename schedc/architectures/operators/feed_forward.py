@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.architectures.operators.operator import Operator, Operators, Work, collective, elementwise, matrix_product
+from schedc.architectures.operators.operator import Operator, Operators, OperatorWork, collective, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -65,9 +65,10 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
             tokens=pairs,
             matrices=count,
             input_bytes=own * experts.chosen * hidden * setting.element_bytes,
+            routed=True,
         ),
         _activation(setting, pairs * width, gated=True),
-        _down(setting, width, hidden, pairs, matrices=count),
+        _down(setting, width, hidden, pairs, matrices=count, routed=True),
         *collective("scatter", setting, experts.chosen * hidden),
         _exchange("combine", setting, own * experts.chosen * hidden, own * hidden),
     ]
@@ -105,11 +106,22 @@ def _activation(setting: Setting, elements: float, *, gated: bool) -> Operator:
     )
 
 
-def _down(setting: Setting, width: float, hidden: int, tokens: float, *, bias: float = 0.0, matrices: float = 1) -> Operator:
+def _down(
+    setting: Setting, width: float, hidden: int, tokens: float, *, bias: float = 0.0, matrices: float = 1, routed: bool = False
+) -> Operator:
     """The projection back; its input is the activation function's output."""
     again = setting.selective_recompute
     return matrix_product(
-        "down", setting, width, hidden, tokens=tokens, bias=bias, matrices=matrices, computed_again=again, summed=True
+        "down",
+        setting,
+        width,
+        hidden,
+        tokens=tokens,
+        bias=bias,
+        matrices=matrices,
+        computed_again=again,
+        summed=True,
+        routed=routed,
     )
 
 
@@ -119,7 +131,7 @@ def _exchange(name: str, setting: Setting, copies: float, tokens: float) -> Oper
     Copies and tokens are elements of one device.
     """
     group, size = setting.expert_parallel, setting.element_bytes
-    work = Work(
+    work = OperatorWork(
         memory_bytes=(2 * copies + tokens) * size,
         link_bytes=copies * size * (group - 1) / group,
         collectives=1 if group > 1 else 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.architectures.operators.attention import divided_heads
-from schedc.architectures.operators.operator import Engine, Operator, Operators, Work, elementwise, matrix_product
+from schedc.architectures.operators.operator import Engine, Operator, Operators, OperatorWork, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def _scan(mamba: Mamba, setting: Setting, heads: float, groups: float) -> Operat
     return Operator(
         name="scan",
         engine=Engine.SCAN,
-        forward=Work(flops=flops, memory_bytes=moved),
-        backward_input=Work(flops=BACKWARD_SCANS * flops, memory_bytes=BACKWARD_SCANS * moved),
+        forward=OperatorWork(flops=flops, memory_bytes=moved),
+        backward_input=OperatorWork(flops=BACKWARD_SCANS * flops, memory_bytes=BACKWARD_SCANS * moved),
         parameters=3 * heads,
         kept_for_input_bytes=convolved,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from schedc.architectures.setting import Setting
 
-__all__ = ["NO_WORK", "Engine", "Operator", "Operators", "Work", "collective", "elementwise", "matrix_product"]
+__all__ = ["NO_WORK", "Engine", "Operator", "OperatorWork", "Operators", "collective", "elementwise", "matrix_product"]
 
 GRADIENT_BYTES = 4
 """Of each element of a weight's gradient, which is summed over microbatches in 32 bits."""
@@ -28,7 +28,7 @@ class Engine(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OperatorWork:
     """What one phase of an operator does."""
 
     flops: float = 0.0
@@ -47,7 +47,7 @@ class Work:
         return not (self.flops or self.memory_bytes or self.link_bytes)
 
 
-NO_WORK = Work()
+NO_WORK = OperatorWork()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,13 @@ class Operator:
     """One step of a layer."""
 
     name: str
-    forward: Work = NO_WORK
-    backward_input: Work = NO_WORK
-    backward_weight: Work = NO_WORK
+    forward: OperatorWork = NO_WORK
+    backward_input: OperatorWork = NO_WORK
+    backward_weight: OperatorWork = NO_WORK
     engine: Engine = Engine.MATRIX
     parameters: float = 0.0
+    routed: bool = False
+    """They are of experts among which each token's are chosen; expert parallelism divides these among data-parallel replicas."""
     kept_for_input_bytes: float = 0.0
     """Kept from F; B frees it."""
     kept_for_weight_bytes: float = 0.0
@@ -84,6 +86,7 @@ def matrix_product(
     computed_again: bool = False,
     held: bool = True,
     summed: bool = False,
+    routed: bool = False,
 ) -> Operator:
     """A projection of tokens from `inner` to `outer` elements, by one matrix, or by several of which each token meets one.
 
@@ -99,6 +102,7 @@ def matrix_product(
         computed_again: the input is not kept from F: B computes it, and keeps it for W.
         held: False: the matrix is counted elsewhere.
         summed: over the tensor-parallel group, each device of which keeps its share of the output's gradient, gathered again for W.
+        routed: the matrices are experts, among which each token's are chosen.
     """
     size = setting.element_bytes
     flops = 2 * tokens * inner * outer
@@ -106,10 +110,11 @@ def matrix_product(
     kept = reads if input_bytes is None else input_bytes
     return Operator(
         name=name,
-        forward=Work(flops=flops, memory_bytes=reads + weights * size + writes),
-        backward_input=Work(flops=flops, memory_bytes=reads + weights * size + writes),
-        backward_weight=Work(flops=flops, memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights),
+        forward=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
+        backward_input=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
+        backward_weight=OperatorWork(flops=flops, memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights),
         parameters=weights + bias if held else 0.0,
+        routed=routed,
         kept_for_weight_bytes=0.0 if computed_again else kept,
         gradient_bytes=writes / (setting.tensor_parallel if summed else 1) + (kept if computed_again else 0.0),
     )
@@ -132,8 +137,8 @@ def elementwise(
     tensor = elements * setting.element_bytes
     return Operator(
         name=name,
-        forward=Work(memory_bytes=forward * tensor),
-        backward_input=Work(memory_bytes=backward * tensor),
+        forward=OperatorWork(memory_bytes=forward * tensor),
+        backward_input=OperatorWork(memory_bytes=backward * tensor),
         parameters=parameters,
         kept_for_input_bytes=kept * tensor,
     )
@@ -154,5 +159,5 @@ def collective(name: str, setting: Setting, elements: float) -> Operators:
     if not others:
         return []
     sent = others * setting.own_tokens * elements * setting.element_bytes
-    work = Work(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
+    work = OperatorWork(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
     return [Operator(name=name, forward=work, backward_input=work)]

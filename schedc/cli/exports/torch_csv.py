@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedc.cli.exports.sound import read_sound_plan
-from schedc.cli.jobs import SetOption, read_job
+from schedc.cli.jobs import LayoutOption, SetOption, read_job
 from schedc.spelling import counted
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
 
 __all__ = ["export_app", "export_torch", "lint"]
+
+MOST_FINDINGS = 40
+MOST_OF_A_RULE = 10
+LONGEST = 240
+"""What `lint` prints: of many findings some, and lines that can be read."""
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
 CsvOption = Annotated[
@@ -87,7 +93,8 @@ def lint(
     csv: CsvArgument,
     job: JobOption,
     values: SetOption = None,
-    layout: Annotated[
+    layout: LayoutOption = None,
+    actions: Annotated[
         LintFormat, typer.Option("--format", help="auto: compute_comms if it has anything but compute.")
     ] = LintFormat.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
@@ -100,9 +107,9 @@ def lint(
     from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
     from schedc.interop.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 
-    problem = read_job(job, values).problem
+    problem = read_job(job, values, layout).problem
     rows = read_rows(read_bytes(csv), str(csv))
-    chosen = layout_of(rows) if layout is LintFormat.auto else layout.value
+    chosen = layout_of(rows) if actions is LintFormat.auto else actions.value
     findings = verify_torch_csv(rows, problem, chosen)
     if findings:
         if as_json:
@@ -119,11 +126,22 @@ def lint(
 
 
 def _print_findings(csv: Path, layout: str, findings: Sequence[Finding]) -> None:
+    """All, or of more than can be read the first of each rule; and how many there are."""
     from schedc.files.location import one_line
 
+    of_rule: Counter[str] = Counter()
+    shown: list[str] = []
     for finding in findings:
-        typer.echo(one_line(f"{csv}: {finding}"))
-    typer.echo(f"{one_line(str(csv))}: {counted(len(findings), 'finding')}, read as {layout}", err=True)
+        of_rule[finding.rule] += 1
+        if len(findings) <= MOST_FINDINGS or (of_rule[finding.rule] <= MOST_OF_A_RULE and len(shown) < MOST_FINDINGS):
+            shown.append(one_line(f"{csv}: {finding}"))
+    for line in shown:
+        typer.echo(line if len(line) <= LONGEST else f"{line[:LONGEST]}…")
+    more = ""
+    if len(shown) < len(findings):
+        rules = ", ".join(f"{count} {rule}" for rule, count in of_rule.most_common(5))
+        more = f" ({rules}{', …' if len(of_rule) > 5 else ''}), {len(shown)} of them above; --json has all"
+    typer.echo(f"{one_line(str(csv))}: {counted(len(findings), 'finding')}{more}, read as {layout}", err=True)
 
 
 def _worth(problem: Problem, schedule: Schedule, timeline: Timeline, bound: Bound) -> dict[str, Any]:

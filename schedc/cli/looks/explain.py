@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
 JobOption = Annotated[
-    Path | None, typer.Option("--job", metavar="JOB", help="The plan's job, to try other placements; - is standard input.")
+    Path | None, typer.Option("--job", metavar="JOB", help="The plan's job, to try other choices in it; - is standard input.")
 ]
 
 
@@ -30,8 +30,8 @@ def explain_command(
     job: JobOption = None,
     values: SetOption = None,
     time_limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Search each change this long, as in 5s. Default: a little work, not time.")
-    ] = None,
+        str, typer.Option(metavar="TIME", help="Limit for the whole command: what is cheap is tried first, then searches.")
+    ] = "30s",
     most: Annotated[int, typer.Option(min=0, help="Solve again for at most this many links, and as many ranks.")] = 6,
     allowed: Annotated[
         float, typer.Option("--allow", min=0, max=1, help="For tolerated delays: how much longer the step may be.")
@@ -43,7 +43,7 @@ def explain_command(
     from schedc.solvers.common.interruption import Interruption
 
     check_set(job, values, "--job JOB")
-    limit_s = None if time_limit is None else option_value("--time-limit", time_limit) / 1e9
+    limit_s = option_value("--time-limit", time_limit) / 1e9
     interruption = Interruption()
     with interruption.listening():  # from here on a signal means that what is known is printed
         from schedc.cli.rendering.explanation import explanation_json, print_explanation

@@ -49,7 +49,7 @@ def relayout_command(
     ] = "0s",
     bytes_per_parameter: Annotated[
         float | None,
-        typer.Option(min=0, help="Of weights and optimizer state together. Default: the job's memory.bytes_per_parameter."),
+        typer.Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan to go on with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,

@@ -12,7 +12,7 @@ from schedc.bench.csv_file import write_rows
 from schedc.bench.instances import instances
 from schedc.bench.run import run, split_methods
 from schedc.cli.quantities import option_value
-from schedc.cli.rendering.results import console, plain_table
+from schedc.cli.rendering.results import console, plain_table, print_fitting
 from schedc.files.outputs import check_outputs
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from schedc.bench.instances import Instance
-    from schedc.bench.run import Row
+    from schedc.bench.run import BenchRow
 
 __all__ = ["run_bench"]
 
@@ -49,7 +49,7 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None, fu
     """
     chosen, names = instances(set_name, fused_backward), split_methods(methods)
     limits = Limits(time_s=option_value("--time-limit", time_limit) / 1e9)
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     check_outputs({"--csv": csv}, ())
     for name in names:
         check_method(name)
@@ -63,7 +63,7 @@ def run_bench(set_name: str, methods: str, time_limit: str, csv: Path | None, fu
             _print_rows(set_name, rows)
 
 
-def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Limits) -> Iterator[Row]:
+def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Limits) -> Iterator[BenchRow]:
     """The rows, with what is done and how long it has taken on standard error, where that is a terminal."""
     errors = console(stderr=True)
     text = TextColumn("{task.completed:.0f} of {task.total:.0f} {task.description}", markup=False)
@@ -75,9 +75,9 @@ def _with_progress(chosen: Sequence[Instance], names: Sequence[str], limits: Lim
             yield row
 
 
-def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
+def _print_rows(set_name: str, rows: Sequence[BenchRow]) -> None:
     out = console(piped_width=PIPED_WIDTH)
-    out.print(_rows_table(set_name, rows))
+    print_fitting(out, _rows_table(set_name, rows), ("memory", "seconds", "published best"))
     for (method, why_not), names in _unsolved(rows).items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         out.print(Text(f"{method} on {names[0]}{more}: {why_not}", "dim"))
@@ -88,7 +88,7 @@ def _print_rows(set_name: str, rows: Sequence[Row]) -> None:
     out.print(_methods_table(rows))
 
 
-def _rows_table(set_name: str, rows: Sequence[Row]) -> Table:
+def _rows_table(set_name: str, rows: Sequence[BenchRow]) -> Table:
     """One line for each cell; the best of an instance is highlighted."""
     spans = any(row.instance.problem.objective is Objective.STAGE_SPAN for row in rows)
     table = plain_table(f"{set_name}: times in ms" + (", bound, gap and ratio of the stage span" if spans else ""))
@@ -122,7 +122,7 @@ def _rows_table(set_name: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _unsolved(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
+def _unsolved(rows: Sequence[BenchRow]) -> dict[tuple[str, str], list[str]]:
     """The instances that a method did not solve, by the method and the reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -131,7 +131,7 @@ def _unsolved(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def _methods_table(rows: Sequence[Row]) -> Table:
+def _methods_table(rows: Sequence[BenchRow]) -> Table:
     """One line for each method: how often it solved and proved, its mean gap, its geometric mean ratio to the published best."""
     table = plain_table("by method")
     table.add_column("method")

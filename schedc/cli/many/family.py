@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedc.cli.jobs import JobArgument, SetOption, read_job
+from schedc.cli.jobs import JobArgument, LayoutOption, SetOption, read_job
 from schedc.cli.quantities import option_value
 from schedc.errors import InvalidInput
 
@@ -36,6 +36,7 @@ def family_command(
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the plans and family.json go; what fits is kept.")
     ],
     values: SetOption = None,
+    layout: LayoutOption = None,
     most: Annotated[
         int,
         typer.Option(min=1, max=256, help="At most this many states of each trace or distribution, which stand for the others."),
@@ -60,7 +61,7 @@ def family_command(
 
     if is_standard(output):
         raise InvalidInput("-o: found -, expected a folder; standard output has the table")
-    loaded = read_job(job, values)
+    loaded = read_job(job, values, layout)
     chosen, limits = search_settings(
         loaded,
         method=method,

@@ -62,8 +62,6 @@ def compile_robustly(
     from schedc.prepared.robust import compile_robust
     from schedc.text.plan.plan_to_file import plan_json
 
-    if job.open_layout is not None:
-        raise InvalidInput('--robust: found a job that leaves its layout open, expected one without "auto" in [pipeline]')
     problem = job.problem
     if not is_drawn(links):
         check_outputs({"-o": output}, (Path(links),), standard=True, as_json=as_json)

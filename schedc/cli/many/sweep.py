@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.sweep.jobs import Sweep
-    from schedc.sweep.one_job import Answer
+    from schedc.sweep.one_job import JobAnswer
 
 __all__ = ["sweep_command"]
 
@@ -88,8 +88,8 @@ def sweep_command(
 
 @contextmanager
 def _shown(
-    sweep: Sweep, known: dict[str, Answer], kept: int, where: str, *, hidden: bool
-) -> Iterator[Callable[[list[Answer]], None]]:
+    sweep: Sweep, known: dict[str, JobAnswer], kept: int, where: str, *, hidden: bool
+) -> Iterator[Callable[[list[JobAnswer]], None]]:
     """Show on standard error how far the sweep is; called with what came."""
     if hidden:
         yield lambda _: None
@@ -111,7 +111,7 @@ def _shown(
         rate = done / max(time.perf_counter() - begun_s, 1e-9)
         return f"{kept + done} of {total} jobs, {without} without a plan, {rate:.1f} jobs/s"
 
-    def count(answers: list[Answer]) -> None:
+    def count(answers: list[JobAnswer]) -> None:
         nonlocal done, without
         done += len(answers)
         without += sum(answer.makespan_ns is None for answer in answers)
@@ -119,7 +119,7 @@ def _shown(
     if not errors.is_terminal:
         write = log_lines(lambda text: errors.print(text, soft_wrap=True))
 
-        def log(answers: list[Answer]) -> None:
+        def log(answers: list[JobAnswer]) -> None:
             count(answers)
             write(line)
 
@@ -129,7 +129,7 @@ def _shown(
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(line(), total=total, completed=kept)
 
-        def advance(answers: list[Answer]) -> None:
+        def advance(answers: list[JobAnswer]) -> None:
             count(answers)
             bar.update(task, completed=kept + done, description=line())
 
@@ -137,14 +137,14 @@ def _shown(
 
 
 def _print_end(
-    sweep: Sweep, known: dict[str, Answer], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
+    sweep: Sweep, known: dict[str, JobAnswer], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
 ) -> None:
     """How many jobs came to what, with the first reason of each kind."""
     from schedc.cli.rendering.results import console, plain_table, print_json
     from schedc.files.location import one_line
 
     answers = [known[job.key] for job in sweep.jobs if job.key in known]
-    by_status: dict[str, list[Answer]] = {}
+    by_status: dict[str, list[JobAnswer]] = {}
     for answer in answers:
         by_status.setdefault(answer.status, []).append(answer)
     if as_json:

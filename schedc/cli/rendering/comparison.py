@@ -9,7 +9,7 @@ from rich.text import Text
 
 from schedc.analysis.comparison.words import cause_words, first_words, late_words, signed_time
 from schedc.cli.rendering.gantt import Window, legend, rank_row, ruler, spread_ranks
-from schedc.cli.rendering.results import console, plain_table
+from schedc.cli.rendering.results import console, plain_table, print_fitting
 from schedc.files.location import one_line
 from schedc.ir.ops import token
 from schedc.spelling import counted
@@ -55,10 +55,10 @@ def print_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: 
     for line in _delays(comparison):
         out.print(line)
     out.print()
-    out.print(_block_table(comparison))
+    print_fitting(out, _block_table(comparison), ("samples",))
     if comparison.links:
         out.print()
-        out.print(_link_table(comparison.links))
+        print_fitting(out, _link_table(comparison.links), ("samples", "others at most"))
     for what, path in written:
         out.print(f"wrote {what} to {one_line(str(path))}")
 

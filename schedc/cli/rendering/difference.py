@@ -12,7 +12,7 @@ from schedc.units import format_bytes, format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from schedc.analysis.difference.facts import At, Change
+    from schedc.analysis.difference.facts import At, FactChange
     from schedc.analysis.difference.orders import RankOrder
     from schedc.analysis.difference.plans import PlanDifference
 
@@ -74,7 +74,7 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
     return lines
 
 
-def _change_json(change: Change) -> dict[str, Any]:
+def _change_json(change: FactChange) -> dict[str, Any]:
     return {"place": change.place, "before": change.before, "after": change.after}
 
 
@@ -131,9 +131,9 @@ def _order_text(order: RankOrder) -> str:
     return "; ".join(said)
 
 
-def _change_lines(changes: Sequence[Change]) -> Iterator[str]:
+def _change_lines(changes: Sequence[FactChange]) -> Iterator[str]:
     """One line for each change; the same change at several places is one line."""
-    groups: dict[tuple[str, str], list[Change]] = {}
+    groups: dict[tuple[str, str], list[FactChange]] = {}
     for change in sorted(changes, key=_importance):
         groups.setdefault((change.key, _values(change)), []).append(change)
     for (key, values), group in groups.items():
@@ -141,13 +141,13 @@ def _change_lines(changes: Sequence[Change]) -> Iterator[str]:
         yield f"{_subject(key, places)}{values}"
 
 
-def _without_what_follows(certificate: Sequence[Change]) -> list[Change]:
+def _without_what_follows(certificate: Sequence[FactChange]) -> list[FactChange]:
     """The bubble ratio says nothing new where the makespan changed."""
     keys = {change.key for change in certificate}
     return [c for c in certificate if c.key != "certificate.bubble_ratio" or "certificate.makespan_ns" not in keys]
 
 
-def _importance(change: Change) -> tuple[int, bool]:
+def _importance(change: FactChange) -> tuple[int, bool]:
     name = change.key.rpartition(".")[2]
     return _FIRST.index(name) if name in _FIRST else len(_FIRST), change.at is not None  # facts of the whole plan come first
 
@@ -165,7 +165,7 @@ def _subject(key: str, places: Sequence[At]) -> str:
     return f"parts of {where}: " if noun == "block" else f"{word} of {where}: "
 
 
-def _values(change: Change) -> str:
+def _values(change: FactChange) -> str:
     before, after = _value(change.key, change.before), _value(change.key, change.after)
     if before == after:  # the text is rounded, or one value for all microbatches became a list of the same value
         before, after = str(change.before), str(change.after)

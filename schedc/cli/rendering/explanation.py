@@ -55,7 +55,8 @@ def print_explanation(plan: Plan, explanation: Explanation) -> None:
     out.print(f"\nIdle time of the ranks, in shares of the step{more}", style="bold")
     out.print(_idle_table(explanation))
     searched = any(gain.searched for gain in explanation.gains)
-    again = f": {_time(explanation.base_ns)} now, each change solved again" if searched else ""
+    limit = _time(round(explanation.time_limit_s * 1e9))
+    again = f": {_time(explanation.base_ns)} now, each change solved again, all within {limit}" if searched else ""
     out.print(f"\nWhat would help{again}", style="bold")
     if searched:
         out.print(_gain_table(explanation))
@@ -102,6 +103,7 @@ def explanation_json(plan: Plan, explanation: Explanation) -> dict[str, Any]:
         "lower_bound_ns": explanation.base_bound_ns,
         "changes": [_gain_json(gain) for gain in explanation.gains],
         "not_tried": list(explanation.not_tried),
+        "time_limit_s": explanation.time_limit_s,
         "interrupted": explanation.interrupted,
     }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schedc.assign import Assignment
     from schedc.ir.plan import Plan
     from schedc.relayout import Relayout
-    from schedc.solvers.assign.value import Step
+    from schedc.solvers.assign.value import AssignedStep
 
 __all__ = ["assignment_json", "print_assignment", "print_relayout", "relayout_json"]
 
@@ -121,5 +121,5 @@ def _runs(moved: Mapping[int, tuple[int, int]]) -> Iterator[tuple[str, tuple[int
         yield (f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])), pair
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: AssignedStep) -> dict[str, Any]:
     return {"step_ns": step.step_ns, "pipelines_ns": list(step.pipelines_ns), "rings_ns": list(step.rings_ns)}

@@ -15,7 +15,7 @@ from schedc.files.location import one_line
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
-    from schedc.architectures.operators.operator import Operator, Operators, Work
+    from schedc.architectures.operators.operator import Operator, Operators, OperatorWork
     from schedc.architectures.parts import Part
     from schedc.architectures.predicted import Predicted
 
@@ -69,7 +69,7 @@ def print_operators(made: Predicted, *, stderr: bool) -> None:
     out.print(Text("F to B: bytes kept from F until B; F to W and B to W likewise", "dim"))
 
 
-def _work_json(work: Work, operator: Operator, made: Predicted) -> dict[str, int]:
+def _work_json(work: OperatorWork, operator: Operator, made: Predicted) -> dict[str, int]:
     return {
         "flops": round(work.flops),
         "memory_bytes": round(work.memory_bytes),
@@ -78,7 +78,7 @@ def _work_json(work: Work, operator: Operator, made: Predicted) -> dict[str, int
     }
 
 
-def _duration_ns(work: Work, operator: Operator, made: Predicted) -> int:
+def _duration_ns(work: OperatorWork, operator: Operator, made: Predicted) -> int:
     return round(1e9 * duration_s(work, operator.engine, made.device, made.rates, element_bytes=made.setting.element_bytes))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.prepared.family import Made
-    from schedc.prepared.robust import Outcome, Robust
+    from schedc.prepared.robust import OrderOutcome, Robust
 
 __all__ = ["PERCENTILES", "family_json", "print_family", "print_robust", "robust_json"]
 
@@ -44,13 +44,13 @@ def print_robust(robust: Robust, output: Path) -> None:
             f" {format_duration_ns(round(robust.bound_ns))}: gap {robust.gap:.2%}"
         )
     )
-    for line in certificate_lines(plan.certificate):
+    for line in certificate_lines(plan):
         out.print(Text(f"under the mean conditions, whose costs the plan has: {line}" if line.startswith(objective) else line))
     where = "standard output" if stderr else one_line(str(output))
     out.print(Text(f"written to {where} in {robust.compiled.seconds:.2f} s: {robust.compiled.ended}"))
 
 
-def _values(robust: Robust, outcome: Outcome) -> dict[str, float]:
+def _values(robust: Robust, outcome: OrderOutcome) -> dict[str, float]:
     """By the name of the row."""
     ends, weights = outcome.ends_ns, robust.states.weights
     rows: dict[str, float] = {"at the job's costs": outcome.as_planned_ns, "at the mean of the states": outcome.mean_ns}
@@ -63,7 +63,7 @@ def _values(robust: Robust, outcome: Outcome) -> dict[str, float]:
 def robust_json(robust: Robust) -> dict[str, Any]:
     """The object `robust` of `compile --json`."""
 
-    def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    def outcome_json(outcome: OrderOutcome) -> dict[str, Any]:
         weights = robust.states.weights
         return {
             "as_planned_ns": outcome.as_planned_ns,

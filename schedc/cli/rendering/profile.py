@@ -16,23 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from schedc.analysis.comparison.times import Times
+    from schedc.analysis.comparison.times import SampledTimes
     from schedc.text.profile_file import LayerEntry
 
-__all__ = ["Row", "print_profile", "telling"]
+__all__ = ["ProfileRow", "print_profile", "telling"]
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the table needs."""
 
 
+MOST_ALTERNATING = 8
+"""How many kinds of layers are seen to alternate, at most."""
+
 _COLUMNS = ("layer", "×", "F", "B", "W", "BW", "spread", "activation", "after B", "message", "parameters")
 
 
-class Row(NamedTuple):
+class ProfileRow(NamedTuple):
     """A layer and what the profile does not have of it."""
 
     layer: LayerEntry
-    phases: Mapping[str, Times]
+    phases: Mapping[str, SampledTimes]
     parameters: int | None
 
 
@@ -47,8 +50,8 @@ def telling(hidden: bool) -> Iterator[Callable[[str], None]]:
         yield lambda name: status.update(Text(one_line(f"measuring {name}")))
 
 
-def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output: Path | None = None) -> None:
-    """Print the table of the layers, the notes, and where the profile is.
+def print_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, output: Path | None = None) -> None:
+    """Print the table of the layers, those that repeat once, the notes, and where the profile is.
 
     Args:
         rows: in the order of the forward.
@@ -66,8 +69,8 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
     headers = [column for column in _COLUMNS if column not in without]
     for header in headers:
         table.add_column(header, justify="right")
-    for row in rows:
-        cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+    for name, of_row in _folded([_cells(row) for row in rows]):
+        cells = dict(zip(_COLUMNS, (name, *of_row), strict=True))
         table.add_row(cells["layer"], *(cells[header] for header in headers))
     standard = is_standard(output)
     out = console(stderr=standard, piped_width=PIPED_WIDTH)
@@ -78,7 +81,33 @@ def print_profile(rows: Sequence[Row], notes: Sequence[str], title: str, output:
         out.print("wrote standard output" if standard else f"wrote {one_line(str(output))}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _folded(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names, and cells after them: rows that are equal but for their names, or alternate so, are one row for each kind."""
+    at = 0
+    while at < len(rows):
+        covered = {period: _repeats(rows, at, period) * period for period in range(1, MOST_ALTERNATING + 1)}
+        period = max(covered, key=lambda each: (covered[each], -each))
+        if covered[period] == period:  # nothing repeats
+            yield rows[at][0], rows[at][1:]
+            at += 1
+            continue
+        for first in range(at, at + period):
+            last = first + covered[period] - period
+            every = f", every {period}th" if period > 3 else {1: "", 2: ", every second", 3: ", every third"}[period]
+            count = sum(int(row[1]) for row in rows[first : last + 1 : period])
+            yield f"{rows[first][0]} to {rows[last][0]}{every}", (str(count), *rows[first][2:])
+        at += covered[period]
+
+
+def _repeats(rows: Sequence[tuple[str, ...]], at: int, period: int) -> int:
+    """How often the rows [at, at + period) come one after another, but for their names."""
+    end = at + period
+    while end < len(rows) and rows[end][1:] == rows[end - period][1:]:
+        end += 1
+    return max(1, (end - at) // period)
+
+
+def _cells(row: ProfileRow) -> tuple[str, ...]:
     layer = row.layer
     spreads = [times.spread for times in row.phases.values()]
     durations = (layer.forward_ns, layer.backward_input_ns, layer.backward_weight_ns, layer.backward_ns)

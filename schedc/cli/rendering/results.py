@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.analysis.bounds.own_layout import OwnLayout
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile import Compiled
     from schedc.ir.plan import Certificate, Plan
@@ -41,6 +42,7 @@ __all__ = [
     "print_bounds",
     "print_candidates",
     "print_compiled",
+    "print_fitting",
     "print_json",
     "print_templates",
     "print_timeline",
@@ -70,21 +72,61 @@ def plain_table(title: str | None = None, right: Iterable[str] = ()) -> Table:
     return table
 
 
+def print_fitting(out: Console, table: Table, least: Sequence[str]) -> None:
+    """Print a table; where the terminal is too narrow for it, without some columns, which a line names.
+
+    Args:
+        out: where.
+        table: one of `plain_table`.
+        least: the headers of columns that may be left out, in the order in which they are.
+    """
+    left: list[str] = []
+    if table.title is not None:  # a line of its own: a table's title is wrapped where its columns end
+        out.print(table.title, style="italic", soft_wrap=True)
+        table.title = None
+    for header in least:
+        if out.measure(table, options=out.options.update(max_width=10_000)).maximum <= out.width:
+            break
+        kept = [column for column in table.columns if column.header != header]
+        if len(kept) == len(table.columns):
+            continue
+        left.append(header)
+        narrower = plain_table()
+        for column in kept:
+            narrower.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+        for row, cells in zip(table.rows, zip(*(column.cells for column in kept), strict=True), strict=True):
+            narrower.add_row(*cells, style=row.style)
+        table = narrower
+    out.print(table)
+    if left:
+        out.print(f"not shown in {out.width} columns: {', '.join(left)}", soft_wrap=True)
+
+
 def print_json(value: object) -> None:
     """One JSON object on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def certificate_lines(certificate: Certificate) -> list[str]:
-    """The certificate in words."""
-    worth = f"gap {certificate.gap:.2%}" if certificate.gap > 0 else "proven optimal"
-    worth += " among schedules of whole blocks" if certificate.solver_log_sha256 else ""
-    worth += " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
-    return [
-        f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, {worth}"
-        f" (lower bound {format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound})",
-        f"bubble ratio {certificate.bubble_ratio:.2%}, peak activations {format_bytes(max(certificate.peak_activation_bytes))}",
+def certificate_lines(plan: Plan) -> list[str]:
+    """The certificate in words; where a layout was open, also what is known of the plan's own layout."""
+    from schedc.analysis.bounds.own_layout import own_layout
+
+    certificate, own = plan.certificate, own_layout(plan)
+    where = " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
+    objective = f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, "
+    lines = [
+        objective + _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
     ]
+    if own is not None:
+        lines.append("in this layout alone: " + _worth(own, own.of_whole_blocks, "", own.bound.value_ns, own.bound.name))
+    held = f"peak activations {format_bytes(max(certificate.peak_activation_bytes))}"
+    return [*lines, f"bubble ratio {certificate.bubble_ratio:.2%}, {held}"]
+
+
+def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bound_ns: int, bound_by: str) -> str:
+    worth = f"gap {known.gap:.2%}" if known.gap > 0 else "proven optimal"
+    worth += " among schedules of whole blocks" if of_whole_blocks else ""
+    return f"{worth}{where} (lower bound {format_duration_ns(bound_ns)}, by {bound_by})"
 
 
 def print_candidates(
@@ -93,9 +135,9 @@ def print_candidates(
     """How each method did, the best by the objective first, then those that could not and why."""
     spans = objective is Objective.STAGE_SPAN
     table = plain_table(title)
-    table.add_column("method", no_wrap=True)
-    for header in ("makespan", *((objective,) if spans else ()), "against the best", "took"):
-        table.add_column(header, justify="right", min_width=8)
+    table.add_column("method")
+    for header in ("makespan", *((objective,) if spans else ()), "over best", "took"):
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
@@ -107,10 +149,10 @@ def print_candidates(
             *((format_duration_ns(candidate.objective_ns or 0),) if spans else ()),
             f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
             f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
-            "◀ chosen" if candidate is chosen else "",
+            "◀" if candidate is chosen else "",
         )
     out = console(stderr=stderr)
-    out.print(table)
+    print_fitting(out, table, ("took",))
     for candidate in candidates:
         if candidate.objective_ns is None:
             out.print(Text(f"not {candidate.method}: {candidate.why_not.removeprefix(candidate.method).strip()}", "dim"))
@@ -124,7 +166,7 @@ def print_compiled(compiled: Compiled, output: Path, *, interrupted: bool = Fals
         compiled.candidates, compiled.chosen or plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr
     )
     out = console(stderr=stderr)
-    for line in certificate_lines(plan.certificate):
+    for line in certificate_lines(plan):
         out.print(line)
     where = "standard output" if stderr else one_line(str(output))
     late = ", interrupted" if interrupted and compiled.ended != "interrupted" else ""  # what came when the search was over
@@ -177,7 +219,7 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
     }
 
 
-def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, has_job: bool) -> None:
+def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, knows_layouts: bool) -> None:
     """Every violation on a line of its own, or that there is none, and what could not be checked."""
     for violation in violations:
         sys.stdout.write(f"{one_line(f'{path}: {violation}')}\n")
@@ -189,13 +231,13 @@ def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, ha
             f"{one_line(str(path))}: holds: {counted(ops, 'op')} and {counted(transfers, 'transfer')}"
             f" on {counted(len(plan.ranks), 'rank')}, every rule checked"
         )
-        for line in certificate_lines(plan.certificate):
+        for line in certificate_lines(plan):
             out.print(line)
         digest = plan.certificate.solver_log_sha256
         if digest:
             out.print(f"the bound is a result of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}")
-        elif plan.certificate.scope is Scope.LAYOUT and not has_job:
-            out.print("the bound is over layouts, not checked here: --job JOB computes it again")
+        elif plan.certificate.scope is Scope.LAYOUT and not knows_layouts:
+            out.print("the bound is over layouts, not checked here: --job with the job that leaves the layout open does it")
 
 
 def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:

@@ -11,18 +11,18 @@ from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from schedc.cli.rendering.progress import log_lines
-from schedc.cli.rendering.results import console, plain_table
+from schedc.cli.rendering.results import console, plain_table, print_fitting
 from schedc.spelling import counted
 from schedc.tune.folder import JOB, PLAN, TABLE
-from schedc.tune.rows import State
+from schedc.tune.rows import CandidateState
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from schedc.tune.candidates import Candidate
-    from schedc.tune.rows import Row
+    from schedc.tune.candidates import TuneCandidate
+    from schedc.tune.rows import TuneRow
     from schedc.tune.search import Progress, Tuned
 
 __all__ = ["DEFAULT_TIME_S", "live_tune", "print_tuned", "tuned_json"]
@@ -60,15 +60,19 @@ def print_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> None:
     for column in columns:
         table.add_column(column.header, justify="right" if column.is_number else "left", no_wrap=True)
     for row in tuned.rows[: SHOWN + 1]:
-        table.add_row(*(column.text(row) for column in columns), style="bold" if row.state is State.BEST else "")
-    out.print(table)
-    counts = {state: sum(row.state is state for row in tuned.rows) for state in State}
+        table.add_row(*(column.text(row) for column in columns), style="bold" if row.state is CandidateState.BEST else "")
+    print_fitting(out, table, ("collectives", "memory", "tokens/s", "bound", "ZeRO", "size", "across sites", "gap"))
+    counts = {state: sum(row.state is state for row in tuned.rows) for state in CandidateState}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     out.print(f"{len(tuned.rows)} candidates: {said}", soft_wrap=True)
     best_ns = tuned.best.step_ns or 0
     gap = 1 - tuned.bound_ns / best_ns if best_ns else 0.0
     worth = "no candidate can be better" if gap <= 0 else f"no candidate can be better by more than {gap:.2%}"
     out.print(f"best: {_says(tuned.best.candidate)}, step {_duration(tuned.best.step_ns)}; {worth}", soft_wrap=True)
+    sums = tuned.sums
+    share = "" if sums.peak_share is None else f", and {sums.peak_share:.1%} of their peak FLOPs for the model's matrices"
+    used = f"{sums.peak_bytes / sums.room_bytes:.1%} of the {format_bytes(sums.room_bytes, 1)} that a plan may use"
+    out.print(f"all devices: {used}{share}", soft_wrap=True)
     ended = "; interrupted" if interrupted else ""
     out.print(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{ended}", soft_wrap=True)
 
@@ -80,10 +84,16 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         {"method": failure.method, "error": failure.error, "message": failure.message, "place": failure.place}
         for failure in tuned.failures
     ]
-    return {"best": _row_json(tuned.best), "lower_bound_ns": tuned.bound_ns, "candidates": rows, "failures": failures}
+    return {
+        "best": _row_json(tuned.best),
+        "lower_bound_ns": tuned.bound_ns,
+        "sums": asdict(tuned.sums),
+        "candidates": rows,
+        "failures": failures,
+    }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: TuneRow) -> dict[str, Any]:
     values = asdict(row)
     candidate: dict[str, Any] = values.pop("candidate")
     return candidate | values
@@ -91,7 +101,7 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 class _Column(NamedTuple):
     header: str
-    text: Callable[[Row], str]
+    text: Callable[[TuneRow], str]
     is_number: bool = True
     always: bool = True
     """False: left out where all rows have the same."""
@@ -117,7 +127,7 @@ _COLUMNS = (
 )
 
 
-def _says(each: Candidate) -> str:
+def _says(each: TuneCandidate) -> str:
     across = "" if each.across is None else f", {each.across} across sites"
     placed = each.placement if each.chunks == 1 else f"{each.placement} with {each.chunks} chunks"
     recompute = "" if each.recompute == "none" else ", recomputing all stages"

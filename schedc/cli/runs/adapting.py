@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions, LinkState
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
-    from schedc.runtime.replay.replay import Replay
+    from schedc.runtime.replay.replay import EmulatedReplay
 
 __all__ = ["print_replay", "simulated_runs"]
 
@@ -38,7 +38,7 @@ class _Run(NamedTuple):
     """Simulated for the first plan in its order."""
 
 
-def print_replay(plan: Plan, links: LinkTrace | None, found: Replay, *, scale: float, choose: bool, as_json: bool) -> None:
+def print_replay(plan: Plan, links: LinkTrace | None, found: EmulatedReplay, *, scale: float, choose: bool, as_json: bool) -> None:
     """Print what came of it.
 
     Args:
@@ -96,22 +96,20 @@ def simulated_runs(
         plan_of_run: of each run, the place of its plan.
         begun_ns: when each run began on the clock of the link trace.
         links: how they changed; None: they did not.
-        choose: whether ranks choose, where the plan is one for which they may.
+        choose: whether ranks choose.
     """
     from schedc.analysis.simulation.choosing import not_before, simulate_choosing
     from schedc.lower.conditions import problem_under
-    from schedc.verify.plan.choosing import verify_choosing
 
     problem = plans[0].problem
-    chooses = [choose and not verify_choosing(plan) for plan in plans]
-    planned = [not_before(plan.problem, plan.schedule()) if each else None for plan, each in zip(plans, chooses, strict=True)]
+    planned = [not_before(plan.problem, plan.schedule()) if choose else None for plan in plans]
     unchanged: dict[tuple[int, str], int] = {}
     """By plan and conditions, what a run takes in which they do not change."""
 
     def takes_ns(number: int, entries: tuple[tuple[int, Conditions], ...]) -> int:
         later = [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in entries]
         schedule = plans[number].schedule()
-        return simulate_choosing(problem, schedule, later, choose=chooses[number], planned=planned[number]).timeline.makespan_ns
+        return simulate_choosing(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
 
     found = []
     for number, begin_ns in zip(plan_of_run, begun_ns, strict=True):
@@ -124,7 +122,7 @@ def simulated_runs(
     return found
 
 
-def _runs(found: Replay, links: LinkTrace | None, simulated_ns: list[int], first_ns: list[int]) -> list[_Run]:
+def _runs(found: EmulatedReplay, links: LinkTrace | None, simulated_ns: list[int], first_ns: list[int]) -> list[_Run]:
     runs = []
     for at, (begin_ns, takes_ns) in enumerate(zip(found.begun_ns, found.runs_ns, strict=True)):
         changes = links is not None and any(begin_ns < time_ns < begin_ns + takes_ns for time_ns, _ in links.entries)
@@ -138,7 +136,7 @@ def _alike(run: _Run) -> tuple[int, str, int]:
     return run.plan, f"{run.links}, then others" if run.changes else run.links, run.number if run.changes else 0
 
 
-def _moves(found: Replay) -> list[str]:
+def _moves(found: EmulatedReplay) -> list[str]:
     """A line for each plan that was published, and what ended adapting."""
     lines = []
     for move in found.moves:
@@ -150,7 +148,7 @@ def _moves(found: Replay) -> list[str]:
         before, after = (format_duration_ns(ns, 2) for ns in (move.before_ns, move.after_ns))
         lines.append(f"{what}, {when}: measured {_measured(move.conditions)}, with which a step takes {after}, before {before}")
     if not found.moves:
-        lines.append("no other plan was worth a move")
+        lines.append("no other plan was published: none was worth a move, or what the ranks had measured was not enough yet")
     if found.ended is not None:
         lines.append(f"the ranks adapt no more: {found.ended}")
     return lines
@@ -181,7 +179,7 @@ def _state(state: LinkState) -> str:
     return " and ".join([*latency, *bandwidth])
 
 
-def _json(found: Replay, simulated_ns: list[int], first_ns: list[int], *, scale: float) -> dict[str, object]:
+def _json(found: EmulatedReplay, simulated_ns: list[int], first_ns: list[int], *, scale: float) -> dict[str, object]:
     return {
         "runs_ns": list(found.runs_ns),
         "runs_begin_ns": list(found.begun_ns),

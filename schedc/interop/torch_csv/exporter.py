@@ -9,6 +9,7 @@ r. `compute_comms` is what torch executes, action by action: compute, sends, rec
 - A send is directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
   nothing, so both ranks of a pair list what passes between them, in either direction, in the same order.
 - REDUCE_GRAD after a stage's last W or B and what these send: it scales the gradients by 1 / microbatches, and FSDP reduces there.
+  The rank computes nothing meanwhile, which the plan may do; a note of the stage map says so.
 - UNSHARD of each stage once at the start, in the order of first use, RESHARD after its REDUCE_GRAD: parameters are gathered once
   a step, as the cost model has it. Modules that are not FSDP's take no notice of either.
 """
@@ -99,23 +100,8 @@ def check_expressible(plan: Plan) -> None:
     for rank in plan.ranks:
         for op in rank.compute:
             if op.part != WHOLE:
-                raise _refusal(plan, f"{token(op)} is a part of a block, and torch runs blocks whole; use a method without n_sub")
-    _check_reductions(plan)
-
-
-def _check_reductions(plan: Plan) -> None:
-    """The rank computes beside a plan's reduce-scatter; torch's REDUCE_GRAD lets nothing after it begin before FSDP's has ended."""
-    if plan.problem.data_parallel is None:
-        return
-    for rank in plan.ranks:
-        last = {op.stage: at for at, op in enumerate(rank.compute) if op.kind in (Kind.W, Kind.BW)}
-        for stage, at in last.items():
-            if at + 1 < len(rank.compute):
-                raise _refusal(
-                    plan,
-                    f"RS{stage} runs beside {token(rank.compute[at + 1])} on rank {rank.rank}, and torch's REDUCE_GRAD stops the"
-                    " rank's compute until it has ended; compile without [data_parallel], or with one stage per rank",
-                )
+                reason = f"{token(op)} is a part of a block, and torch runs blocks whole"
+                raise _refusal(plan, f'{reason}; set semantics = "torch" in [pipeline], or in [tune] for schedc tune')
 
 
 def _refusal(plan: Plan, reason: str) -> Unsupported:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.interop.torch_csv.numbering import plan_microbatches
 from schedc.ir.ops import Kind
+from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -62,6 +63,14 @@ def notes(plan: Plan) -> tuple[str, ...]:
             f"the plan lets I release activations (of {'stage' if len(freed) == 1 else 'stages'} {', '.join(map(str, freed))}), and"
             ' torch holds them until W; compile with semantics = "torch" in [pipeline] for a memory limit that holds there'
         )
+    late, parallel = _reduced_first(plan), plan.problem.data_parallel
+    if late and parallel is not None:
+        most = format_duration_ns(sum(parallel.reduce_scatter_ns[stage] for stage in late))
+        said.append(
+            f"the plan computes beside the reduce-scatter of {'stage' if len(late) == 1 else 'stages'} {', '.join(map(str, late))},"
+            " and torch's rank waits until its REDUCE_GRAD has ended: a step takes longer than planned"
+            f"{'' if parallel.trunk else f', by at most {most}'}"
+        )
     if not _in_order(plan):
         said.append(
             "torch numbers microbatches in the order of the last stage's forwards, which is not the plan's: its microbatch k is the"
@@ -74,6 +83,15 @@ def _in_order(plan: Plan) -> bool:
     """Whether torch's numbers of microbatches are the plan's."""
     order = plan_microbatches(plan)
     return order == tuple(sorted(order))
+
+
+def _reduced_first(plan: Plan) -> list[int]:
+    """The stages whose rank computes after their last W, of a plan with collectives."""
+    found = []
+    for rank in plan.ranks if plan.problem.data_parallel is not None else ():
+        last = {op.stage: at for at, op in enumerate(rank.compute) if op.kind in (Kind.W, Kind.BW)}
+        found += [stage for stage, at in last.items() if at + 1 < len(rank.compute)]
+    return sorted(found)
 
 
 def _releases(plan: Plan, index: int) -> bool:

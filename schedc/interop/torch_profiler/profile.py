@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.times import LARGE_SPREAD, Times
+from schedc.analysis.comparison.times import LARGE_SPREAD, SampledTimes
 from schedc.errors import InvalidInput
-from schedc.text.profile_file import LayerEntry, Spread
+from schedc.text.profile_file import LayerEntry, SpreadEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = ["PHASES", "StageTimes", "stage_times", "stages_profile"]
 PHASES = {"F": "forward", "I": "backward_input", "W": "backward_weight", "B": "backward"}
 """The kinds of action, and what they are in a profile."""
 
-StageTimes = dict[str, Times]
+StageTimes = dict[str, SampledTimes]
 """By kind of action (`F`, `I`, `W`, `B`), the times of one stage that count."""
 
 
@@ -59,7 +59,7 @@ def stage_times(traces: Sequence[TorchTrace]) -> dict[int, StageTimes]:
         raise InvalidInput(
             f"--from-trace: found the stages {_numbers(stages)}, expected stage {min(missing)} too; give the traces of all ranks"
         )
-    return {stage: {kind: Times(tuple(found)) for (of, kind), found in samples.items() if of == stage} for stage in stages}
+    return {stage: {kind: SampledTimes(tuple(found)) for (of, kind), found in samples.items() if of == stage} for stage in stages}
 
 
 def stages_profile(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes]) -> tuple[tuple[LayerEntry, ...], tuple[str, ...]]:
@@ -81,15 +81,15 @@ def _layer(stage: int, times: StageTimes, message_bytes: int | None) -> LayerEnt
     median = {kind: found.median_ns for kind, found in times.items()}
     if "F" not in median or not median.keys() & {"B", "W"}:
         raise InvalidInput(f"--from-trace: stage {stage} has only {', '.join(sorted(median))}, expected F, and B or I and W")
-    split = "W" in median
+    split = "W" in median  # else B and W are not known apart
     return LayerEntry(
         name=f"stage {stage}",
         forward_ns=median["F"],
-        backward_input_ns=median.get("I", 0) if split else median["B"],
-        backward_weight_ns=median.get("W", 0),
+        backward_input_ns=median.get("I", 0) if split else None,
+        backward_weight_ns=median.get("W"),
         backward_ns=median.get("B"),
         message_bytes=message_bytes,
-        spread=Spread(**{PHASES[kind]: found.spread for kind, found in times.items()}),
+        spread=SpreadEntry(**{PHASES[kind]: found.spread for kind, found in times.items()}),
     )
 
 
@@ -101,9 +101,9 @@ def _notes(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes], layers
     fused = [stage for stage, kinds in times.items() if "W" not in kinds]
     if fused:
         yield (
-            f"stages {_numbers(fused)} ran only whole backwards: all of it is backward_input; compile with split_backward = false"
+            f"stages {_numbers(fused)} ran only whole backwards, B and W are not known apart: compile with split_backward = false"
         )
-    if "W" in times[0] and layers[0].backward_input_ns * 20 < layers[0].backward_weight_ns:
+    if "W" in times[0] and layers[0].parts_ns[0] * 20 < layers[0].parts_ns[1]:
         yield "torch does not split the backward of stage 0: its I does nothing and its W is all; schedc's runtime would split it"
     for trace in traces:
         if trace.waits_included:

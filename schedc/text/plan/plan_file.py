@@ -139,13 +139,23 @@ def _stages(file: PlanFile, location: Location) -> tuple[Stage, ...]:
     entries, costs = file.pipeline.stages, file.costs
     columns = {DURATIONS[kind]: (location / "durations_ns" / kind.name, getattr(costs.durations_ns, kind.name)) for kind in Kind}
     columns |= {name: (location / name, getattr(costs, name)) for name in STAGE_SIZES}
+    for index, entry in enumerate(entries):
+        if entry.expert_parameters > entry.parameters:
+            place = Location(location.file) / "pipeline" / "stages" / index / "expert_parameters"
+            raise place.refuse(str(entry.expert_parameters), f"at most the stage's parameters, {entry.parameters}")
+    for name in ("recomputed_bytes", "static_bytes"):
+        if not getattr(costs, name):
+            del columns[name]
     for place, values in columns.values():
         if len(values) != len(entries):
             raise place.refuse(f"{len(values)} values", f"{len(entries)}, one for each of pipeline.stages")
     for index, (after_input, whole) in enumerate(zip(costs.activation_after_input_bytes, costs.activation_bytes, strict=True)):
-        if after_input > whole:
+        again = costs.recomputed_bytes[index] if costs.recomputed_bytes else 0
+        if again and not entries[index].recompute:
+            raise (location / "recomputed_bytes" / index).refuse(str(again), "0, as the stage does not recompute")
+        if after_input > whole + again:
             place = location / "activation_after_input_bytes" / index
-            raise place.refuse(str(after_input), f"at most the stage's activation_bytes, {whole}")
+            raise place.refuse(str(after_input), f"at most what the stage holds in all, {whole + again}")
     for name in DURATIONS.values():
         place, values = columns[name]
         columns[name] = place, [_all(value, here) for here, value in _placed(values, place)]

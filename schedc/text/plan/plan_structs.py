@@ -13,7 +13,7 @@ from schedc.files.location import PRINTABLE
 from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Objective
 
-__all__ = ["FORMAT", "VERSION", "Costs", "LinkEntry", "PartsEntry", "Pipeline", "PlanFile", "RankEntry", "Text"]
+__all__ = ["FORMAT", "VERSION", "CostsEntry", "LinkEntry", "PartsEntry", "Pipeline", "PlanFile", "RankEntry", "Text"]
 
 FORMAT: Final = "schedc.plan"
 VERSION: Final = 1
@@ -59,11 +59,13 @@ class CertificateEntry(_Entry, frozen=True):
 
 
 class StageEntry(_Entry, frozen=True, omit_defaults=True):
-    """A stage: its rank, its layers [first, last) where known, and whether it runs its forward again before its backward."""
+    """A stage: its rank, its layers [first, last) where known, its weights, and whether it runs its forward again."""
 
     rank: Count
     layers: tuple[Count, Count] | None = None
     recompute: bool = False
+    parameters: Count = 0
+    expert_parameters: Count = 0
 
 
 class Pipeline(_Entry, frozen=True, omit_defaults=True):
@@ -118,7 +120,7 @@ class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
     trunk: Text | None = None
 
 
-class Costs(_Entry, frozen=True, omit_defaults=True):
+class CostsEntry(_Entry, frozen=True, omit_defaults=True):
     """All that is needed to simulate the plan without its job. Bytes per stage, but `memory_limit_bytes` per rank."""
 
     objective: Objective
@@ -129,6 +131,10 @@ class Costs(_Entry, frozen=True, omit_defaults=True):
     gradient_message_bytes: tuple[Count, ...]
     memory_limit_bytes: tuple[Count | None, ...]
     links: tuple[LinkEntry, ...]
+    recomputed_bytes: tuple[Count, ...] = ()
+    """What B or BW takes besides of a stage that recomputes; empty where none does so."""
+    static_bytes: tuple[Count | None, ...] = ()
+    """What a stage holds all the time; empty, or null, where no capacity of its rank is known."""
     parts: tuple[PartsEntry, ...] = ()
     data_parallel: DataParallelEntry | None = None
 
@@ -160,5 +166,5 @@ class PlanFile(_Entry, frozen=True):
     made_by: MadeByEntry
     certificate: CertificateEntry
     pipeline: Pipeline
-    costs: Costs
+    costs: CostsEntry
     ranks: tuple[RankEntry, ...]

@@ -13,7 +13,7 @@ from schedc.files.pretty_json import pretty_json
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Scope
 from schedc.text.plan.plan_file import STAGE_SIZES
-from schedc.text.plan.plan_structs import FORMAT, VERSION, Costs, Pipeline, PlanFile
+from schedc.text.plan.plan_structs import FORMAT, VERSION, CostsEntry, Pipeline, PlanFile
 from schedc.text.plan.token_lines import OpWriter, lines_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,11 @@ def _costs(plan: Plan) -> dict[str, Any]:
         "parts": [{"kind": parts.kind.name, "stage": parts.stage, "shares": parts.shares} for parts in plan.parts],
         **{name: [getattr(stage, name) for stage in problem.stages] for name in STAGE_SIZES},
     }
-    return own | {name: getattr(problem, name) for name in Costs.__struct_fields__ if name not in own}
+    if not any(own["recomputed_bytes"]):
+        own["recomputed_bytes"] = []
+    if all(size is None for size in own["static_bytes"]):
+        own["static_bytes"] = []
+    return own | {name: getattr(problem, name) for name in CostsEntry.__struct_fields__ if name not in own}
 
 
 def _one_or_all(values: tuple[int, ...]) -> int | tuple[int, ...]:

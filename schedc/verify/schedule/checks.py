@@ -207,7 +207,8 @@ def check_microbatch_order(problem: Problem, schedule: Schedule) -> Iterator[Vio
 def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     """No rank ever holds more activation bytes than its limit."""
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
-    whole = [stage.activation_bytes for stage in problem.stages]
+    begun = [stage.activation_bytes for stage in problem.stages]
+    again = [stage.recomputed_bytes for stage in problem.stages]
     after = [stage.activation_after_input_bytes for stage in problem.stages]
     known = range(len(problem.stages))
     for rank, (order, limit) in enumerate(zip(schedule.orders, problem.memory_limit_bytes, strict=False)):
@@ -219,14 +220,14 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violati
             kind, stage = op.kind, op.stage
             if stage not in known:
                 continue
-            if kind == Kind.F:
-                if op.part <= 0:
-                    held += whole[stage]
-                    peak = max(peak, held)
-                    if held > limit and first is None:
-                        first = (index, op, held)
-            elif op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1:
-                held -= whole[stage] if kind == Kind.BW else after[stage] if kind == Kind.W else whole[stage] - after[stage]
+            if kind != Kind.W and op.part <= 0:
+                held += begun[stage] if kind == Kind.F else again[stage]
+                peak = max(peak, held)
+                if held > limit and first is None:
+                    first = (index, op, held)
+            if kind != Kind.F and (op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1):
+                held -= 0 if kind == Kind.W else begun[stage] + again[stage]
+                held += 0 if kind == Kind.BW else after[stage] if kind == Kind.B else -after[stage]
         if first is not None:
             index, op, bytes_held = first
             message = f"{token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"

@@ -45,7 +45,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
         open_layout: what may be chosen; there are at least as many layers as ranks.
     """
     if open_layout.recompute_is_open:
-        workload, open_layout = _without_recomputation(workload, open_layout)
+        workload = _without_in_flight(workload)
     around_ns, parallel = 0, workload.data_parallel
     if parallel is not None and workload.objective is Objective.MAKESPAN:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
@@ -71,22 +71,14 @@ def _why_none(workload: Workload, open_layout: OpenLayout) -> str:
     return "no layout has room for its stages on its ranks; more memory may suffice"
 
 
-def _without_recomputation(workload: Workload, open_layout: OpenLayout) -> tuple[Workload, OpenLayout]:
-    """A workload without recomputation whose bound holds whichever stages recompute.
+def _without_in_flight(workload: Workload) -> Workload:
+    """A workload whose bound holds whichever stages recompute.
 
-    Proof: take a schedule in which some stages recompute, and leave out the forwards that run again. No block takes longer then, so
-    it is a schedule of the workload without recomputation, if memory allows it. There every activation counts as what W still needs
-    after B alone, which any stage holds from F to its last backward, whether it recomputes or not; and nothing where backwards do
-    not split. What a recomputation needs besides does not count. A limit in microbatches is one of bytes that this changes, so it
-    does not count either.
+    Proof: take a schedule in which some stages recompute, and leave out the forwards that run again. No block takes longer then. Of
+    memory, a stage counts as what it holds in either way (`pieces`), and ranks with several stages hold nothing. A limit in
+    microbatches is one of bytes that recomputation changes, so it does not count.
     """
-    held = [layer.activation_after_input_bytes if workload.split_backward else 0 for layer in workload.layers]
-    layers = tuple(
-        replace(layer, activation_bytes=size, activation_after_input_bytes=size)
-        for layer, size in zip(workload.layers, held, strict=True)
-    )
-    devices = tuple(replace(device, in_flight=None) for device in workload.devices)
-    return replace(workload, layers=layers, devices=devices), replace(open_layout, recompute_is_open=False)
+    return replace(workload, devices=tuple(replace(device, in_flight=None) for device in workload.devices))
 
 
 def _everything_ns(workload: Workload) -> float:

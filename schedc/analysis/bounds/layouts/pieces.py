@@ -91,8 +91,8 @@ def pieces_of(workload: Workload, open_layout: OpenLayout, device: Device, stage
             early, more = np.where(pays, fused - part, 0), np.where(pays, gradient + weight - fused, 0)
     if alike:
         total = [workload.microbatches * sums for sums in total]
-    by_gradient, by_rest, kept_free = _bytes(workload, recompute=recompute)
-    room = _room(workload, device, stage, by_gradient + by_rest, kept_free)
+    by_gradient, by_rest, kept_free, counted = _bytes(workload, open_layout, recompute=recompute)
+    room = _room(workload, device, stage, counted, kept_free)
     possible = np.triu(np.ones(shape, dtype=bool), 1) & (by_gradient + by_rest <= room)
     if open_layout.layers_of_stage is not None:
         given = np.zeros(shape, dtype=bool)
@@ -143,33 +143,34 @@ def _at(speed: Fraction, durations_ns: Matrix) -> Matrix:
     return slower
 
 
-def _bytes(workload: Workload, *, recompute: bool) -> tuple[Matrix, Matrix, Matrix]:
-    """What gradient part and rest release of an activation, and what a recomputation needs besides.
+def _bytes(workload: Workload, open_layout: OpenLayout, *, recompute: bool) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+    """What gradient part and rest release of an activation, what a recomputation takes besides, and what `in_flight` counts.
 
-    A stage that recomputes holds its input, and after B what its W needs; the rest while it computes.
+    A stage that recomputes holds its input until its backward ends (`without_recomputed_bytes`); one that may, that or its
+    activation, whichever is less.
     """
     layers = workload.layers
     whole = _sums([layer.activation_bytes for layer in layers])
     after = _sums([layer.activation_after_input_bytes for layer in layers])
+    nothing = np.zeros_like(whole)
     if workload.semantics is Semantics.TORCH:
         after = whole
     if not workload.split_backward:
-        after = np.zeros_like(whole)
-    if not recompute:
-        return whole - after, after, np.zeros_like(whole)
-    of_input = np.array([0, *(layer.message_bytes for layer in layers)], np.float64)[:, None] + np.zeros_like(whole)
-    held = np.maximum(of_input, after)
-    return held - after, after, of_input + whole - held
+        after = nothing
+    of_input = np.array([0, *(layer.message_bytes for layer in layers)], np.float64)[:, None] + nothing
+    if open_layout.recompute_is_open:
+        return np.minimum(of_input, whole), nothing, nothing, whole
+    if recompute:
+        return of_input, nothing, whole, np.maximum(of_input, after)
+    return whole - after, after, nothing, whole
 
 
-def _room(workload: Workload, device: Device, stage: int, activation_bytes: Matrix, kept_free_bytes: Matrix) -> Matrix:
+def _room(workload: Workload, device: Device, stage: int, counted_bytes: Matrix, kept_free_bytes: Matrix) -> Matrix:
     """What the rank may hold of activations, if the stage is its only one."""
     if device.capacity_bytes is not None:
-        numerator, denominator = workload.static_bytes_per_parameter.as_integer_ratio()
-        parameters = [0, *accumulate(layer.parameters for layer in workload.layers)]
-        weights = [[-(-numerator * (last - first) // denominator) for last in parameters] for first in parameters]
+        weights = _sums([layer.static_bytes for layer in workload.layers])
         given = workload.static_bytes[stage if len(workload.static_bytes) > 1 else 0]
-        return device.capacity_bytes - given - np.array(weights, np.float64) - kept_free_bytes
+        return device.capacity_bytes - given - weights - kept_free_bytes
     if device.in_flight is not None:
-        return device.in_flight * activation_bytes
+        return device.in_flight * counted_bytes
     return (np.inf if device.limit_bytes is None else float(device.limit_bytes)) - kept_free_bytes

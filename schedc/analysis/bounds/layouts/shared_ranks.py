@@ -173,12 +173,11 @@ def _path_ns(workload: Workload, open_layout: OpenLayout, atoms: Sequence[_Atom]
 def _memory_ns(workload: Workload, open_layout: OpenLayout, atoms: Sequence[_Atom], fastest: Fraction) -> Fraction:
     limits = [device.limit_bytes if device.capacity_bytes is None else device.capacity_bytes for device in workload.devices]
     known = [limit for limit in limits if limit is not None]
-    if len(known) < len(limits) or any(open_layout.recompute):
+    if len(known) < len(limits) or open_layout.recompute_is_open or any(open_layout.recompute):
         return Fraction(0)
     held = Fraction(0)
     if all(device.capacity_bytes is not None for device in workload.devices):
-        parameters = sum(layer.parameters for layer in workload.layers)
-        held = workload.static_bytes_per_parameter * parameters + workload.ranks * min(workload.static_bytes)
+        held = Fraction(sum(layer.static_bytes for layer in workload.layers) + workload.ranks * min(workload.static_bytes))
     byte_ns, stay_ns = Fraction(0), Fraction(0)
     for atom in reversed(atoms):
         stay_ns += _at(atom.forward_ns, fastest) + _at(atom.gradient_ns, fastest)

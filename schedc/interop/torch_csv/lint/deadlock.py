@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from schedc.interop.torch_csv.lint.actions import Action
     from schedc.interop.torch_csv.lint.lists import Lists
-    from schedc.interop.torch_csv.lint.transfers import Message
+    from schedc.interop.torch_csv.lint.transfers import LintedMessage
 
 __all__ = ["check_compute_deadlock", "check_deadlock"]
 
@@ -103,7 +103,9 @@ def check_deadlock(lists: Lists, *, queues: bool = True) -> Iterator[Finding]:
 def _with_messages(lists: Lists, level: int) -> _Graph:
     graph = _Graph()
     node_of: dict[Action, int] = {}
-    message_node: dict[Message, int] = {message: graph.add(message.name, lists.at[message.send]) for message in messages(lists)}
+    message_node: dict[LintedMessage, int] = {
+        message: graph.add(message.name, lists.at[message.send]) for message in messages(lists)
+    }
     queues: dict[tuple[int, ...], list[int]] = {}
     for row in lists.rows:
         latest: int | None = None

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from schedc.interop.torch_csv.lint.lists import Lists
 
-__all__ = ["Message", "check_pair_order", "check_transfers", "consumer_of", "message_of", "messages", "other_end"]
+__all__ = ["LintedMessage", "check_pair_order", "check_transfers", "consumer_of", "message_of", "messages", "other_end"]
 
 
-class Message(NamedTuple):
+class LintedMessage(NamedTuple):
     """What crosses from one rank to another, named by its producer: `F` of a stage or the gradient `B` that a stage sends back."""
 
     kind: str
@@ -46,25 +46,25 @@ class Message(NamedTuple):
         return "/".join(f"{stage}{kind}{microbatch}" for kind, stage, microbatch in (self.send, self.receive))
 
 
-def messages(lists: Lists) -> Iterator[Message]:
+def messages(lists: Lists) -> Iterator[LintedMessage]:
     """The messages that must cross ranks, for the stages that have a row."""
     for stage in range(lists.stages - 1):
         if lists.crosses(stage, stage + 1):
             for microbatch in range(lists.microbatches):
-                yield Message("F", stage, microbatch)
-                yield Message("B", stage + 1, microbatch)
+                yield LintedMessage("F", stage, microbatch)
+                yield LintedMessage("B", stage + 1, microbatch)
 
 
-def message_of(action: Action) -> Message | None:
+def message_of(action: Action) -> LintedMessage | None:
     """The message that an action sends or receives; None for any other action."""
     if action.kind not in TRANSFERS or action.microbatch is None:
         return None
     direction = action.kind[-1]
     back = 0 if action.kind.startswith("SEND") else -1 if direction == "F" else 1
-    return Message(direction, action.stage + back, action.microbatch)
+    return LintedMessage(direction, action.stage + back, action.microbatch)
 
 
-def other_end(action: Action, message: Message) -> int:
+def other_end(action: Action, message: LintedMessage) -> int:
     """The stage at the other end of a message that the action sends or receives."""
     return message.to if action.kind.startswith("SEND") else message.stage
 
@@ -119,7 +119,7 @@ def check_send_order(lists: Lists) -> Iterator[Finding]:
             yield send.finding("send-order", f"it sends what {producer.name} makes, {where}")
 
 
-def consumer_of(lists: Lists, message: Message) -> Action | None:
+def consumer_of(lists: Lists, message: LintedMessage) -> Action | None:
     """The action that needs the message."""
     return _computes(lists, message.kind, message.to, message.microbatch)
 
@@ -163,7 +163,7 @@ def check_pair_order(lists: Lists) -> Iterator[Finding]:
                 break
 
 
-Ends = dict[tuple[int, int], list[tuple[Message, Action]]]
+Ends = dict[tuple[int, int], list[tuple[LintedMessage, Action]]]
 
 
 def _ends(lists: Lists) -> Ends:
@@ -179,5 +179,5 @@ def _ends(lists: Lists) -> Ends:
     return ends
 
 
-def _only(end: list[tuple[Message, Action]], way: str) -> list[tuple[Message, Action]]:
+def _only(end: list[tuple[LintedMessage, Action]], way: str) -> list[tuple[LintedMessage, Action]]:
     return [entry for entry in end if entry[1].kind.startswith(way)]

@@ -20,15 +20,18 @@ from schedc.cli.rendering.gantt import (
     ruler,
     spread_ranks,
 )
-from schedc.cli.rendering.results import certificate_lines, console
+from schedc.cli.rendering.results import certificate_lines, console, plain_table
 from schedc.errors import InvalidInput
 from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource
+from schedc.report.stages import HEADERS, stage_rows
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from rich.console import Console
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen_ranks", "print_plan"]
 
-MOST_LINKS, MOST_MEMORY = 8, 4
+MOST_LINKS, MOST_MEMORY, MOST_STAGES = 8, 4, 16
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""
 
 
@@ -106,14 +109,31 @@ def print_plan(
             "bold",
         )
     )
-    for said in certificate_lines(plan.certificate):
+    for said in certificate_lines(plan):
         out.print(said)
     out.print(legend(problem, (timeline,)))
     for label, draw, tail in rows:
         line = Text().append(label.ljust(label_width), "bold").append_text(draw(window))
         out.print(line.append(f" {tail}" if tail else "", "dim"), no_wrap=True, overflow="crop")
+    left_out += _print_stages(out, problem, ranks)
     if left_out:
         out.print(Text(f"not shown: {', '.join(left_out)}; --ranks all or --ranks 0-3,8 shows others", "dim"))
+
+
+def _print_stages(out: Console, problem: Problem, ranks: tuple[int, ...] | None) -> list[str]:
+    """Print the table of the stages, if more is known of them than their ranks; what it leaves out, in words."""
+    rows = stage_rows(problem, [index for index, stage in enumerate(problem.stages) if ranks is None or stage.rank in ranks])
+    hidden = rows[MOST_STAGES // 2 : -MOST_STAGES // 2] if ranks is None and len(rows) > MOST_STAGES else []
+    if not rows:
+        return []
+    table = plain_table(right=HEADERS)
+    for row in rows:
+        if row not in hidden:
+            table.add_row(*row.cells)
+        elif row is hidden[0]:
+            table.add_row("…")
+    out.print(table)
+    return [f"{sum(row.stages for row in hidden)} of {len(problem.stages)} stages"] if hidden else []
 
 
 def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tuple[int, ...] | None) -> tuple[list[_Row], list[str]]:

@@ -1,0 +1,136 @@
+"""A plan's layout put into the job that leaves it open: as values that are set, or as a copy of the job's file.
+
+Only what is "auto" in [pipeline] is replaced (and the partition, where the placement is), so the job stays what it is otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import Defect, InvalidInput
+from schedc.frontend.job import checked_job
+from schedc.frontend.job_file import AUTO
+from schedc.frontend.job_source import source_of_table, with_set
+from schedc.frontend.overrides import Override
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from schedc.frontend.job import Job
+    from schedc.frontend.job_source import JobSource
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+__all__ = ["check_job_can_be_written", "job_in_layout", "job_text_in_layout"]
+
+_PATHS = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
+"""The keys that name files."""
+
+
+def job_in_layout(source: JobSource, plan: Plan, said: str) -> Job:
+    """The job in the plan's layout.
+
+    Args:
+        source: the job, which may leave its layout open.
+        plan: one of the job's, also if it was made for other costs.
+        said: what names the plan, for errors: `--layout plan.json`.
+
+    Raises:
+        InvalidInput: the job cannot be used, or the plan's layout is none that it leaves open.
+    """
+    table = source.document.get("pipeline")
+    if not isinstance(table, dict):
+        return checked_job(source)  # which says what is wrong
+    unlike = InvalidInput(f"{said}: found a layout that {source.place.file} does not leave open, expected a plan of this job")
+    if table.get("ranks") != plan.problem.ranks:
+        raise unlike
+    job = checked_job(with_set(source, Override(("pipeline",), _chosen(table, plan), said)))
+    if job.given_problem is None or _layout_of(job.problem) != _layout_of(plan.problem):
+        raise unlike
+    return job
+
+
+def check_job_can_be_written(source: JobSource) -> None:
+    """Of the job alone, before it is compiled.
+
+    Raises:
+        InvalidInput: a value is set in another file that the job names.
+    """
+    for section, overrides in source.in_files.items():
+        raise InvalidInput(
+            f"--write-job: found {overrides[0].source}, which sets a value of the file in {section}.path;"
+            " expected it in that file, or not set"
+        )
+
+
+def job_text_in_layout(source: JobSource, plan: Plan, path: Path) -> bytes:
+    """The job's file with the plan's layout, comments kept, for this path.
+
+    Raises:
+        InvalidInput: a value is set in another file that the job names.
+        Defect: the text does not state the plan's problem.
+    """
+    import tomlkit
+
+    check_job_can_be_written(source)
+    document: Any = tomlkit.parse(source.content.decode("utf-8-sig"))
+    for override in source.overrides:
+        _set(document, override)
+    for section, key in _PATHS:
+        name = document.get(section, {}).get(key)
+        if name is not None and not os.path.isabs(name):
+            rebased = os.path.relpath(source.directory / name, path.parent)
+            if os.path.normpath(name) != rebased:
+                document[section][key] = rebased
+    pipeline = document["pipeline"]
+    chosen = _chosen(pipeline.unwrap(), plan)
+    for key in [key for key in pipeline if key not in chosen]:
+        del pipeline[key]
+    for key, value in chosen.items():
+        if pipeline.get(key) != value:
+            pipeline[key] = value
+    if "name" not in document:
+        document["name"] = plan.name
+    text = tomlkit.dumps(document)
+    again = checked_job(source_of_table(tomllib.loads(text), directory=path.parent, name=plan.name))
+    if again.given_problem != plan.problem:
+        raise Defect(f"{plan.name}: the job with the layout written into it is not the one that was planned")
+    return text.encode()
+
+
+def _chosen(pipeline: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The table [pipeline] with the plan's layout where it has "auto"."""
+    problem, made = plan.problem, dict(pipeline)
+    placement_is_open = pipeline.get("placement") == AUTO
+    if placement_is_open:
+        ranks, chunks = [stage.rank for stage in problem.stages], len(problem.stages) // problem.ranks
+        named = problem.placement != "explicit"
+        made["placement"] = problem.placement if named else ranks
+        made.pop("chunks", None)
+        if named and chunks > 1:
+            made["chunks"] = chunks
+    layers = [stage.layers for stage in problem.stages]
+    # Where recomputation is open, stages are balanced as if none did; they would be others with what is written.
+    implied = placement_is_open or (pipeline.get("recompute") == AUTO and None not in layers)
+    if pipeline.get("partition", AUTO if implied else None) == AUTO:
+        made["partition"] = [bounds[1] - bounds[0] for bounds in layers if bounds is not None]
+    if pipeline.get("recompute") == AUTO:
+        again = [stage.recompute for stage in problem.stages]
+        made["recompute"] = again if any(again) and not all(again) else "full" if all(again) else "none"
+    return made
+
+
+def _layout_of(problem: Problem) -> object:
+    return problem.paths, [(stage.rank, stage.layers, stage.recompute) for stage in problem.stages]
+
+
+def _set(document: Any, override: Override) -> None:
+    """Set a value in the text's document; `checked_job` has accepted it in the table."""
+    inner = document
+    for key in override.keys[:-1]:
+        inner = inner[int(key)] if isinstance(inner, list) else inner.setdefault(key, {})
+    last = override.keys[-1]
+    inner[int(last) if isinstance(inner, list) else last] = override.value
