@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
+if __name__ != "schedc.runtime":  # found from the repository's root
+    raise ImportError("found runtime as a package of its own, expected it in schedc: import schedc.runtime")
+
+from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss, TransferFailed
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.session.loading import load
@@ -22,4 +25,4 @@ else:
         return import_module("schedc.runtime.session.building").build_stages
 
 
-__all__ = ["NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "build_stages", "load"]
+__all__ = ["BatchRefused", "NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "build_stages", "load"]

@@ -8,8 +8,8 @@
 
 Each rank's monitor says what that rank has measured. One rank, the leader, has a proposer: a process of its own that makes a plan
 for what all ranks have measured, and verifies it. Where the predicted gain pays (`Hysteresis`), the leader publishes the plan's
-bytes in the job's store; every rank takes them, checks their digest, and offers the plan (`Pipe.swap`). All of that but the offer
-is done by a thread of each process, so the thread of the step neither schedules nor verifies nor waits.
+bytes in the job's store; every rank takes them, checks their digest, and offers the plan (`Pipe.swap`). All of that is done by a
+thread of each process, also while a step runs, so the thread of the step neither schedules nor verifies nor waits.
 
 The leader publishes a plan only once the one before it is settled, so no two are under way at once. A plan that does not come
 whole is refused by all ranks. If the proposer dies or hangs, training goes on with the plan that it has.
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import suppress
+from time import monotonic
 from types import NoneType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +28,7 @@ from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.ir.conditions import Conditions
 from schedc.runtime.adapt.bulletin import Bulletin
 from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.session.swap import Received
 from schedc.text.plan.plan_file import parse_plan
 
@@ -36,16 +39,19 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.runtime.adapt.bulletin import Notice
-    from schedc.runtime.adapt.proposer import Answer, Proposer
+    from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
 
-__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "Prepares", "adapting"]
+__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "Prepares", "Signals", "adapting"]
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""
+GRACE = 1.5
+"""In looks: conditions must stay what they are for this long before a plan for them is published. A link changes both ways at
+once, and two ranks find that."""
 PATIENCE_S = 60.0
 MOST_REFUSALS = 3
 """After this many refused plans in a row there are no more: the next would most likely be refused, too."""
@@ -80,6 +86,14 @@ class Prepares(Protocol):
 
     def prepare(self, plan: Plan) -> None:
         """Do what the thread of the step would otherwise do when it moves to the plan."""
+
+
+@runtime_checkable
+class Signals(Protocol):
+    """What a monitor is to this whose `conditions` may be asked for at any time, in any thread."""
+
+    changed: threading.Event
+    """It sets this when they have changed."""
 
 
 class Measures(Protocol):
@@ -165,7 +179,7 @@ class Adaptation:
         """How often `between_steps` has been called."""
         self.swaps: list[Swap] = []
         """What has become of each plan that this rank has offered."""
-        self.published: list[Answer] = []
+        self.published: list[ProposerAnswer] = []
         """On the leader, the plans that it has published, in the order of `swaps`, and why."""
         self.ended: str | None = None
         """Why there is no more adapting; None: there is."""
@@ -177,12 +191,15 @@ class Adaptation:
         self._bulletin = Bulletin(pipe.groups.store_of(range(pipe.groups.size)), pipe.groups.rank, pipe.groups.size)
         self._measured: Conditions | None = None
         self._received: Received | None = None
-        """A plan that this rank's thread has taken, and the thread of the step has not offered yet."""
+        """A plan that this rank's thread has taken, and has not offered yet."""
+        self._offering = threading.Lock()
+        """Held from before a plan is offered until it is in `swaps`: it may be settled at once, and all ranks count it then."""
         self._settled: Settled | None = None
         """What became of the last plan that was published."""
         self._said = False
         """Whether it has been said that there is no more adapting."""
         self._stop = threading.Event()
+        self._changed = monitor.changed if isinstance(monitor, Signals) else None
         self.proposer: Proposer | None = None
         """On the leader."""
         if pipe.groups.rank == leader:
@@ -193,7 +210,7 @@ class Adaptation:
         self._thread.start()
 
     def between_steps(self) -> None:
-        """Take note of what was measured, and offer a plan that has come; once after each step, on every rank.
+        """Take note of what was measured, and of what has become of plans; once after each step, on every rank.
 
         Raises:
             InvalidInput: the monitor gives no `Conditions`.
@@ -207,15 +224,10 @@ class Adaptation:
                     f"adapting: the monitor's conditions(): found {type(measured).__name__}, expected Conditions or None"
                 )
             self._measured = measured
-        offered = len(self.swaps)
+        with self._offering:
+            offered = len(self.swaps)
         if offered and self.swaps[-1].state != "pending" and (self._settled is None or self._settled.number < offered):
             self._settled = Settled(offered, self.swaps[-1].state == "done", self.steps)
-        if self._received is not None:
-            received, self._received = self._received, None
-            try:
-                self.swaps.append(self._pipe.swap(received))
-            except InvalidInput:  # the job has called swap itself, and that is pending
-                self._received = received
         if self.ended is not None and not self._said:
             self._said = True
             warnings.warn(f"no more adapting: {self.ended}; plan {self._pipe.plan.name!r} goes on", RuntimeWarning, stacklevel=2)
@@ -223,6 +235,8 @@ class Adaptation:
     def close(self) -> None:
         """End the thread, and the proposer with it. Closing again does nothing."""
         self._stop.set()
+        if self._changed is not None:
+            self._changed.set()
         if self.proposer is not None:
             self.proposer.close()
         self._thread.join()
@@ -239,11 +253,11 @@ class Adaptation:
         """What this rank's thread does."""
         leading = None
         if self.proposer is not None:
-            leading = _Leading(self.proposer, self._bulletin, self._hysteresis, self.published)
+            leading = _Leading(self.proposer, self._bulletin, self._hysteresis, self.published, GRACE * self._look_s)
         posted: Conditions | None = None
         taken = 0
         try:
-            while not self._stop.wait(self._look_s):
+            while not self._wait():
                 if self._measured is not None and self._measured != posted:
                     posted = self._measured
                     self._bulletin.post(posted)
@@ -256,11 +270,24 @@ class Adaptation:
                 if self._bulletin.newest() > taken:  # by one: all ranks have settled those before
                     taken += 1
                     self._received = self._take(taken)
-        except RuntimeError as error:
+                if self._received is not None:
+                    with self._offering, suppress(InvalidInput):  # the job has called swap itself, and that is pending
+                        self.swaps.append(self._pipe.swap(self._received))
+                        self._received = None
+        except (RuntimeError, TransferFailed) as error:
             self.ended = f"the job's store is lost: {str(error).splitlines()[0]}"
         finally:
             if self.ended is None and not self._stop.is_set():  # a defect, which the thread's traceback shows
                 self.ended = "its thread has failed, and its own message says why"
+
+    def _wait(self) -> bool:
+        """Until it is time to look again, or the monitor has found something; whether this is the end."""
+        if self._changed is None or self._monitor is None:
+            return self._stop.wait(self._look_s)
+        self._changed.wait(self._look_s)
+        self._changed.clear()
+        self._measured = self._monitor.conditions()
+        return self._stop.is_set()
 
     def _take(self, number: int) -> Received:
         try:
@@ -276,17 +303,22 @@ class Adaptation:
 class _Leading:
     """What the leader's thread does: asks the proposer, decides, publishes."""
 
-    def __init__(self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis, published: list[Answer]) -> None:
+    def __init__(
+        self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis, published: list[ProposerAnswer], grace_s: float
+    ) -> None:
         self.ended: str | None = None
         """Why there are no more proposals."""
         self._proposer = proposer
         self._bulletin = bulletin
         self._hysteresis = hysteresis
         self._published = published
+        self._grace_s = grace_s
+        self._asked_s = 0.0
+        """When it was last asked."""
         self._running: str | None = None
         """The digest of the plan that runs."""
         self._asked: tuple[str, Conditions] | None = None
-        self._answer: Answer | None = None
+        self._answer: ProposerAnswer | None = None
         """The newest, while it may still be published."""
         self._number = 0
         self._under_way: Notice | None = None
@@ -315,18 +347,19 @@ class _Leading:
         if self._running is None or conditions is None or self._under_way is not None:
             return
         if (self._running, conditions) != self._asked:
-            self._asked = self._running, conditions
+            self._asked, self._asked_s = (self._running, conditions), monotonic()
             self._proposer.ask(*self._asked)
         self._answer = self._proposer.answer() or self._answer
         if self._answer is not None and (self._answer.running_sha256, self._answer.conditions) != self._asked:
             self._answer = None  # since then the proposer has been asked anew, and keeps no plan of before
-        if self._answer is not None and self._pays(self._answer, None if settled is None else step - settled.step):
+        rests = monotonic() - self._asked_s < self._grace_s
+        if self._answer is not None and not rests and self._pays(self._answer, None if settled is None else step - settled.step):
             self._number += 1
             self._under_way = self._bulletin.publish(self._number, self._answer.content)
             self._published.append(self._answer)
             self._answer = None
 
-    def _pays(self, answer: Answer, since_move: int | None) -> bool:
+    def _pays(self, answer: ProposerAnswer, since_move: int | None) -> bool:
         if answer.refusal is not None or answer.running_sha256 != self._running or answer.sha256 == self._running:
             return False
         return self._hysteresis.pays(answer.running_ns, answer.proposed_ns, since_move=since_move, back=answer.back)

@@ -80,7 +80,7 @@ def carried(
                 tag += 1
                 if coming:
                     state.tensors[key] = kind
-                    state.values[key] = values[key] if source == own else torch.empty(kind.shape, dtype=kind.dtype)
+                    state.values[key] = values[key] if source == own else torch.empty(kind.shape, dtype=kind.dtype, device="cpu")
                 if 0 in kind.shape or source == destination or own not in (source, destination):
                     continue
                 wire = wires[min(source, destination), max(source, destination)]

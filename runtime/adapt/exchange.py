@@ -29,6 +29,7 @@ from schedc.runtime.adapt.pieces import (
 )
 from schedc.runtime.common.failure import is_own
 from schedc.runtime.common.groups import Groups, share
+from schedc.runtime.common.loss_module import WithLoss
 from schedc.runtime.session.offers import plan_digest
 from schedc.spelling import counted
 
@@ -175,6 +176,8 @@ def _offer(pipe: Pipe, optimizer: torch.optim.Optimizer, before: Places, after: 
         parallel = running.problem.data_parallel
         if parallel is not None and parallel.zero_stage > 0:
             raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot move; compile with zero_stage = 0")
+        if any(next(one.loss_fn.parameters(), None) is not None for one in pipe.modules.values() if isinstance(one, WithLoss)):
+            raise Unsupported("the loss function has weights, which cannot move; load the plan anew from a checkpoint")
         layers = by_layers(running, new)
         old_ranks, new_ranks = rank_of_piece(running, layers=layers), rank_of_piece(new, layers=layers)
         if {*old_ranks} != {*new_ranks}:

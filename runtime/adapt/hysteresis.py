@@ -21,7 +21,9 @@ class Hysteresis:
     least_gain: float = 0.01
     """The least share of a step that a move must gain: predictions are no better than that."""
     rest_steps: int = 10
-    """How many steps there are between one move and the next proposal, at least."""
+    """How many steps there are between one move and the next proposal, at least, unless that gains `plain_gain`."""
+    plain_gain: float = 0.1
+    """A move that gains this share of a step rests for nothing."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be.
@@ -44,9 +46,9 @@ class Hysteresis:
             back: whether conditions are as the job's own plan expects, and that plan is proposed: it need not be faster then, only
                 as fast, since its quality is known best.
         """
-        if since_move is not None and since_move < self.rest_steps:
-            return False
         gain_ns = running_ns - proposed_ns
+        if since_move is not None and since_move < self.rest_steps and gain_ns < self.plain_gain * running_ns:
+            return False
         if back:
             return gain_ns >= 0
         return gain_ns >= self.least_gain * running_ns and gain_ns * self.expected_steps > self.cost_s * 1e9

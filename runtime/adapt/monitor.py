@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
@@ -27,7 +29,7 @@ from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
-from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, StampedEnd
+from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, Stamp, StampedEnd
 from schedc.runtime.common.observer import Observer
 from schedc.runtime.emulation.observed import ObservedTransport
 from schedc.runtime.profiling.ping import clock_name
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Kind, Op
     from schedc.ir.problem import Problem
-    from schedc.runtime.adapt.monitoring.stamps import Stamp
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.common.program import Wire
@@ -54,6 +55,8 @@ SKIPPED = 8
 
 class Monitor(Observer):
     """One rank's measurements, as the pipe's observer and around its wires."""
+
+    joint = True
 
     def __init__(
         self, *, false_alarms: float = 0.01, steps: int = 10_000, scale: float = 1.0, least_gap_s: float | None = None
@@ -88,14 +91,20 @@ class Monitor(Observer):
         self._out: dict[int, OutLink] = {}
         self._pairs: dict[int, BothWays] = {}
         self._clocks: dict[int, PairClock] = {}
-        self._expected: dict[int, int] = {}
-        """By peer, how often pings have been asked for, where the last have not been taken yet."""
+        self._expected: set[int] = set()
+        """The peers that have been asked for pings which have not been taken yet."""
         self._cadence: Cadence | None = None
         self._ops: list[tuple[Op, int]] = []
-        self._ended: SimpleQueue[list[tuple[Op, int]] | None] = SimpleQueue()
+        self._ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None] = SimpleQueue()
+        """What the monitor's thread is to look at: a step's ops when it has ended, its first ones (a tuple) before that, and peers
+        from which something has come."""
+        self._first_ops = 0
+        """How many ops are a quarter of a step's."""
         self._thread: threading.Thread | None = None
         self._closed = False
         self._conditions: Conditions | None = None
+        self.changed = threading.Event()
+        """Set when there are other conditions; who waits for it clears it."""
 
     def wrap(
         self,
@@ -130,7 +139,11 @@ class Monitor(Observer):
             if wire.source == self._rank:
                 link = self._out.setdefault(wire.destination, OutLink())
             else:
-                link = self._in.setdefault(wire.source, InLink())
+                if wire.source not in self._in:
+                    self._in[wire.source] = InLink()
+                    self._in[wire.source].on_stamp = partial(self._suspect, wire.source)
+                    self._in[wire.source].on_pings = partial(self._ended.put, wire.source)
+                link = self._in[wire.source]
             return ends._replace(data=StampedEnd(ends.data, beside, link, len(wire.transfers), cadence))
 
         return stamped
@@ -152,6 +165,8 @@ class Monitor(Observer):
         """As `Observer.op`."""
         if self._cadence is None or self._cadence.now:
             self._ops.append((times.op, times.ended_ns - times.begun_ns))
+            if len(self._ops) == self._first_ops and self.speeds.doubtful and self._thread is not None:
+                self._ended.put(tuple(self._ops))
 
     def end_step(self, step: int, now_ns: int) -> None:
         """As `Observer.end_step`; sends the pings that peers have asked for, and waits for no other rank.
@@ -174,10 +189,12 @@ class Monitor(Observer):
             return
         for peer, link in self._in.items():
             out = self._out.get(peer)
-            if out is not None and out.kind is not None and link.words.wanted > out.words.pinged:
+            if out is not None and out.kind is not None and link.words.wanted > out.answered:
+                out.answered = link.words.wanted
                 out.ping()
         if not measured:
             return
+        self._first_ops = len(ops) // 4
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, args=(self._ended,), name="schedc monitor", daemon=True)
             self._thread.start()
@@ -196,9 +213,15 @@ class Monitor(Observer):
             with out.lock:
                 out.words = out.words._replace(way_ns=UNKNOWN)
 
-    def _work(self, ended: SimpleQueue[list[tuple[Op, int]] | None]) -> None:
-        while (ops := ended.get()) is not None:
-            self.measure(ops)
+    def _work(self, ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None]) -> None:
+        while (one := ended.get()) is not None:
+            if isinstance(one, int):
+                self._come(one)
+            elif isinstance(one, tuple):
+                self.speeds.early(one)
+                self._conclude()
+            else:
+                self.measure(one)
 
     def measure(self, ops: Sequence[tuple[Op, int]]) -> None:
         """Take what has come since the last call as one step: stamps and pings, and what the step's ops took."""
@@ -207,8 +230,53 @@ class Monitor(Observer):
             stamps = [link.stamps.popleft() for _ in range(len(link.stamps))]
             if stamps:
                 self._take(peer, link, stamps)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Say what has changed."""
         if self.speeds.known or any(watch.known for watch in self.links.values()):
-            self._conditions = Conditions(links=self._changed(), slowdown=self._slower())
+            found = Conditions(links=self._changed(), slowdown=self._slower())
+            if found != self._conditions:
+                self._conditions = found
+                self.changed.set()
+
+    def _suspect(self, peer: int) -> None:
+        """In the link's thread, in the middle of a step: let the monitor's look at once if two messages are both too late."""
+        watch, stamps = self.links.get(peer), list(self._in[peer].stamps)
+        if watch is not None and len(stamps) > 1 and not watch.wants_ping and self._thread is not None:
+            offset_ns = self._offset_now_ns(peer, stamps[-1])
+            if offset_ns is not None and watch.doubts(min(stamp.came_ns - stamp.sent_ns for stamp in stamps) - offset_ns):
+                self._ended.put(peer)
+
+    def _come(self, peer: int) -> None:
+        """Pings have come, or stamps that leave doubt: take those, ask for some."""
+        link, watch, out = self._in[peer], self.links.get(peer), self._out.get(peer)
+        if watch is None or out is None:
+            return
+        self._take_pings(peer, link, watch)
+        stamps = list(link.stamps)
+        offset_ns = self._offset_now_ns(peer, stamps[-1]) if stamps else None
+        if offset_ns is not None:
+            watch.doubt([stamp.came_ns - stamp.sent_ns - offset_ns for stamp in stamps])
+        self._ask(peer, link, out)
+        self._conclude()
+
+    def _take_pings(self, peer: int, link: InLink, watch: LinkWatch) -> None:
+        """If they have come, or never will."""
+        if peer not in self._expected or not (link.pings_lost or link.pings_ns is not None):
+            return
+        self._expected.remove(peer)
+        offset_ns = self._offset_now_ns(peer, Stamp(perf_counter_ns(), 0, link.words))
+        if link.pings_ns is not None and offset_ns is not None and watch.wants_ping:
+            watch.pinged([way_ns - offset_ns for way_ns in link.pings_ns])
+            self._pairs[peer].pinged()
+
+    def _ask(self, peer: int, link: InLink, out: OutLink) -> None:
+        """Ask for pings where they are wanted and not under way."""
+        if peer not in self._expected and self.links[peer].wants_ping and link.expect_pings():
+            self._expected.add(peer)
+            with out.lock:
+                out.words = out.words._replace(wanted=out.words.wanted + 1)
 
     def _take(self, peer: int, link: InLink, stamps: Sequence[Stamp]) -> None:
         """What the stamps of one link say."""
@@ -223,20 +291,11 @@ class Monitor(Observer):
             watch.step([way_ns - offset_ns for way_ns in ways_ns])
         if out is None:
             return
-        asked = self._expected.get(peer)
-        if asked is not None and link.pings_lost:
-            del self._expected[peer]
-        elif asked is not None and last.words.pinged >= asked and link.pings_ns is not None:
-            del self._expected[peer]
-            if watch.wants_ping and offset_ns is not None:
-                came_ns = zip(link.pings_ns, last.words.pings_ns, strict=True)
-                watch.pinged([arrival_ns - sent_ns - offset_ns for arrival_ns, sent_ns in came_ns])
+        self._take_pings(peer, link, watch)
         pair.step(last.words.news)
-        wanted = out.words.wanted
-        if peer not in self._expected and watch.wants_ping and link.expect_pings():
-            wanted = self._expected[peer] = wanted + 1
+        self._ask(peer, link, out)
         with out.lock:
-            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), wanted=wanted, news=pair.news)
+            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), news=pair.news)
 
     def _offset_ns(self, peer: int, last: Stamp, way_ns: int) -> float | None:
         """By how much this rank's clock is ahead of the peer's; None: it is not known yet."""
@@ -250,6 +309,13 @@ class Monitor(Observer):
         if last.words.way_ns != UNKNOWN:
             clock.add(last.came_ns, way_ns, last.words.way_ns)
         return clock.offset_ns(last.came_ns) if clock.known else None
+
+    def _offset_now_ns(self, peer: int, last: Stamp) -> float | None:
+        """As `_offset_ns`, from what is known so far."""
+        if self._clock and last.words.clock == self._clock:
+            return 0.0
+        clock = self._clocks.get(peer)
+        return clock.offset_ns(last.came_ns) if clock is not None and clock.known else None
 
     def _unequal_ns(self, peer: int) -> int:
         """By how much the way from the peer takes longer than the one to it, as the plan says."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Manifest",
-    "TensorKind",
+    "PieceKind",
     "Weight",
     "add_random",
     "by_layers",
@@ -39,7 +39,7 @@ PLAIN = (int, float, bool, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class TensorKind:
+class PieceKind:
     """What a tensor is."""
 
     dtype: torch.dtype
@@ -65,7 +65,7 @@ class Weight:
 class Manifest:
     """What a process has, without the values."""
 
-    tensors: dict[tuple[int, str], TensorKind]
+    tensors: dict[tuple[int, str], PieceKind]
     """By piece and name: `weight up.bias`, `buffer norm.mean`, `state exp_avg of up.bias`; in the order in which they are sent."""
     weights: dict[tuple[int, str], Weight]
     settings: str
@@ -143,7 +143,7 @@ def describe(pieces: Mapping[int, nn.Module], optimizer: torch.optim.Optimizer, 
     def add(piece: int, name: str, tensor: torch.Tensor, *, on_host: bool = False) -> None:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise Unsupported(f"{name} of piece {piece} is a {type(tensor).__name__}; only plain tensors can move")
-        found.tensors[piece, name] = TensorKind(tensor.dtype, tuple(tensor.shape), on_host)
+        found.tensors[piece, name] = PieceKind(tensor.dtype, tuple(tensor.shape), on_host)
         found.values[piece, name] = tensor.detach()
 
     for piece, module in pieces.items():
@@ -236,7 +236,7 @@ def add_random(manifest: Manifest, piece: int, stages: Mapping[int, nn.Module]) 
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     for name, state in states.items():
-        manifest.tensors[piece, name] = TensorKind(state.dtype, tuple(state.shape), on_host=True)
+        manifest.tensors[piece, name] = PieceKind(state.dtype, tuple(state.shape), on_host=True)
         manifest.values[piece, name] = state
 
 

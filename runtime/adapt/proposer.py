@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
 
-__all__ = ["Answer", "Proposer"]
+__all__ = ["Proposer", "ProposerAnswer"]
 
 FIRST_S = 600.0
 """How long it may take to begin: where the kernels are not in the cache yet, they are compiled."""
 
 
-class Answer(NamedTuple):
+class ProposerAnswer(NamedTuple):
     """What the proposer says to a question."""
 
     conditions: Conditions
@@ -62,7 +62,7 @@ class Proposer:
         self._patience_s = patience_s
         self._condition = threading.Condition()
         self._question: tuple[str, Conditions] | None = None
-        self._answer: Answer | None = None
+        self._answer: ProposerAnswer | None = None
         self._closing = False
         self._child = Child(["-m", "schedc.proposer"])
         self._thread = threading.Thread(target=self._run, args=(plan, tuple(known), replicas), name="schedc proposer", daemon=True)
@@ -79,7 +79,7 @@ class Proposer:
             self._question = running_sha256, conditions
             self._condition.notify()
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ProposerAnswer | None:
         """The newest answer that has not been taken yet."""
         with self._condition:
             answer, self._answer = self._answer, None
@@ -109,7 +109,7 @@ class Proposer:
                 running_sha256, conditions = question
                 found = pickle.loads(self._child.ask(pickle.dumps(question), self._patience_s))
                 with self._condition:
-                    self._answer = Answer(conditions, running_sha256, *found)
+                    self._answer = ProposerAnswer(conditions, running_sha256, *found)
         except ChildDied as error:
             self.ended = f"it {error}"
         except TookTooLong:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from schedc.errors import SchedcError
+from schedc.errors import InvalidInput, SchedcError
 
 __all__ = [
+    "BatchRefused",
     "ConnectionLost",
     "NoAnswer",
     "NonFiniteLoss",
@@ -35,6 +36,10 @@ def is_own(error: RuntimeError) -> bool:
 
 class TransferFailed(SchedcError):
     """A message did not come or could not be delivered; names the op, the message and the peer. The pipe is closed after it."""
+
+
+class BatchRefused(InvalidInput):
+    """A batch does not fit, all ranks of all pipelines raise this, and nothing of the step has run. The pipe is open."""
 
 
 class NonFiniteLoss(SchedcError):

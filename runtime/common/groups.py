@@ -39,10 +39,10 @@ def share(group: dist.ProcessGroup, value: T) -> list[T]:
         RuntimeError: another rank has ended or does not give anything.
     """
     own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    group.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(group.size())]
+    group.allgather([sizes], [torch.tensor([own.numel()], device="cpu")]).wait()
     longest = max(int(size) for size in sizes)
-    given = [torch.zeros(longest, dtype=torch.uint8) for _ in range(group.size())]
+    given = [torch.zeros(longest, dtype=torch.uint8, device="cpu") for _ in range(group.size())]
     group.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
     return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
 
@@ -88,6 +88,8 @@ class Groups:
         self.key = f"schedc/{members}/{_LOADS[members]}"  # of what is theirs in the job's store
         self.store = PrefixStore(self.key, _get_default_store())
         """Where the ranks of this pipeline, and they alone, can leave values for each other."""
+        self.beside: Sequence[Groups] = ()
+        """Those of this process to other pipelines, if any."""
         self._names: Counter[tuple[int, ...]] = Counter()
         try:
             self.all = self.make(range(self.size))

@@ -11,7 +11,7 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HEADER", "MAX_TENSORS", "TensorKind", "decode", "encode"]
+__all__ = ["HEADER", "MAX_TENSORS", "TensorMeta", "decode", "encode"]
 
 MAX_TENSORS = 16
 MAX_DIMS = 14
@@ -31,7 +31,7 @@ DTYPES = (
 )
 
 
-class TensorKind(NamedTuple):
+class TensorMeta(NamedTuple):
     """What a tensor of a boundary is in all microbatches."""
 
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class TensorKind(NamedTuple):
     """Whether its gradient comes back."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorKind:
+    def of(cls, tensor: torch.Tensor) -> TensorMeta:
         """The tensor's kind."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
@@ -49,11 +49,11 @@ class TensorKind(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-HEADER = TensorKind(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
+HEADER = TensorMeta(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
 """What a header itself is."""
 
 
-def encode(kinds: Sequence[TensorKind]) -> torch.Tensor:
+def encode(kinds: Sequence[TensorMeta]) -> torch.Tensor:
     """The header: the number of tensors; of each its dtype, whether it has a gradient, the number of dimensions, the dimensions.
 
     Raises:
@@ -66,17 +66,17 @@ def encode(kinds: Sequence[TensorKind]) -> torch.Tensor:
         if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
             raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
         numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), *kind.shape]
-    header = torch.zeros(HEADER.shape, dtype=HEADER.dtype)
-    header[: len(numbers)] = torch.tensor(numbers)
+    header = torch.zeros(HEADER.shape, dtype=HEADER.dtype, device="cpu")
+    header[: len(numbers)] = torch.tensor(numbers, device="cpu")
     return header
 
 
-def decode(header: torch.Tensor) -> tuple[TensorKind, ...]:
+def decode(header: torch.Tensor) -> tuple[TensorMeta, ...]:
     """The kinds that the header says."""
     count, *rest = header.tolist()
     kinds = []
     for _ in range(count):
         dtype, gradient, dims, *rest = rest
-        kinds.append(TensorKind(DTYPES[dtype], tuple(rest[:dims]), bool(gradient)))
+        kinds.append(TensorMeta(DTYPES[dtype], tuple(rest[:dims]), bool(gradient)))
         rest = rest[dims:]
     return tuple(kinds)

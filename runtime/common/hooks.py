@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from schedc.ir.plan import Plan
@@ -32,6 +34,20 @@ class ReplicaHooks:
     step_counts: bool = True
     """Before `end_step`: whether the step counts in this pipeline, or runs again since a channel has failed. After it: whether it
     counts in all pipelines."""
+
+    way: Sequence[float] = ()
+    """Before `end_step`: what this pipeline divides its losses by, and scales its gradients with; to be the same in all."""
+
+    def begin_call(self, call: str) -> None:
+        """First of all in a step, an evaluation or a gather: what this pipeline is called for, which is to be the same in all."""
+
+    def all_called(self) -> bool:
+        """Whether all pipelines are called for the same as this one; asked where this one's batch is refused.
+
+        Raises:
+            InvalidInput: they are not.
+        """
+        return self.pipelines == 1
 
     def begin_step(self) -> None:
         """Before the step's first op. The stages' `.grad` are what they were before the step."""

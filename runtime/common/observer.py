@@ -31,6 +31,9 @@ class Observer:
     They run in the thread of the step, between its ops: keep them short.
     """
 
+    joint = False
+    """Whether it agrees with those of other ranks while they train: then all ranks load with one that does, or none."""
+
     def begin_step(self, step: int, now_ns: int) -> None:
         """Step number `step` of this pipe begins; the first is 0."""
 

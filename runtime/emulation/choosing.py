@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.errors import CheckFailed, Unsupported
+from schedc.errors import Unsupported
 from schedc.runtime.emulation.emulate import check_request, request_of, results_of
-from schedc.verify.plan.choosing import verify_choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +45,10 @@ def emulate_choosing(
 
     Raises:
         Unsupported: the plan has collectives, whose all-gathers the emulated compute waits for where it should choose.
-        CheckFailed: the plan is none for which ranks may choose.
     """
     check_request(plan, scale, runs)
     if plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
-    if violations := verify_choosing(plan):
-        raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {violations[0]}")
     results = results_of(request_of(plan, scale, runs, links, delegate=delegate, choose=True), report)
     by_run = list(zip(*(result.record.steps for result in results), strict=True))
     return ChoosingRuns(

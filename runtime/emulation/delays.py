@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.conditions import AS_PLANNED
-from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.channels import HEADER_TAG, TAGS
 
 if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_TAG",
-    "Delay",
+    "DelayOfTransfers",
     "OwnLink",
     "Reservable",
     "TraceClock",
@@ -52,7 +52,7 @@ class WireDelay:
         return self
 
 
-class Delay(Protocol):
+class DelayOfTransfers(Protocol):
     """What the transfers of a wire meet, which may change."""
 
     def at(self, now_ns: int) -> WireDelay:
@@ -100,7 +100,7 @@ class _TracedDelay:
         self._clock = clock
 
     def at(self, now_ns: int) -> WireDelay:
-        """As `Delay.at`."""
+        """As `DelayOfTransfers.at`."""
         return self._delays[max(0, bisect_right(self._times_ns, self._clock.time_ns(now_ns)) - 1)]
 
 
@@ -135,9 +135,9 @@ def same_transfer(before: int, tag: int) -> bool:
 def last_of(before: int, tag: int) -> int:
     """Of two messages, one behind the other, which the next is compared with.
 
-    What has a transfer's last tag lies beside its tensors, more of which may follow.
+    What lies beside a transfer's tensors says nothing of them: more may follow.
     """
-    return before if tag % TAGS == TAGS - 1 else tag
+    return before if tag % TAGS >= HEADER_TAG else tag
 
 
 def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:
@@ -157,7 +157,7 @@ def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Condi
     )
 
 
-def traced_delay(problem: Problem, wire: Wire, scale: float, trace: LinkTrace, clock: TraceClock) -> Delay:
+def traced_delay(problem: Problem, wire: Wire, scale: float, trace: LinkTrace, clock: TraceClock) -> DelayOfTransfers:
     """The wire's delay under a link trace, whose clock others start; the other arguments are those of `delay_of`."""
     times_ns, delays = [0], [delay_of(problem, wire, scale)]
     for time_ns, conditions in trace.entries:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.runtime.emulation.rank import Failure, Request
+from schedc.runtime.emulation.rank import RankFailure, RankRequest
 from schedc.runtime.measure.recording import trace_of
 from schedc.units import format_duration_ns
 from schedc.verify.plan.checks import verify_plan
@@ -45,7 +45,7 @@ CAUSE_S = 5.0
 
 
 class Asked(Protocol[T_co]):
-    """What the ranks are asked for, such as a `Request`; it is pickled."""
+    """What the ranks are asked for, such as a `RankRequest`; it is pickled."""
 
     @property
     def plan(self) -> Plan:
@@ -108,9 +108,9 @@ def emulate(
     )
 
 
-def request_of(plan: Plan, scale: float, runs: int, links: LinkTrace | None, **options: bool) -> Request:
-    """What the ranks are asked for, with a limit on how long they wait for each other; arguments as of `emulate` and `Request`."""
-    return Request(plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_of(plan, scale, links), **options)
+def request_of(plan: Plan, scale: float, runs: int, links: LinkTrace | None, **options: bool) -> RankRequest:
+    """What the ranks are asked for, with a limit on how long they wait for each other; arguments of `emulate` and `RankRequest`."""
+    return RankRequest(plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_of(plan, scale, links), **options)
 
 
 def timeout_of(plan: Plan, scale: float, links: LinkTrace | None) -> float:
@@ -134,7 +134,7 @@ def results_of(request: Asked[T], report: Callable[[int], None]) -> list[T]:
                 rank, answer = answers.recv()
             except EOFError:
                 break
-            if isinstance(answer, Failure):
+            if isinstance(answer, RankFailure):
                 failures.append((answer.follows, rank, answer.reason))
                 if not answer.follows:
                     break

@@ -27,8 +27,8 @@ from schedc.runtime.transports.delegate import found_elsewhere
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.common.header import TensorKind
-    from schedc.runtime.emulation.delays import Delay, Reservable
+    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Ends, Outgoing
     from schedc.runtime.transports.streams import Mark
 
@@ -55,7 +55,7 @@ class MarkedTransport(Protocol):
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
 
-    def receive(self, kind: TensorKind, tag: int) -> MarkedIncoming:
+    def receive(self, kind: TensorMeta, tag: int) -> MarkedIncoming:
         """As `Transport.receive`."""
 
 
@@ -113,7 +113,7 @@ class _Spun:
 class SpunTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: MarkedTransport, delay: Delay, device: torch.device, rate: float) -> None:
+    def __init__(self, inner: MarkedTransport, delay: DelayOfTransfers, device: torch.device, rate: float) -> None:
         """Wrap an end.
 
         Args:
@@ -133,7 +133,7 @@ class SpunTransport:
         """As `Transport.send`."""
         return self._inner.send(tensor, tag)
 
-    def receive(self, kind: TensorKind, tag: int) -> _Spun:
+    def receive(self, kind: TensorMeta, tag: int) -> _Spun:
         """As `Transport.receive`."""
         incoming = self._inner.receive(kind, tag)
         assert isinstance(incoming.mark, torch.cuda.Event)
@@ -167,7 +167,7 @@ class _Outgoing:
 class DeviceStampedTransport(InjectedTransport):
     """The end of a wire for its tensors, with tags as channels give them. What is taken holds back the host."""
 
-    def __init__(self, ends: Ends, delay: Delay, link: Reservable, record: Callable[[], Mark]) -> None:
+    def __init__(self, ends: Ends, delay: DelayOfTransfers, link: Reservable, record: Callable[[], Mark]) -> None:
         """Wrap an end.
 
         Args:

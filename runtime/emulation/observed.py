@@ -20,8 +20,8 @@ from schedc.runtime.execution.channels import TAGS
 if TYPE_CHECKING:
     import torch
 
-    from schedc.runtime.common.header import TensorKind
-    from schedc.runtime.emulation.delays import Delay, Reservable
+    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
 __all__ = ["ObservedTransport"]
@@ -53,7 +53,7 @@ class _Incoming:
 class ObservedTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: Transport, delay: Delay, link: Reservable) -> None:
+    def __init__(self, inner: Transport, delay: DelayOfTransfers, link: Reservable) -> None:
         """Wrap an end.
 
         Args:
@@ -71,7 +71,7 @@ class ObservedTransport:
         """As `Transport.send`."""
         return self._inner.send(tensor, tag)
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
         place = None if same_transfer(self._last_tag, tag) else tag // TAGS
         self._last_tag = last_of(self._last_tag, tag)

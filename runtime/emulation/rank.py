@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.measure.recording import RankRecord
 
-__all__ = ["Failure", "RankResult", "Request", "run_rank"]
+__all__ = ["RankFailure", "RankRequest", "RankResult", "run_rank"]
 
 LEAD_NS = 20_000_000
 """From when the last rank is ready for a run until all begin it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RankRequest:
     """What to run."""
 
     plan: Plan
@@ -74,7 +74,7 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """Why a rank has ended without a result."""
 
     reason: str
@@ -99,7 +99,7 @@ class _TrueBegin(Observer):
         self._recorder.taken(transfer, peer, now_ns)
 
 
-def run_rank(rank: int, request: Request, ran: Callable[[int], None]) -> RankResult:
+def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> RankResult:
     """Run the plan as one of its ranks, in a process with a default group.
 
     Args:

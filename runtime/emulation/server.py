@@ -1,9 +1,9 @@
 """The processes of an emulation: `python -m schedc.runtime.emulation.server TETHER ANSWERS`, started by `schedc.runtime.emulation`.
 
-Standard input: a pickled `Request` or other `Asked`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each thing
-that a rank has to say; what is the number of a run that has ended, what its `run` gives, or a `Failure`. This process loads torch
-once and forks the ranks. TETHER is the descriptor of a pipe that closes when the caller ends, however it ends; all of them then end
-with it.
+Standard input: a pickled `RankRequest` or other `Asked`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each
+thing that a rank has to say; what is the number of a run that has ended, what its `run` gives, or a `RankFailure`. This process
+loads torch once and forks the ranks. TETHER is the descriptor of a pipe that closes when the caller ends, however it ends; all of
+them then end with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from schedc.errors import SchedcError
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.emulation.rank import Failure
+from schedc.runtime.emulation.rank import RankFailure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
             try:
                 answer = readers[rank].recv()
             except EOFError:
-                answer = Failure(reason="its process has ended", follows=False)
+                answer = RankFailure(reason="its process has ended", follows=False)
             answers.send((rank, answer))
             if not isinstance(answer, int):
                 running.remove(rank)
@@ -84,10 +84,10 @@ def _be_rank(rank: int, request: Asked[object], port: int, tether: int, answers:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=request.plan.problem.ranks, timeout=timeout)
         answers.send(request.run(rank, answers.send))
     except SchedcError as error:
-        answers.send(Failure(reason=str(error), follows=isinstance(error, TransferFailed)))
+        answers.send(RankFailure(reason=str(error), follows=isinstance(error, TransferFailed)))
     except Exception as error:  # a mistake of this program
         traceback.print_exc()
-        answers.send(Failure(reason=f"{type(error).__name__}: {error}", follows=False))
+        answers.send(RankFailure(reason=f"{type(error).__name__}: {error}", follows=False))
     finally:
         os._exit(0)
 

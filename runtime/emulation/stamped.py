@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
 
 if TYPE_CHECKING:
-    from schedc.runtime.emulation.delays import Delay, Reservable
+    from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
 __all__ = ["InjectedTransport", "OneQueue", "Undelayed", "message_tag", "stamp_tag"]
 
-STAMP = TensorKind(torch.int64, (1,))
+STAMP = TensorMeta(torch.int64, (1,))
 
 
 class OneQueue:
@@ -85,7 +85,7 @@ class _Incoming:
 class InjectedTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, ends: Ends, delay: Delay, link: Reservable, queue: OneQueue | None = None) -> None:
+    def __init__(self, ends: Ends, delay: DelayOfTransfers, link: Reservable, queue: OneQueue | None = None) -> None:
         """Wrap an end.
 
         Args:
@@ -117,9 +117,9 @@ class InjectedTransport:
             if self._queue is not None:
                 self._queue.hold(self._arrival_ns)
         self._last_tag = last_of(self._last_tag, tag)
-        return self._control.send(torch.tensor([self._arrival_ns]), stamp_tag(tag))
+        return self._control.send(torch.tensor([self._arrival_ns], device="cpu"), stamp_tag(tag))
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`. It may be called late: the message's time is what its sender has said."""
         stamp = self._control.receive(STAMP, stamp_tag(tag))
         return _Incoming(self._data.receive(kind, message_tag(tag)), stamp, self._queue)
@@ -135,7 +135,7 @@ class Undelayed:
         """As `Transport.send`."""
         return self._inner.send(tensor, message_tag(tag))
 
-    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""
         return self._inner.receive(kind, message_tag(tag))
 

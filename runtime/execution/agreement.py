@@ -41,7 +41,7 @@ class Agreement:
         """
         self._group = group
         self._rank = rank
-        self._words = {peer: torch.zeros(1, dtype=torch.uint8) for peer in peers}
+        self._words = {peer: torch.zeros(1, dtype=torch.uint8, device="cpu") for peer in peers}
         self._coming: dict[int, dist.Work] = {}
         self._under_way: list[tuple[int, dist.Work]] = []
         self._own: bool | None = True
@@ -69,7 +69,7 @@ class Agreement:
         if self._own is not None:
             return
         self._own = good
-        word = torch.tensor([good], dtype=torch.uint8)
+        word = torch.tensor([good], dtype=torch.uint8, device="cpu")
         for peer in self._words:
             try:
                 self._under_way.append((peer, self._group.send([word], peer, TAG)))

@@ -21,7 +21,7 @@ from schedc.runtime.transports.gloo import FOREVER_S
 if TYPE_CHECKING:
     import torch
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
@@ -106,7 +106,7 @@ class _Watched:
         """As `Transport.send`."""
         return self._inner.send(tensor, tag)
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
         incoming = _Incoming(self._inner.receive(kind, tag), self._arrivals)
         with self._arrivals.changed:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import token
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
-from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorKind, decode, encode
+from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorMeta, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
-__all__ = ["Boundaries", "Failing", "Receiver", "Sender"]
+__all__ = ["HEADER_TAG", "PING_TAG", "STAMP_TAG", "TAGS", "Boundaries", "Failing", "Receiver", "Sender"]
 
 Failing: TypeAlias = "Callable[[str, Exception], None]"
 """Takes note that the wire has failed: what was being done, and what has been found. Raises if no other channel can take over."""
 
-TAGS = MAX_TENSORS + 1
-"""How many tags a transfer has: one for each tensor, the last for the header."""
+TAGS = MAX_TENSORS + 3
+"""How many tags a transfer has: one for each tensor; then what lies beside them, a header, a monitor's stamp and its pings."""
+HEADER_TAG, STAMP_TAG, PING_TAG = range(MAX_TENSORS, TAGS)
 
 
 def _header_tag(at: int) -> int:
     """The tag of the header that goes before transfer `at`."""
-    return at * TAGS + MAX_TENSORS
+    return at * TAGS + HEADER_TAG
 
 
-class Boundaries(dict[int, tuple[TensorKind, ...]]):
+class Boundaries(dict[int, tuple[TensorMeta, ...]]):
     """By stage, what its outputs are; known from the first microbatch on, and the same for all microbatches and steps."""
 
-    def learn(self, value: Value, message: Message) -> tuple[TensorKind, ...]:
+    def learn(self, value: Value, message: Message) -> tuple[TensorMeta, ...]:
         """Take note of a boundary's tensors, the outputs or their gradients.
 
         Returns:
@@ -53,10 +54,15 @@ class Boundaries(dict[int, tuple[TensorKind, ...]]):
 
         Raises:
             InvalidInput: they are not like the first.
+            Unsupported: one is made of other tensors (a DTensor), whose memory is not its own: gloo would end the process.
         """
+        if wrapped := [tensor for tensor in value if tensor is not None and hasattr(tensor, "__tensor_flatten__")]:
+            from schedc.runtime.execution.unlike import not_plain
+
+            raise Unsupported(not_plain(wrapped[0], message))
         known = self.get(message.boundary)
         if known is None:
-            known = self[message.boundary] = tuple(TensorKind.of(tensor) for tensor in value if tensor is not None)
+            known = self[message.boundary] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
         elif not _alike(value, known, message.gradient):
             from schedc.runtime.execution.unlike import difference
 
@@ -64,7 +70,7 @@ class Boundaries(dict[int, tuple[TensorKind, ...]]):
         return known
 
 
-def _alike(value: Value, kinds: tuple[TensorKind, ...], gradient: bool) -> bool:
+def _alike(value: Value, kinds: tuple[TensorMeta, ...], gradient: bool) -> bool:
     """Whether these are tensors of these kinds, or their gradients."""
     if len(value) != len(kinds):
         return False
@@ -114,6 +120,7 @@ class Sender(_End):
 
         Raises:
             InvalidInput: the tensors are not like the boundary's first.
+            Unsupported: one is no plain tensor.
             TransferFailed: the connection is lost.
         """
         message = self._wire.messages[at]
@@ -128,7 +135,8 @@ class Sender(_End):
         for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
             if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
                 try:
-                    sends.append(self._data.send(tensor.detach().contiguous(), tag))
+                    plain = tensor.detach().resolve_conj().resolve_neg()  # what is sent is memory, without these marks
+                    sends.append(self._data.send(plain.contiguous(), tag))
                 except ConnectionLost as error:
                     self._note(self._doing(at), error)
 
@@ -240,15 +248,15 @@ class Receiver(_End):
             tensor.detach().requires_grad_() if kind.gradient else tensor for kind, tensor in zip(kinds, come, strict=True)
         )
 
-    def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorKind) -> torch.Tensor:
+    def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorMeta) -> torch.Tensor:
         if incoming is not None and not self._failed:
             try:
                 return incoming.wait(self._timeout_s)
             except (ConnectionLost, NoAnswer) as error:
                 self._note(self._waiting(op, at, "waits for"), error)
-        return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device)
+        return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device or "cpu")
 
-    def _start(self, at: int, kind: TensorKind, tag: int) -> Incoming | None:
+    def _start(self, at: int, kind: TensorMeta, tag: int) -> Incoming | None:
         if not self._failed:
             try:
                 return self._data.receive(kind, tag)

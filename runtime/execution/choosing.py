@@ -2,8 +2,45 @@
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, a W
 only while no other is, and waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the
-plan starts it (`not_before`). Why that cannot deadlock, nor hold more than memory has room for, and for which plans:
-`schedc.verify.plan.choosing`. A step in which shapes are not known yet runs as planned.
+plan starts it (`not_before`). A step in which shapes are not known yet runs as planned.
+
+Why that neither deadlocks nor needs more memory, for every plan that its verifier accepts:
+
+**The rule.** A rank has three queues, each in its plan's order: its F (of all its stages), its B and BW, and its W. An op is
+*ready* if it is the head of its queue, its input has come, what it needs of its own rank has run, and, for the first part of what
+takes memory (an F; where a stage recomputes, B and BW), what the rank holds plus what the op takes is within the rank's room: its
+limit, or, where it has none, what the plan holds at most. Besides, an op that leaves more than it finds waits for each op X of the
+other queue of these two that the plan has before it and that would have no room, with what the plan holds while X runs and what all
+of the op's own queue leave that the plan has from X to it, itself included (`schedc.analysis.simulation.choosing.room_first`).
+A rank that is free runs any op that is ready (the executor: the first by the plan, a W only while no other is). It waits only
+while there is none, or, before an op, until times that pass by themselves (the executor: until the plan starts it). It posts
+receives by itself, in each channel's order: at any time at least those of the heads and all before these.
+
+**No rank holds more than its room.** Memory grows where an op begins that takes some, which is checked there, and nowhere else.
+Where the job alone recomputes (`load(recompute=)`), the plan counts whole activations, so each block that has begun has room for
+its recomputation; and the runtime's first part of a B or BW does all of it.
+
+**All ops run.** A plan without deadlock (`check_rendezvous`) numbers its ops so that each comes after all that it needs and after
+all that its rank's compute queue has before it. Suppose that some ops never run, and let X be the one with the lowest number. All
+before it have run, at some time. Those of X's rank that the plan has before X contain all that are before X in X's own queue: X
+is the head.
+
+- *Its own rank's ops.* What X needs of its rank, or waits for to leave room, has a lower number and has run.
+- *Its input.* Its producer, and all that the sender's compute queue has before it, have lower numbers and have run. A channel's
+  list is in the order of that queue (`check_transfer_order`), so all transfers before X's in the list have been sent, too, in
+  whatever order. Their receives are posted, as X is a head. Both ends name a transfer by its place in the list, so each send
+  finds its receive, and waits for no other. So X's input comes.
+- *Its room.* All that the plan has before X on its rank have run. Of those that it has behind X, some W may have run, which only
+  release, and some of the other queue of F and backwards. Each of these that leaves more than it found has not waited for X, which
+  had not run: so with what all of them leave, X has room.
+
+So X is ready, and will be whenever its rank is free, whatever else runs there. The rank, which has finitely many other ops,
+runs it at some time, against what was supposed. It does not matter what each rank prefers, whether some ranks keep to their
+plan's order (as in a step in which shapes are not known yet), nor what anything costs. Collectives wait for no op but their own,
+and ranks begin them in the plan's order.
+
+**Channels** that match sends and receives by their order alone (NCCL's) need more: all transfers of a channel from one queue of
+the sender. No such channel runs so (`schedc.runtime.execution.arrivals` refuses it), so no check is needed here.
 """
 
 from __future__ import annotations
@@ -13,7 +50,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from schedc.analysis.simulation.choosing import not_before
+from schedc.analysis.simulation.choosing import not_before, room_first
 from schedc.ir.ops import Kind, token
 from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor
@@ -46,6 +83,8 @@ class _Choice:
     """Without posts, and without the end of a stage's gradients: these no longer depend on the op's place."""
     after: int
     """The op of another queue that must have run, or `NOTHING`."""
+    room_after: int
+    """The op of another queue that must have run, as it might find no room else (`room_first`), or `NOTHING`."""
     takes_bytes: int
     gives_back_bytes: int
     transfers: bool
@@ -186,7 +225,7 @@ class ChoosingExecutor(Executor):
     def _lacks_only_its_input(self, at: int) -> bool:
         choice = self._choices[at]
         has_room = not choice.takes_bytes or self._held_bytes + choice.takes_bytes <= self._room_bytes
-        return has_room and (choice.after == NOTHING or self._ran[choice.after])
+        return has_room and all(before == NOTHING or self._ran[before] for before in (choice.after, choice.room_after))
 
     def _has_come(self, slot: Slot | None) -> bool:
         return slot is None or self._arrivals.has_come(self._program.wires[slot.wire], slot.at)
@@ -197,20 +236,20 @@ def _choices(plan: Plan, program: Program) -> list[_Choice]:
     found: list[_Choice] = []
     ends: dict[tuple[Kind, int, int], int] = {}
     proofs = _proofs(plan, program)
+    room_after = room_first(plan.problem, plan.schedule())[program.rank]
     for at, one in enumerate(program.instructions):
         kind, stage, microbatch = block = one.op[:3]
         ends[block] = at
         before = {Kind.F: None, Kind.B: Kind.F, Kind.BW: Kind.F, Kind.W: Kind.B}[kind]
         costs = plan.problem.stages[stage]
-        whole, after_input = costs.activation_bytes, costs.activation_after_input_bytes
-        released = {Kind.F: 0, Kind.B: whole - after_input, Kind.BW: whole, Kind.W: after_input}[kind]
         arrived = () if one.receive is None else proofs.get(one.receive, ())
         found.append(
             _Choice(
                 instruction=replace(one, posts=(), completes=False, arrived=arrived),
                 after=NOTHING if before is None else ends[before, stage, microbatch],
-                takes_bytes=whole if kind is Kind.F and one.first else 0,
-                gives_back_bytes=released if one.last else 0,
+                room_after=room_after[at],
+                takes_bytes=costs.taken_bytes(kind) if one.first else 0,
+                gives_back_bytes=costs.released_bytes(kind) if one.last else 0,
                 transfers=one.send is not None or one.receive is not None,
             )
         )

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.ops import token
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.observer import OpTimes
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ class Executor:
             (at for at, one in enumerate(program.instructions) if one.send is not None or one.receive is not None), default=None
         )
 
+    def prepare(self) -> None:
+        """Before `run`, where it is not known yet whether the step begins: post what the plan's first op receives."""
+        self._wiring.prepare()
+        for slot in self._program.instructions[0].posts:
+            self._wiring.receivers[slot.wire].post(slot.at)
+
     def run(self) -> None:
         """Run all ops of a step; what is sent may still be under way.
 
@@ -89,7 +95,7 @@ class Executor:
             given = self._compute.run(instruction, value)
         except Exception as error:
             if instruction.receive is not None:  # what came may be what is wrong
-                came = ", ".join(str(TensorKind.of(tensor)) for tensor in value if tensor is not None)
+                came = ", ".join(str(TensorMeta.of(tensor)) for tensor in value if tensor is not None)
                 error.add_note(f"on {came} from rank {self._program.wires[instruction.receive.wire].source}")
             raise
         ended_ns = self._now()

@@ -4,6 +4,9 @@ The step then runs again (PipeMorph 5.3 repeats the transfer): no weight has cha
 both wires to this peer, so that the peer knows, and runs its other ops with zeros in place of what does not come. By its word at
 the end of the step (`schedc.runtime.execution.agreement`) all ranks know that the step does not count. Then `change` connects the
 two ranks anew; the caller puts back what the step has changed and runs it again.
+
+Late is not dead: where a rank has only waited too long, the same channel is connected anew, and another takes its place only if
+that waits too long as well while the step runs again.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
-    from schedc.runtime.transports.base import Channel, ChannelsOf
+    from schedc.runtime.transports.base import ChannelsOf, P2PChannel
 
 __all__ = ["Takeover"]
 
@@ -35,6 +38,9 @@ class _Failure(NamedTuple):
     message: str
     """What to raise if no other channel is left."""
     reason: str
+    late: bool
+    """Whether it is only that nothing came in time: the peer may have paused. That the peer then finds the connection closed is a
+    consequence."""
 
 
 class Takeover(Wiring):
@@ -55,6 +61,8 @@ class Takeover(Wiring):
         """As `Wiring`, each wire over the first of its channels that connects."""
         self._in_use: Counter[tuple[int, int]] = Counter()
         self._failures: list[_Failure] = []
+        self._renewed: set[tuple[int, int]] = set()
+        """Between which ranks the same channel has been connected anew since a step last counted; the same on all ranks."""
         super().__init__(plan, groups, timeout_s, channels, wrap, device)
 
     def _partners(self) -> set[int]:
@@ -73,9 +81,10 @@ class Takeover(Wiring):
         try:
             super()._connect_wire(number, wire)
         except (ConnectionLost, NoAnswer) as error:
-            self._failing(wire, f"rank {self._groups.rank} connects the ranks {wire.source}, {wire.destination}", error)
+            doing = f"rank {self._groups.rank} connects the ranks {wire.source}, {wire.destination}"
+            self._fail(wire, doing, error, late=False)
 
-    def _channel(self, wire: Wire) -> Channel:
+    def _channel(self, wire: Wire) -> P2PChannel:
         return self._channels(wire.source, wire.destination)[self._in_use[_ranks_of(wire)]]
 
     def _settle(self, wire: Wire) -> None:
@@ -83,10 +92,14 @@ class Takeover(Wiring):
             super()._settle(wire)
 
     def _failing(self, wire: Wire, doing: str, error: Exception) -> None:
+        self._fail(wire, doing, error, late=isinstance(error, NoAnswer))
+
+    def _fail(self, wire: Wire, doing: str, error: Exception, *, late: bool) -> None:
         """Take note that a wire has failed, and let its peer know."""
         if not self._has_failed(wire):
             message = str(waiting_failed(doing, error, self._timeout_s, self._peer(wire)))
-            self._failures.append(_Failure(_ranks_of(wire), message, str(error).partition("\n")[0]))
+            reason = f"no answer in {self._timeout_s:g} s" if late else str(error).partition("\n")[0]
+            self._failures.append(_Failure(_ranks_of(wire), message, reason, late))
             for (source, destination, _), ends in self._ends.items():
                 if {source, destination} == {wire.source, wire.destination}:
                     ends.give_up()
@@ -104,6 +117,13 @@ class Takeover(Wiring):
         """As `Wiring.add_notes`."""
         for failure in self._failures:
             error.add_note(f"before that a channel has failed, and zeros came in place of tensors: {failure.message}")
+
+    def finish(self) -> bool:
+        """As `Wiring.finish`."""
+        good = super().finish()
+        if good:
+            self._renewed.clear()
+        return good
 
     def change(self) -> None:
         """As `Wiring.change`. Warns on the ranks that are concerned."""
@@ -125,20 +145,23 @@ class Takeover(Wiring):
         found: dict[tuple[int, int], _Failure] = {}
         for failures in self._groups.exchange(self._failures):
             for failure in failures:
-                found.setdefault(failure.ranks, failure)
+                if failure.late or failure.ranks not in found:
+                    found[failure.ranks] = failure
         self._failures = []
         changed: list[str] = []
         for ranks, failure in found.items():
             names = [channel.name for channel in self._channels(*ranks)]
-            used = self._in_use[ranks]
-            if used + 1 < len(names):
+            used, between = self._in_use[ranks], f"between ranks {ranks[0]} and {ranks[1]},"
+            if failure.late and ranks not in self._renewed:
+                self._renewed.add(ranks)
+                said = f"{between} one was late ({failure.reason}); {names[used]} is connected anew, and the step runs again"
+            elif used + 1 < len(names):
                 self._in_use[ranks] += 1
-                changed.append(
-                    f"between ranks {ranks[0]} and {ranks[1]}, {names[used]} has failed ({failure.reason});"
-                    f" {names[used + 1]} carries what they exchange from now on"
-                    if self._groups.rank in ranks
-                    else ""
-                )
+                said = f"{between} {names[used]} has failed ({failure.reason});"
+                said += f" {names[used + 1]} carries what they exchange from now on"
+            else:
+                continue
+            changed.append(said if self._groups.rank in ranks else "")
         if not changed:
             raise TransferFailed(next(iter(found.values())).message)
         if any(changed):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Channel, ChannelsOf, Ends
+    from schedc.runtime.transports.base import ChannelsOf, Ends, P2PChannel
 
 __all__ = ["Wiring", "Wrap"]
 
@@ -92,7 +92,9 @@ class Wiring:
         Raises:
             TransferFailed: another rank does not come.
         """
+        self._prepared = False
         self.boundaries = Boundaries() if boundaries is None else boundaries
+        self._plan = plan
         wires, rank = wires_of(plan), self._groups.rank
         self._wires = {at: wires[at] for at in connecting_order(wires) if rank in (wires[at].source, wires[at].destination)}
         """Those that begin or end here, by number, in the order in which they are connected."""
@@ -122,8 +124,28 @@ class Wiring:
         else:
             self.receivers[number] = Receiver(wire, ends, self.boundaries, self._timeout_s, failing, self._device, self._patience_s)
 
-    def _channel(self, wire: Wire) -> Channel:
+    def _channel(self, wire: Wire) -> P2PChannel:
         return self._channels(wire.source, wire.destination)[0]
+
+    def renew(self) -> None:
+        """Connect all wires anew, after receives were posted for a step that is not going to run; all ranks do this together.
+
+        Raises:
+            TransferFailed: another rank does not come.
+        """
+        self._close([*self._ends.values()])
+        self._ends.clear()
+        self.move(self._plan, self.boundaries)
+
+    def prepare(self) -> None:
+        """Before a step: be ready for its receives.
+
+        Raises:
+            TransferFailed: another rank has ended.
+        """
+        for receiver in self.receivers.values():
+            receiver.begin()
+        self._prepared = True
 
     def begin(self) -> None:
         """Before a step's first op: be ready for what is not known yet, and for its end.
@@ -132,8 +154,9 @@ class Wiring:
             TransferFailed: another rank has ended.
         """
         self._agreement.begin()
-        for receiver in self.receivers.values():
-            receiver.begin()
+        if not self._prepared:
+            self.prepare()
+        self._prepared = False
 
     def all_through(self) -> None:
         """After the last op of a step that has a transfer: say so, if the host knows that all are through.

@@ -49,7 +49,7 @@ def clock_offsets(group: dist.ProcessGroup) -> list[ClockOffset]:
     """
     rank, size = group.rank(), group.size()
     group.barrier().wait()  # no rank's first answer is late because it has not come yet
-    ping, pong = torch.zeros(1), torch.zeros(2, dtype=torch.int64)
+    ping, pong = torch.zeros(1, device="cpu"), torch.zeros(2, dtype=torch.int64, device="cpu")
     if rank:
         for _ in range(ROUNDS):
             group.recv([ping], 0, TAG).wait()

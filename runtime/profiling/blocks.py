@@ -1,7 +1,7 @@
 """The runtime's own blocks, as the profiler uses them: what is measured is what a pipe executes.
 
-This is the one place of the profiler that knows how a `Block` takes and gives its boundaries: tuples of tensors, of which those
-that require grad get a gradient.
+This is the one place of the profiler that knows how a `StageBlock` takes and gives its boundaries: tuples of tensors, of which
+those that require grad get a gradient.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from schedc.errors import InvalidInput
 from schedc.runtime.common.values import tensors_of
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ Boundary: TypeAlias = tuple[torch.Tensor, ...]
 """What one layer gives to the next."""
 
 
-def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> Block:
+def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> StageBlock:
     """Run F of one layer.
 
     Args:
@@ -30,7 +31,7 @@ def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> B
         inputs: what it takes; the tensors stay the caller's, their memory is shared.
         split: whether B and W will run apart.
     """
-    return Block(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
+    return StageBlock(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
 
 
 def gradients_for(outputs: Boundary, *, loss: bool) -> Boundary:
@@ -54,8 +55,10 @@ def moved(tensors: object, device: torch.device, dtype: torch.dtype | None, what
     """One tensor or several on the device, cast if they are of a floating type and a type is given.
 
     Raises:
-        InvalidInput: there is something else among them.
+        InvalidInput: there is something else among them, or they are on the meta device.
     """
+    if any(tensor.is_meta for tensor in tensors_of(tensors, what)):
+        raise InvalidInput(f"{what}: found a tensor on the meta device, expected one with values")
     return tuple(
         tensor.detach().to(device, dtype if dtype is not None and tensor.is_floating_point() else None)
         for tensor in tensors_of(tensors, what)

@@ -7,13 +7,15 @@ the microbatches of a step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import nn
 
-from schedc.analysis.comparison.times import Times
+from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.profiling.blocks import block_of, gradient_bytes, gradients_for, moved, num_bytes
 from schedc.runtime.profiling.held import meter_for
@@ -22,15 +24,13 @@ from schedc.runtime.profiling.model import raised
 from schedc.runtime.profiling.watch import watch_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    from torch import nn
 
     from schedc.runtime.profiling.blocks import Boundary
     from schedc.runtime.profiling.model import Model
     from schedc.runtime.profiling.watch import Watch
-    from schedc.runtime.stage.block import Block
+    from schedc.runtime.stage.block import StageBlock
 
 __all__ = ["profile_model"]
 
@@ -46,7 +46,7 @@ class _Run:
     gradients: Boundary
     """Of the outputs."""
 
-    def block(self, *, split: bool) -> Block:
+    def block(self, *, split: bool) -> StageBlock:
         """F, without its outputs."""
         block = block_of(self.work, self.inputs, split=split)
         block.take()
@@ -76,11 +76,11 @@ def profile_model(
         on_layer: called with each layer's name before it is measured.
 
     Raises:
-        InvalidInput: there are no layers, or one of them fails or does not give tensors; names it.
+        InvalidInput: there are no layers, or one of them is no layer, fails, or does not give tensors of numbers; names it.
     """
     measured: list[MeasuredLayer] = []
     inputs = moved(model.inputs, device, dtype, "inputs of the model")
-    for (name, layer), last in _with_last(model.layers):
+    for (name, layer), last in _with_last(_named(model.layers)):
         if on_layer is not None:
             on_layer(name)
         loss_fn = model.loss_fn if last else None
@@ -117,6 +117,30 @@ def profile_model(
     return tuple(measured)
 
 
+def _named(layers: object) -> Iterator[tuple[str, nn.Module]]:
+    """The layers with their names.
+
+    Raises:
+        InvalidInput: there is something else among them.
+    """
+    if not isinstance(layers, Iterable):
+        raise InvalidInput(f"layers of the model: found {type(layers).__name__}, expected pairs of a name and an nn.Module")
+    try:
+        for number, entry in enumerate(layers):
+            match entry:
+                case (str(), nn.Module()):
+                    yield entry[0], entry[1]
+                case _:
+                    parts = [type(part).__name__ for part in entry] if isinstance(entry, tuple) else []
+                    found = f"({', '.join(parts)})" if parts else type(entry).__name__
+                    expected = "a pair of a name and an nn.Module"
+                    raise InvalidInput(f"layers[{number}] of the model: found {found}, expected {expected}")
+    except SchedcError:
+        raise
+    except Exception as error:  # of what makes them one by one
+        raise InvalidInput(f"layers of the model: {raised(error)}") from error
+
+
 def _prepare(
     layer: nn.Module, inputs: Boundary, loss_fn: Callable[..., torch.Tensor] | None, targets: object
 ) -> tuple[_Run, Boundary]:
@@ -132,6 +156,9 @@ def _prepare(
 
     work = layer if loss_fn is None else with_loss
     outputs = tuple(tensor for tensor in block_of(work, inputs, split=True).take() if tensor is not None)
+    wrong = next((tensor for tensor in outputs if tensor.is_floating_point() and bool(tensor.isnan().any())), None)
+    if wrong is not None:
+        raise InvalidInput(f"it gives NaN, in a tensor of shape {list(wrong.shape)}; expected inputs and weights as in training")
     return _Run(work=work, inputs=inputs, gradients=gradients_for(outputs, loss=loss_fn is not None)), outputs
 
 
@@ -164,7 +191,7 @@ def _copied(tensors: Boundary) -> Boundary:
     return tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors)
 
 
-def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Times]:
+def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, SampledTimes]:
     """The times of each phase."""
     for _ in range(repeats):
         watch.start()
@@ -182,7 +209,7 @@ def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Times]:
         block.backward(run.gradients)
         block.take()
         watch.stop("backward")
-    return {phase: Times(tuple(samples)) for phase, samples in watch.times().items()}
+    return {phase: SampledTimes(tuple(samples)) for phase, samples in watch.times().items()}
 
 
 class _on_device:

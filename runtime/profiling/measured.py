@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.times import LARGE_SPREAD, Times
-from schedc.text.profile_file import LayerEntry, Spread
+from schedc.analysis.comparison.times import LARGE_SPREAD, SampledTimes
+from schedc.text.profile_file import LayerEntry, SpreadEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,10 +24,10 @@ class MeasuredLayer:
 
     name: str
     repeat: int = 1
-    forward: Times
-    backward_input: Times
-    backward_weight: Times
-    backward: Times
+    forward: SampledTimes
+    backward_input: SampledTimes
+    backward_weight: SampledTimes
+    backward: SampledTimes
     """Fused: not the sum of the two."""
     held_bytes: int
     """After F, in a stage of this layer alone."""
@@ -47,7 +47,7 @@ class MeasuredLayer:
         """What the cost model takes to be held from F: never less than what is held after B."""
         return max(self.held_bytes, self.held_after_input_bytes)
 
-    def phases(self) -> dict[str, Times]:
+    def phases(self) -> dict[str, SampledTimes]:
         """The times by name."""
         return {
             "forward": self.forward,
@@ -78,7 +78,7 @@ def profile_layer(layer: MeasuredLayer) -> LayerEntry:
         activation_after_input_bytes=layer.held_after_input_bytes,
         message_bytes=layer.message_bytes,
         gradient_message_bytes=None if layer.gradient_message_bytes == layer.message_bytes else layer.gradient_message_bytes,
-        spread=Spread(**{phase: times.spread for phase, times in layer.phases().items()}),
+        spread=SpreadEntry(**{phase: times.spread for phase, times in layer.phases().items()}),
     )
 
 
@@ -134,8 +134,8 @@ def _one(group: tuple[MeasuredLayer, ...]) -> MeasuredLayer:
     if first is last:
         return first
 
-    def together(phase: str) -> Times:
-        return Times(tuple(sample for layer in group for sample in layer.phases()[phase].samples_ns))
+    def together(phase: str) -> SampledTimes:
+        return SampledTimes(tuple(sample for layer in group for sample in layer.phases()[phase].samples_ns))
 
     return replace(
         first,

@@ -64,7 +64,7 @@ def load_model(spec: str) -> Model:
         raise InvalidInput(f"--model: {spec} is {_type(factory)}, expected a function without arguments that gives a Model")
     try:
         model = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(f"--model: {spec} fails: {raised(error)}") from error
     if not isinstance(model, Model):
         raise InvalidInput(f"--model: {spec} gives {_type(model)}, expected a schedc.runtime.profiling.Model")
@@ -89,7 +89,7 @@ def _import(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise InvalidInput(f"--model: found no module {name!r} in {directory} or among those installed") from error
         raise InvalidInput(f"--model: importing {name} fails: {raised(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(f"--model: importing {name} fails: {raised(error)}") from error
 
 

@@ -84,7 +84,7 @@ def _measure(pair: tuple[int, int], wires: Wires, sizes: Sequence[int], agenda: 
     clock = torch.zeros(64, dtype=torch.int64, device=wires.device)
     name = clock_name().encode()[:64]
     if not leads:
-        clock[: len(name)] = torch.tensor(list(name), dtype=torch.int64)
+        clock[: len(name)] = torch.tensor(list(name), dtype=torch.int64, device="cpu")
         wires.finish(wires.send(clock))
         follow(wires, sizes, agenda.repeats, agenda.warmup)
         return []

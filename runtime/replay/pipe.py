@@ -24,7 +24,6 @@ from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.swap import Mover
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.verify.plan.choosing import verify_choosing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +98,7 @@ class ReplayPipe:
 
     def prepare(self, plan: Plan) -> None:
         """As `ChoosingPipe.prepare`, where this rank chooses."""
-        if self._arrivals is not None and not verify_choosing(plan):
+        if self._arrivals is not None:
             self._prepared = plan, earliest_ns(plan, self.groups.rank)
 
     def swap(self, plan: Path | str | Plan | Received) -> Swap:
@@ -144,7 +143,7 @@ class ReplayPipe:
         program = program_of(plan, rank)
         self._compute = Waiting(replace(plan, problem=self._problem), rank, self._scale, self._trunk)
         observer = _Measured(self._compute, self._monitor)
-        if self._arrivals is None or verify_choosing(plan):
+        if self._arrivals is None:
             self._executor = Executor(program, self._wiring, self._compute, observer)
             return
         parts = program, self._wiring, self._arrivals, self._compute, observer

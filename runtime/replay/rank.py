@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.runtime.adapt.adapting import Adaptation
-    from schedc.runtime.adapt.proposer import Answer
+    from schedc.runtime.adapt.proposer import ProposerAnswer
 
 __all__ = ["RankReplay", "ReplayRequest"]
 
@@ -52,7 +52,7 @@ class RankReplay:
     refused, or not settled before the end."""
     refusals: tuple[str | None, ...]
     """Why each was refused."""
-    published: tuple[Answer, ...]
+    published: tuple[ProposerAnswer, ...]
     """On the leader."""
     ended: str | None
     """Why adapting ended before the runs did."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.emulation.emulate import check_request, results_of, timeout_of
 from schedc.runtime.replay.rank import ReplayRequest
 from schedc.text.plan.plan_file import parse_plan
 from schedc.text.plan.plan_to_file import plan_sha256
-from schedc.verify.plan.choosing import verify_choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,21 +18,21 @@ if TYPE_CHECKING:
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
 
-__all__ = ["WARM_UP", "Move", "Replay", "replay"]
+__all__ = ["WARM_UP", "EmulatedReplay", "PlanMove", "replay"]
 
 WARM_UP = 40
 """Eight steps that the monitor does not look at, and as many as it learns from twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class PlanMove:
     """One plan that was published, and why."""
 
     run: int | None
     """The first recorded run of it, from 0; below 0: before them. None: it was refused, or not taken up before the end."""
     refusal: str | None
     plan: int
-    """Its place in `Replay.plans`."""
+    """Its place in `EmulatedReplay.plans`."""
     conditions: Conditions
     """What was measured."""
     before_ns: int
@@ -43,7 +42,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class EmulatedReplay:
     """What came of it, the scale taken out."""
 
     runs_ns: tuple[int, ...]
@@ -56,7 +55,7 @@ class Replay:
     """The first is the one that was given; the same bytes are one plan. The costs of the others are those they were made for."""
     sha256: tuple[str, ...]
     """Of each plan's bytes."""
-    moves: tuple[Move, ...]
+    moves: tuple[PlanMove, ...]
     ended: str | None
     """Why the ranks adapted no more, before the end; None: they did until then."""
     before_others: bool
@@ -72,7 +71,7 @@ def replay(
     choose: bool = False,
     links: LinkTrace | None = None,
     report: Callable[[int], None] = lambda _: None,
-) -> Replay:
+) -> EmulatedReplay:
     """Run the plan as `emulate` does, with ranks that adapt (`schedc.runtime.adapt`); all of it but the compute is what a job runs.
 
     Args:
@@ -87,15 +86,13 @@ def replay(
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
         Unsupported: the plan has collectives, and ranks would choose.
-        CheckFailed: the plan breaks a rule, or is none for which ranks may choose, or a rank has failed.
+        CheckFailed: the plan breaks a rule, or a rank has failed.
     """
     check_request(plan, scale, runs)
     if warm_up < 1:
         raise InvalidInput(f"warm_up: found {warm_up}, expected at least 1")
     if choose and plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
-    if choose and (violations := verify_choosing(plan)):
-        raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {violations[0]}")
     request = ReplayRequest(
         plan=plan, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=links, timeout_s=timeout_of(plan, scale, links)
     )
@@ -111,7 +108,7 @@ def replay(
     for number, answer in enumerate(first.published):
         offered = number < len(first.moved)  # else it came after the last step
         moves.append(
-            Move(
+            PlanMove(
                 run=first.moved[number] if offered else None,
                 refusal=first.refusals[number] if offered else None,
                 plan=places[number + 1],
@@ -121,7 +118,7 @@ def replay(
             )
         )
     ends_ns = zip(*(result.ends_ns for result in results), strict=True)
-    return Replay(
+    return EmulatedReplay(
         runs_ns=tuple(round((max(ended) - begin_ns) / scale) for begin_ns, ended in zip(first.begins_ns, ends_ns, strict=True)),
         begun_ns=first.begun_ns,
         plan_of_run=tuple(places[number] for number in first.ran),

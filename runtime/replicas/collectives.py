@@ -13,7 +13,8 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Collective
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
+from schedc.runtime.replicas.buffers import SharedBuffers
+from schedc.runtime.replicas.gradients import Bucket, by_gradient_type, check_known
 from schedc.runtime.replicas.pipelines import await_replicas, start_with_replicas
 from schedc.runtime.replicas.shards import ShardedBucket
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.replicas.shards import Shard
 
-__all__ = ["Collectives", "check_same_collectives", "check_weights", "queue_of"]
+__all__ = ["ReplicaCollectives", "check_same_collectives", "check_weights", "queue_of"]
 
 
 def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
@@ -81,7 +82,7 @@ def check_weights(stages: Mapping[int, nn.Module]) -> None:
                 raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")
 
 
-class Collectives(ReplicaHooks):
+class ReplicaCollectives(ReplicaHooks):
     """The collectives of one rank's stages with their replicas in other pipelines."""
 
     def __init__(self, plan: Plan, rank: int, stages: Mapping[int, nn.Module], pipelines: Pipelines) -> None:
@@ -102,7 +103,8 @@ class Collectives(ReplicaHooks):
         self._queue = queue_of(plan, rank)
         self._buckets: dict[int, list[Bucket | ShardedBucket]] = {}
         self._shards: dict[int, list[ShardedBucket]] = {}
-        owner = self._owners(stages)
+        self._modules = stages
+        self._owner = owner = self._owners(stages)
         self._needed = {stage: sorted({owner[weight] for weight in _weights(module)}) for stage, module in stages.items()}
         for stage, module in stages.items():
             names = {weight: name for name, weight in module.named_parameters() if owner.get(weight) == stage}
@@ -114,6 +116,7 @@ class Collectives(ReplicaHooks):
                     buckets.append(bucket)
                 else:
                     buckets.append(Bucket([(weight,) for weight in weights], group))
+        self._buffers = {stage: SharedBuffers([module], group) for stage, module in stages.items()}
         self._next = 0
         self._complete: set[int] = set()
         self._gathers: dict[int, list[dist.Work]] = {}
@@ -129,12 +132,33 @@ class Collectives(ReplicaHooks):
             raise InvalidInput("there are no shards: the plan is not for ZeRO 1; give the modules' parameters to the optimizer")
         return [shard for _, buckets in sorted(self._shards.items()) for bucket in buckets for shard in bucket.shards]
 
-    def begin_step(self) -> None:
-        """Before a step: start the all-gathers.
+    def begin_call(self, call: str) -> None:
+        """Say to the other pipelines what this one does; whether all do the same is looked at before anything else with them.
 
         Raises:
             TransferFailed: a replica is lost.
         """
+        self._pipelines.begin(call)
+
+    def all_called(self) -> bool:
+        """As `ReplicaHooks.all_called`.
+
+        Raises:
+            InvalidInput: they are called for something else.
+            TransferFailed: a replica is lost, or too late.
+        """
+        self._pipelines.check()
+        return True
+
+    def begin_step(self) -> None:
+        """Before a step: take the first replica's buffers, and start the all-gathers.
+
+        Raises:
+            Unsupported: a weight has been unfrozen since `load`.
+            TransferFailed: a replica is lost.
+        """
+        check_known(self._modules, self._owner)
+        self._share_buffers()
         self._next = 0
         self._complete.clear()
         for buckets in self._buckets.values():
@@ -167,7 +191,7 @@ class Collectives(ReplicaHooks):
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        self._pipelines.share(loss, counts=self.step_counts)
+        self._pipelines.share(loss, self.way, counts=self.step_counts)
         for stage, works in self._sums.items():
             for work, bucket in zip(works, self._buckets[stage], strict=True):
                 await_replicas(work, f"rank {self._rank} sums the gradients of stage {stage}", self._timeout_s)
@@ -185,15 +209,17 @@ class Collectives(ReplicaHooks):
         return self._pipelines.total(value, largest=largest)
 
     def gather(self) -> None:
-        """Bring the shares of all weights together, so that the modules' parameters are whole.
+        """Bring the shares of all weights together, so that the modules' parameters are whole; and take the first's buffers.
 
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
+        self._pipelines.check()
         for stage in sorted(self._shards):
             self._gather(stage)
         for stage in self._needed:
             self.on_weights_needed(stage)
+        self._share_buffers()
 
     def check_swap(self, running: Plan, other: Plan) -> None:
         """As `check_same_collectives`."""
@@ -203,6 +229,17 @@ class Collectives(ReplicaHooks):
         """Close the connections to the other pipelines."""
         self._pipelines.close()
 
+    def _share_buffers(self) -> None:
+        """Let all replicas have the buffers of the first, if they are called for the same."""
+        if any(buffers.is_needed for buffers in self._buffers.values()):
+            self._pipelines.check()
+        for stage, buffers in self._buffers.items():
+            doing = f"rank {self._rank} shares the buffers of stage {stage}"
+            work = start_with_replicas(buffers.start, doing)
+            if work is not None:
+                await_replicas(work, doing, self._timeout_s)
+            buffers.finish()
+
     def _advance(self) -> None:
         """Start what the queue has next, as far as it can start."""
         while self._next < len(self._queue):
@@ -211,6 +248,7 @@ class Collectives(ReplicaHooks):
             if collective.kind == "AG":
                 self._gather(stage)
             elif stage in self._complete:
+                self._pipelines.check()
                 doing = f"rank {self._rank} sums the gradients of stage {stage}"
                 self._sums[stage] = [start_with_replicas(bucket.start, doing) for bucket in self._buckets[stage]]
             else:
@@ -219,6 +257,7 @@ class Collectives(ReplicaHooks):
 
     def _gather(self, stage: int) -> None:
         """Start to bring the weights of a stage together."""
+        self._pipelines.check()
         doing = f"rank {self._rank} gathers the weights of stage {stage}"
         self._gathers[stage] = [start_with_replicas(bucket.gather, doing) for bucket in self._shards.get(stage, ())]
 

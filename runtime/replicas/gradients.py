@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from schedc.errors import Unsupported
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import torch.distributed as dist
     from torch import nn
 
-__all__ = ["Bucket", "by_gradient_type", "gradient_type", "set_gradient_type"]
+__all__ = ["Bucket", "by_gradient_type", "check_known", "gradient_type", "set_gradient_type"]
 
 
 def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
@@ -26,6 +28,25 @@ def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
                 grad, parameter.grad = parameter.grad, None
                 parameter.grad_dtype = dtype
                 parameter.grad = None if grad is None else grad.to(dtype)
+
+
+def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter]) -> None:
+    """Before a step: refuse weights whose gradients nobody would sum, since they had none at `load`.
+
+    Args:
+        modules: by stage.
+        known: the weights that are summed.
+
+    Raises:
+        Unsupported: one requires grad now.
+    """
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            if weight.requires_grad and weight not in known:
+                raise Unsupported(
+                    f"stage {stage}: {name} requires grad, which it did not at load, so its gradients would not be summed over"
+                    " replicas; load again after changing which weights are trained"
+                )
 
 
 def gradient_type(parameter: torch.Tensor) -> torch.dtype:
@@ -68,7 +89,7 @@ class Bucket:
     def start(self) -> dist.Work:
         """Start to sum what the step has added; behind the gradients goes for each how many processes have one."""
         first = self._weights[0][0]
-        used = torch.tensor([any(weight.grad is not None for weight in same) for same in self._weights])
+        used = torch.tensor([any(weight.grad is not None for weight in same) for same in self._weights], device="cpu")
         self._flat = torch.cat([*map(_flat_sum, self._weights), used.to(first.device, gradient_type(first))])
         self._let_go()
         return self._group.allreduce([self._flat])

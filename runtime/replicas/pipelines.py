@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
 from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -20,6 +22,20 @@ __all__ = ["Pipelines", "await_replicas", "start_with_replicas"]
 
 T = TypeVar("T")
 
+CALLS = (
+    "step",
+    "step with weights",
+    "evaluation",
+    "evaluation with weights",
+    "gather",
+    "a refused batch",
+    "loss",
+    "sum",
+    "largest number",
+)
+"""What pipelines do with each other, besides sums and gathers of tensors."""
+WIDTH = 5
+"""How many numbers each message has: if they are for different calls, they still meet. On another size gloo ends the process."""
 LOST = "the connection is lost; a replica has ended or failed, and its own message says why"
 
 
@@ -76,8 +92,9 @@ class Pipelines(Groups):
         """
         super().__init__(timeout_s, group, "data_parallel_group")
         self._given = group
-        self._shared: torch.Tensor | None = None
-        self._work: dist.Work | None = None
+        self._shared: tuple[torch.Tensor, dist.Work] | None = None
+        self._begun: tuple[torch.Tensor, dist.Work] | None = None
+        """What all pipelines have been called for, until it has been looked at."""
 
     def over(self, modules: Iterable[nn.Module]) -> tuple[dist.ProcessGroup, float | None]:
         """What sums the gradients of these modules, and how long to wait for it on this thread.
@@ -87,37 +104,76 @@ class Pipelines(Groups):
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
         return (self._given, None) if elsewhere else (self.all, self.timeout_s)
 
-    def share(self, loss: torch.Tensor, *, counts: bool) -> None:
-        """Send a step's loss to the other pipelines, and whether the step counts for this one.
+    def begin(self, call: str) -> None:
+        """Say to the other pipelines what this one is called for, one of `CALLS`.
 
         Raises:
             TransferFailed: a replica is lost.
         """
-        self._shared = shared = torch.zeros(self.size, 2, dtype=torch.float64)
-        own = torch.stack([loss, torch.tensor(float(counts), dtype=torch.float64)]).reshape(1, 2)
-        doing = f"pipeline {self.rank} sends its loss to the others"
-        self._work = start_with_replicas(lambda: self.all._allgather_base(shared, own), doing)
+        self._begun = self._say(call, ())
+
+    def check(self) -> None:
+        """Before anything else with the other pipelines: whether all are called for the same, or gloo would end the process.
+
+        Raises:
+            InvalidInput: they are not.
+            TransferFailed: a replica is lost, or too late.
+        """
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._hear(begun, f"pipeline {self.rank} waits for what the others are called for")
+
+    def share(self, loss: torch.Tensor, way: Sequence[float], *, counts: bool) -> None:
+        """Send a step's loss to the other pipelines, its way (`Shares.way`), and whether the step counts for this one.
+
+        Raises:
+            InvalidInput: they are called for something else.
+            TransferFailed: a replica is lost.
+        """
+        self.check()
+        self._shared = self._say("loss", (loss.item(), float(counts), *way))
 
     def mean(self) -> tuple[torch.Tensor, bool]:
         """The mean of the losses that all have shared, and whether the step counts for all; the same everywhere.
 
         Raises:
+            InvalidInput: the pipelines weigh their losses in different ways.
             TransferFailed: a replica is lost, or too late.
         """
-        assert self._work is not None and self._shared is not None
-        patience_s = 2 * self.timeout_s  # another pipeline may have to find out first that a channel has failed
-        await_replicas(self._work, f"pipeline {self.rank} waits for the losses of the others", patience_s)
-        losses, count = self._shared.unbind(1)
+        assert self._shared is not None
+        losses, count, *_ = heard = self._hear(self._shared, f"pipeline {self.rank} waits for the losses of the others").unbind(1)
+        if bool(count.all()):
+            check_same_way(torch.stack(heard[2:], 1).tolist(), "pipelines")
         return losses.mean(), bool(count.all())
 
     def total(self, value: torch.Tensor, *, largest: bool) -> torch.Tensor:
         """The sum, or the largest, of what all pipelines give, on the CPU; all do this together.
 
         Raises:
+            InvalidInput: they are called for something else.
             TransferFailed: a replica is lost, or too late.
         """
-        total, doing = value.clone(), f"pipeline {self.rank} waits for a number from the others"
-        kind: Any = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        work = start_with_replicas(lambda: self.all.allreduce([total], kind), doing)
-        await_replicas(work, doing, 2 * self.timeout_s)
-        return total
+        self.check()
+        said = self._say("largest number" if largest else "sum", (value.item(),))
+        given = self._hear(said, f"pipeline {self.rank} waits for a number from the others")[:, 0]
+        return given.max() if largest else given.sum()
+
+    def _say(self, call: str, numbers: Sequence[float]) -> tuple[torch.Tensor, dist.Work]:
+        """Start to send the others what this pipeline does, and numbers; what comes of all, and how to wait for it."""
+        heard = torch.zeros(self.size, WIDTH, dtype=torch.float64, device="cpu")
+        own = [float(CALLS.index(call)), *numbers]
+        said = torch.tensor([[*own, *(0.0,) * (WIDTH - len(own))]], dtype=torch.float64, device="cpu")
+        doing = f"pipeline {self.rank} tells the others of its {call}"
+        return heard, start_with_replicas(lambda: self.all._allgather_base(heard, said), doing)
+
+    def _hear(self, said: tuple[torch.Tensor, dist.Work], doing: str) -> torch.Tensor:
+        """The numbers of all pipelines, which do the same."""
+        heard, work = said
+        await_replicas(work, doing, 2 * self.timeout_s)  # another pipeline may have to find out first that a channel has failed
+        calls = [CALLS[int(number)] for number in heard[:, 0].tolist()]
+        other = next((at for at, call in enumerate(calls) if call != calls[0]), None)
+        if other is not None:
+            raise InvalidInput(
+                f"pipelines 0 and {other} are called for {calls[0]} and {calls[other]}; call all of them for the same"
+            )
+        return heard[:, 1:]

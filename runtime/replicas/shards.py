@@ -37,6 +37,8 @@ class Shard:
     stop: int
     weight: nn.Parameter
     """These elements, flat, with their gradient after a step; in the type of the gradient, which may be wider than the module's."""
+    whole: nn.Parameter
+    """The module's weight."""
 
 
 class ShardedBucket:
@@ -54,7 +56,7 @@ class ShardedBucket:
         first = parameters[0]
         self._parameters = parameters
         self._group = group
-        self._chunk = -(-sum(parameter.numel() for parameter in parameters) // group.size())
+        self._chunk = max(1, -(-sum(parameter.numel() for parameter in parameters) // group.size()))
         self._whole = torch.zeros(self._chunk * group.size(), dtype=first.dtype, device=first.device)
         begin = group.rank() * self._chunk
         self._own = self._whole[begin : begin + self._chunk]
@@ -62,14 +64,14 @@ class ShardedBucket:
         kind = gradient_type(first)
         self._master = self._own if kind == first.dtype else self._own.to(kind)
         self.shards: list[Shard] = []
-        self._pieces: list[tuple[int, int]] = []
-        """Of each shard, its elements [from, to) of this replica's share."""
-        for name, parameter, at in zip(names, parameters, self._places, strict=True):
+        self._pieces: list[tuple[int, int, int]] = []
+        """Of each shard, the number of its weight, and its elements [from, to) of this replica's share."""
+        for number, (name, parameter, at) in enumerate(zip(names, parameters, self._places, strict=True)):
             start, stop = max(at, begin), min(at + parameter.numel(), begin + self._chunk)
             if start < stop:
-                self._pieces.append((start - begin, stop - begin))
+                self._pieces.append((number, start - begin, stop - begin))
                 weight = nn.Parameter(self._master[start - begin : stop - begin])
-                self.shards.append(Shard(stage=stage, name=name, start=start - at, stop=stop - at, weight=weight))
+                self.shards.append(Shard(stage=stage, name=name, start=start - at, stop=stop - at, weight=weight, whole=parameter))
         self._share: torch.Tensor | None = None
 
     def begin(self) -> None:
@@ -84,22 +86,32 @@ class ShardedBucket:
         return self._group._allgather_base(self._whole, self._own)
 
     def start(self) -> dist.Work:
-        """Start to sum what the step has added to the gradients, each share on its owner."""
-        kind, device = gradient_type(self._parameters[0]), self._whole.device
-        flat = torch.zeros(self._whole.numel(), dtype=kind, device=device)
-        for parameter, at in zip(self._parameters, self._places, strict=True):
+        """Start to sum what the step has added to the gradients, each share on its owner.
+
+        Behind each share goes for every weight how many replicas have a gradient.
+        """
+        kind, device, size = gradient_type(self._parameters[0]), self._whole.device, self._group.size()
+        flat = torch.zeros(size, self._chunk + len(self._parameters), dtype=kind, device=device)
+        for number, (parameter, at) in enumerate(zip(self._parameters, self._places, strict=True)):
             if parameter.grad is not None:
-                flat[at : at + parameter.numel()].view(parameter.shape).copy_(parameter.grad)
+                values = parameter.grad.reshape(-1)
+                for owner in range(at // self._chunk, -(-(at + values.numel()) // self._chunk)):
+                    begin = owner * self._chunk
+                    start, stop = max(at, begin), min(at + values.numel(), begin + self._chunk)
+                    flat[owner, start - begin : stop - begin] = values[start - at : stop - at]
+                flat[:, self._chunk + number] = 1
                 parameter.grad = None
-        self._share = torch.empty(self._chunk, dtype=kind, device=device)
-        return self._group._reduce_scatter_base(self._share, flat, ReduceScatterOptions())
+        self._share = torch.empty(flat.shape[1], dtype=kind, device=device)
+        return self._group._reduce_scatter_base(self._share, flat.view(-1), ReduceScatterOptions())
 
     def finish(self) -> None:
-        """After the sum: add this replica's share to the gradients of its shards."""
+        """After the sum: add this replica's share to the gradients of its shards. A weight that no replica has used has none."""
         assert self._share is not None
-        for shard, (start, stop) in zip(self.shards, self._pieces, strict=True):
+        used = (self._share[self._chunk :] > 0).tolist()
+        for shard, (number, start, stop) in zip(self.shards, self._pieces, strict=True):
             total, before = self._share[start:stop], shard.weight.grad
-            shard.weight.grad = total if before is None else before.add_(total)
+            if used[number]:
+                shard.weight.grad = total if before is None else before.add_(total)
         self._share = None
 
 

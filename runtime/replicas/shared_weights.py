@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +12,11 @@ from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import TransferFailed, is_own
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
+from schedc.runtime.replicas.buffers import SharedBuffers, saved_buffers
+from schedc.runtime.replicas.gradients import Bucket, by_gradient_type, check_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -25,8 +27,9 @@ __all__ = ["ReplicaSums", "check_equal", "digest_of", "sum_gradients", "weights_
 
 
 def weights_digest(stage: nn.Module) -> str:
-    """A digest of the stage's parameters, in their order: types, shapes and values."""
-    return digest_of(stage.parameters())
+    """A digest of the stage's parameters, in their order: types, shapes and values; and of its buffers' types and shapes."""
+    kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in saved_buffers(stage)]
+    return digest_of(stage.parameters()) + (hashlib.sha256(repr(kinds).encode()).hexdigest() if kinds else "")
 
 
 def digest_of(parameters: Iterable[nn.Parameter]) -> str:
@@ -88,26 +91,54 @@ class ReplicaSums(ReplicaHooks):
         """
         self._sums: list[tuple[Bucket, str]] = []
         """With each, who sums what with whom: `rank 0 sums the gradients of stages 0 and 7 with rank 3`."""
+        self._buffers: list[tuple[SharedBuffers, str]] = []
+        self._replicated: dict[int, nn.Module] = {}
+        self._known: set[nn.Parameter] = set()
         summed: dict[nn.Parameter, int] = {}  # with which set of replicas, by its place in `replicas_of`
         shared: dict[int, list[int]] = {}  # of each set, for each weight the set that sums it
         for number, members in enumerate(replicas_of(problem)):
             modules = list(dict.fromkeys(stages[stage] for stage in members if stage in stages))
             if modules:
+                self._replicated.update((stage, stages[stage]) for stage in members if stage in stages)
                 ranks = sorted({problem.stages[stage].rank for stage in members})
                 group = groups.make(ranks)
                 others = " and ".join(f"rank {rank}" for rank in ranks if rank != groups.rank)
                 doing = f"rank {groups.rank} sums the gradients of stages {' and '.join(map(str, members))} with {others}"
+                first = ranks.index(problem.stages[members[0]].rank)
+                self._buffers.append(
+                    (SharedBuffers(modules, group, first), doing.replace("sums the gradients", "shares the buffers"))
+                )
                 weights = zip(*([weight for weight in one.parameters() if weight.requires_grad] for one in modules), strict=True)
                 each = [tuple(dict.fromkeys(own)) for own in weights]
                 shared[number] = [summed.setdefault(own[0], number) for own in each]
                 same = {own[0]: own for own, by in zip(each, shared[number], strict=True) if by == number}
                 self._sums += [(Bucket([same[first] for first in firsts], group), doing) for firsts in by_gradient_type(same)]
+        self._known.update(weight for module in self._replicated.values() for weight in module.parameters() if weight.requires_grad)
         _check_shared(replicas_of(problem), groups.exchange(shared))
 
     def begin_step(self) -> None:
-        """Put aside gradients from before the step, which are summed already."""
+        """Put aside gradients from before the step, which are summed already.
+
+        Raises:
+            Unsupported: a weight has been unfrozen since `load`.
+        """
+        check_known(self._replicated, self._known)
+        self.gather()
         for bucket, _ in self._sums:
             bucket.begin()
+
+    def gather(self) -> None:
+        """Let all replicas have the buffers of the first.
+
+        Raises:
+            TransferFailed: another rank of a set is lost.
+        """
+        for buffers, doing in self._buffers:
+            with _telling(doing):
+                work = buffers.start()
+                if work is not None:
+                    work.wait()
+            buffers.finish()
 
     def end_step(self, loss: torch.Tensor) -> torch.Tensor:
         """Give every replica the sum of what the step has added to each.
@@ -126,11 +157,18 @@ def sum_gradients(bucket: Bucket, doing: str) -> None:
     Raises:
         TransferFailed: another rank that has them is lost.
     """
-    try:
+    with _telling(doing):
         bucket.start().wait()
+    bucket.finish()
+
+
+@contextmanager
+def _telling(doing: str) -> Iterator[None]:
+    """A context for what is done with other ranks that hold the same; `doing` is for messages."""
+    try:
+        yield
     except RuntimeError as error:
         if is_own(error):
             raise
         lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
         raise TransferFailed(f"{doing}: {lost}") from error
-    bucket.finish()

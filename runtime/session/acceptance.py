@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
+from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.text.plan.plan_file import read_plan
@@ -74,6 +77,7 @@ def check_fit(
         raise InvalidInput(
             f"plan {plan.name!r} is for {problem.ranks} ranks, this job has {groups.size}; start as many, or compile for as many"
         )
+    trained = with_loss(problem, stages, loss_fn)
     stages_of_plan = range(len(problem.stages))
     unknown = [] if isinstance(recompute, bool) else sorted(set(recompute) - {*stages_of_plan})
     if unknown:
@@ -83,12 +87,19 @@ def check_fit(
     if problem.data_parallel is not None or replicas is not None or own_hooks:
         from schedc.runtime.session.peers import check_replicas
 
-        check_replicas(plan, stages, replicas, own_hooks=own_hooks)
+        check_replicas(plan, trained, replicas, own_hooks=own_hooks)
     expected = problem.stages_on(rank)
     if sorted(stages) != list(expected):
         raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
+    planned = [problem.stages[stage].parameters for stage in expected]
+    found = [sum(weight.numel() for weight in stages[stage].parameters() if not is_lazy(weight)) for stage in expected]
+    if found != planned and sorted(found) == sorted(planned):  # other numbers say nothing: a model may be sharded, or a smaller one
+        raise InvalidInput(
+            f"rank {rank} was given the stages {list(expected)} with {found} parameters, expected {planned}, as plan {plan.name!r}"
+            " has them: the same in another order"
+        )
     last = sorted({path[-1] for path in problem.paths} & stages.keys())
     if last and loss_fn is None:
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
-    check_stages(stages, split=split, summed=replicas is not None or bool(replicas_of(problem)))
+    check_stages(trained, split=split, summed=replicas is not None or bool(replicas_of(problem)))

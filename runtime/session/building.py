@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from schedc.errors import InvalidInput
+from schedc.runtime.common.values import tensors_of
 from schedc.runtime.session.acceptance import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    import torch
 
     from schedc.ir.plan import Plan
 
-__all__ = ["build_stages"]
+__all__ = ["Layers", "build_stages"]
 
 
-def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int | None = None) -> dict[int, nn.Sequential]:
+class Layers(nn.Sequential):
+    """Layers in a row as one stage: each takes the tensors that the one before gives, as one stage those of another."""
+
+    ties_of_ranks: Mapping[str, str]
+    """For `load`. Of weights that layers of other ranks share: the name here by that in the whole model, the same on all ranks."""
+    layers_of_model: tuple[str, ...]
+    """For `load`. What each layer of the list is that `build_stages` was given."""
+
+    def forward(self, *values: torch.Tensor) -> object:
+        """What the last layer gives."""
+        *before, last = self
+        for layer in before:
+            values = tensors_of(layer(*values), "what a layer gives")
+        return last(*values)
+
+
+def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int | None = None) -> dict[int, Layers]:
     """This rank's stages for `load`, by index: of each the layers that the plan gives it, one after another.
 
     Args:
         layers: the whole model in the order of the forward, as the job's profile or partition counts it: a list of modules, or an
-            `nn.Sequential`. Each takes what the one before gives.
+            `nn.Sequential`. Each takes what the one before gives, a tensor or the tensors of a tuple. Where layers of several
+            ranks share a weight, `load` ties its copies, as `schedc.runtime.training.ties.tie_weights` does.
         plan: the plan file, or the plan.
         rank: in the pipeline; None: `torch.distributed`'s.
 
@@ -50,8 +72,41 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
     rank = dist.get_rank() if rank is None else rank
     if not 0 <= rank < plan.problem.ranks:
         raise InvalidInput(f"this is rank {rank}, plan {plan.name!r} is for the ranks 0 to {plan.problem.ranks - 1}")
-    stages: dict[int, nn.Sequential] = {}
+    kinds = tuple(map(_kind, given))
+    ties = _ties(given, [(each, stage.rank) for each, stage in zip(known, plan.problem.stages, strict=True)])
+    stages: dict[int, Layers] = {}
+    copied: dict[int, object] = {}  # one for all stages: a weight that two of them share has one copy
     for stage in plan.problem.stages_on(rank):
-        own = nn.Sequential(*given[slice(*known[stage])])
-        stages[stage] = deepcopy(own) if any(known[stage] == known[other] for other in stages) else own
+        first, last = known[stage]
+        own = Layers(*given[first:last])
+        stages[stage] = deepcopy(own, copied) if any(known[stage] == known[other] for other in stages) else own
+        stages[stage].layers_of_model = kinds
+        names = {weight: name for name, weight in own.named_parameters()}
+        stages[stage].ties_of_ranks = {name: names[weight] for name, weight in ties.items() if weight in names}
     return stages
+
+
+def _kind(layer: nn.Module) -> str:
+    """The layer's class and, if it has parameters, a digest of their shapes; equal for layers that these do not tell apart."""
+    shapes = [(name, () if is_lazy(weight) else tuple(weight.shape)) for name, weight in layer.named_parameters()]
+    if not shapes:
+        return type(layer).__name__
+    return f"{type(layer).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:6]}"
+
+
+def _ties(layers: Sequence[nn.Module], stages: Iterable[tuple[tuple[int, int], int]]) -> dict[str, nn.Parameter]:
+    """The weights that not all ranks have that have a layer with it, by their first name in the whole model.
+
+    Args:
+        layers: of the model.
+        stages: the layers of each stage, first and last + 1, and its rank.
+    """
+    ranks: list[set[int]] = [set() for _ in layers]
+    for bounds, rank in stages:
+        for own in ranks[slice(*bounds)]:
+            own.add(rank)
+    found: dict[nn.Parameter, tuple[str, list[set[int]]]] = {}
+    for number, layer in enumerate(layers):
+        for name, weight in layer.named_parameters(str(number)):
+            found.setdefault(weight, (name, []))[1].append(ranks[number])
+    return {name: weight for weight, (name, where) in found.items() if any(one != where[0] for one in where)}

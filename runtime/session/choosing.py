@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.stage.apart import sharded
 from schedc.runtime.transports.wishes import stage_device
-from schedc.verify.plan.choosing import verify_choosing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,29 +28,37 @@ __all__ = ["ChoosingPipe"]
 class ChoosingPipe(Pipe):
     """One rank's part of a plan, which it runs out of order where something is late (docs/adapting.md, "Choosing inside a step").
 
-    Ranks that choose and ranks that do not may be mixed. Where it moves to a plan for which ranks may not choose, it keeps that
-    plan's order, and warns.
+    Ranks that choose and ranks that do not may be mixed.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, *, wrap: Wrap | None, **others: Any) -> None:
-        """As `Pipe`.
-
-        Raises:
-            Unsupported: the stages are not on the CPU.
-            CheckFailed: the plan is none for which ranks may choose.
-        """
-        device = stage_device(stages)
-        if device.type != "cpu":
-            raise Unsupported(
-                f"rank {groups.rank} has its stages on {device}; ranks choose inside a step with stages on the CPU only"
-            )
+        """As `Pipe`."""
         self._arrivals = Arrivals()
         self._prepared: tuple[Plan, list[int]] | None = None
         """The newest plan of which it is known when each op may run, and that."""
         self._timeout_s = others["timeout_s"]
-        if reason := _refusal(plan):
-            raise CheckFailed(f"plan {plan.name!r}: its ranks cannot choose inside a step: {reason}")
         super().__init__(plan, stages, groups, wrap=self._arrivals.around(wrap), **others)
+
+    @classmethod
+    def check(cls, plan: Plan, modules: Mapping[int, nn.Module], *, alone: bool) -> None:
+        """As `Pipe.check`.
+
+        Raises:
+            Unsupported: the stages are not on the CPU, or have collectives with those of other processes, which may choose
+                another order.
+        """
+        device = stage_device(modules)
+        if device.type != "cpu":
+            raise Unsupported(f"this rank has its stages on {device}; ranks choose inside a step with stages on the CPU only")
+        shared = None if alone else "a swap_group was given"
+        for stage, module in modules.items():
+            found = sharded(module)
+            shared = shared if found is None else f"stage {stage} has {found}"
+        if shared is not None:
+            raise Unsupported(
+                f"{shared}, so stages have collectives with those of other processes, which may choose another order;"
+                " load without kind=ChoosingPipe"
+            )
 
     def write_trace(self, path: Path | str) -> None:
         """Refused: a trace has the ops of all its steps in the plan's order."""
@@ -65,15 +72,10 @@ class ChoosingPipe(Pipe):
         Args:
             plan: one that has been verified.
         """
-        if not _refusal(plan):
-            self._prepared = plan, earliest_ns(plan, self.groups.rank)
+        self._prepared = plan, earliest_ns(plan, self.groups.rank)
 
     def _use(self, plan: Plan) -> None:
         super()._use(plan)
-        if reason := _refusal(plan):
-            message = f"rank {self.groups.rank} keeps to the order of plan {plan.name!r}, inside which it cannot choose: {reason}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-            return
         prepared = self._prepared
         earliest = prepared[1] if prepared is not None and prepared[0] is plan else earliest_ns(plan, self.groups.rank)
         self._executor = ChoosingExecutor(
@@ -88,8 +90,3 @@ class ChoosingPipe(Pipe):
             self._now,
             self._timeout_s,
         )
-
-
-def _refusal(plan: Plan) -> str | None:
-    """Why its ranks may not choose, or None."""
-    return next(map(str, verify_choosing(plan)), None)

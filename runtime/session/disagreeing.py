@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["differing_plans", "unlike_ranks"]
+    from schedc.ir.problem import Problem
+
+__all__ = ["differing_plans", "unlike_layers", "unlike_options", "unlike_ranks"]
 
 
 def differing_plans(offers: Sequence[tuple[str | None, str]], ranks: int) -> str:
@@ -30,12 +32,59 @@ def differing_plans(offers: Sequence[tuple[str | None, str]], ranks: int) -> str
     return f"{both} have different plans (digests {first[:12]}… and {other[:12]}…); give all ranks the same file"
 
 
-def unlike_ranks(ways: Sequence[tuple[bool, int]]) -> str:
-    """Which two ranks load differently; of each, whether it wraps its wires, and over how many pipelines it sums gradients."""
+def unlike_options(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """In which option two ranks differ."""
+    name = next(name for name in one if one[name] != other[name])
+    return f"load with {name}={one[name]} and {name}={other[name]}"
+
+
+def unlike_ranks(ways: Sequence[tuple[bool, int, Mapping[str, str]]]) -> str:
+    """Which two ranks load differently.
+
+    Args:
+        ways: of each whether it wraps its wires, over how many pipelines it sums gradients, and its options.
+    """
     at, other = next((at, way) for at, way in enumerate(ways) if way != ways[0])
     if other[0] != ways[0][0]:
         return f"ranks 0 and {at} load with and without wrap; give all ranks the same"
+    if other[2] != ways[0][2]:
+        return f"ranks 0 and {at} {unlike_options(ways[0][2], other[2])}; give all ranks the same"
     return (
         f"rank 0 sums its gradients over {ways[0][1]} pipelines, rank {at} over {other[1]};"
         " give all ranks the same data_parallel_group or replicas"
     )
+
+
+def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | None:
+    """Which rank trains a layer that is elsewhere in the model of another rank; None: none is known to do so.
+
+    A rank's list may have something else in place of layers that it does not train, and its own may be wrapped. So only a list of
+    exactly those layers that are trained, in another order, is a mistake; or of those of another rank's list, if both have layers
+    with parameters at the same places.
+
+    Args:
+        problem: says which rank trains which layers.
+        lists: of each rank what each layer of its model is; empty: not known.
+    """
+    owners = {layer: stage.rank for stage in problem.stages if stage.layers is not None for layer in range(*stage.layers)}
+    trained = [lists[owners[layer]][layer] for layer in sorted(owners) if lists[owners[layer]]]
+    for rank, known in enumerate(lists):
+        others: list[tuple[Sequence[str], int | None]] = [
+            (lists[other], other) for other in range(rank) if _places(lists[other]) == _places(known)
+        ]
+        if len(trained) == len(owners):
+            others.insert(0, (trained, None))
+        for other, at in others:
+            if list(known) != list(other) and sorted(known) == sorted(other):
+                layer = next(layer for layer, both in enumerate(zip(known, other, strict=True)) if both[0] != both[1])
+                where = f"{at}" if at is not None else f"{owners[layer]}, which trains it"
+                return (
+                    f"layer {layer} of the model is {known[layer]} on rank {rank}, and {other[layer]} on rank {where};"
+                    " give build_stages the same layers in the same order on all ranks"
+                )
+    return None
+
+
+def _places(kinds: Sequence[str]) -> list[bool]:
+    """Which of a rank's layers have parameters."""
+    return [" " in kind for kind in kinds]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from schedc.runtime.common.forward_only import forward_only
 from schedc.runtime.common.program import program_of
+from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.stage.forward import Forward
-from schedc.runtime.stage.losses import Losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
-    import torch
     from torch import nn
 
     from schedc.ir.plan import Plan
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.stage.batches import Batch
-    from schedc.runtime.stage.weighing import Shares
+    from schedc.runtime.stage.losses import Losses
 
 __all__ = ["Evaluation"]
 
@@ -34,7 +36,7 @@ class Evaluation:
     def __init__(
         self,
         plan: Plan,
-        losses_of: Mapping[int, Sequence[int]],
+        losses_for: Callable[[], Losses],
         groups: Groups,
         stages: Mapping[int, nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
@@ -42,24 +44,24 @@ class Evaluation:
         hooks: ReplicaHooks,
         lockstep: Lockstep | None,
     ) -> None:
-        """Take what the pipe has; `losses_of` has the microbatches that end on each rank with a last stage."""
+        """Take what the pipe has; `losses_for` gives what takes the losses."""
         self._plan = plan
         self._groups = groups
         self._stages = stages
         self._loss_fn = loss_fn
         self._wiring = wiring
         self._hooks = hooks
-        self._losses_of = losses_of
+        self._losses_for = losses_for
         self._lockstep = lockstep
         self._may_run_again = False
         self._losses: torch.Tensor | None = None
+        self._way: Sequence[float] = ()
 
     def run(
         self,
         inputs: Batch | None,
         targets: Batch | None,
         outputs: MutableMapping[int, Any] | None,
-        shares: Shares | None,
         again: Callable[[Callable[[], tuple[torch.Tensor, bool, bool]], object], torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run it; all ranks of all pipelines do this together.
@@ -71,7 +73,6 @@ class Evaluation:
             inputs: as for a step.
             targets: as for a step.
             outputs: gets what the last stage gives, by microbatch.
-            shares: of the microbatches' losses; None: even.
             again: runs an attempt until it counts, as `StepStart.run`; None: a channel that fails ends the evaluation.
 
         Returns:
@@ -85,11 +86,15 @@ class Evaluation:
         known = self._wiring.boundaries
         forward = forward_only(self._plan)
         self._wiring.move(forward)
-        attempt = partial(self._attempt, forward, inputs, targets, outputs, shares)
+        attempt = partial(self._attempt, forward, inputs, targets, outputs)
         mean = attempt()[0] if again is None else again(attempt, (inputs, targets))
         self._wiring.move(self._plan, known)
         assert self._losses is not None
-        return self._hooks.total(mean) / self._hooks.pipelines, self._losses
+        count, divisor = self._hooks.pipelines, self._way[0]
+        common = self._hooks.total(torch.tensor(divisor, dtype=torch.float64, device="cpu")).item() / count
+        if not math.isclose(common, divisor, rel_tol=1e-9):
+            check_same_way([(divisor, 1.0), (common, 1.0)], "pipelines, in the mean,")
+        return self._hooks.total(mean) / count, self._losses
 
     def _attempt(
         self,
@@ -97,16 +102,12 @@ class Evaluation:
         inputs: Batch | None,
         targets: Batch | None,
         outputs: MutableMapping[int, Any] | None,
-        shares: Shares | None,
     ) -> tuple[torch.Tensor, bool, bool]:
         """As `Pipe._attempt`: the loss of this pipeline, and whether the evaluation counts here, and for all."""
-        groups = self._groups
-        losses = Losses(
-            groups.all, groups.rank, self._losses_of, groups.timeout_s, shares=None if shares is None else shares.losses
-        )
-        compute = Forward(self._plan.problem, groups.rank, self._stages, self._loss_fn, inputs, targets, losses, outputs)
-        Executor(program_of(forward, groups.rank), self._wiring, compute, None).run()
+        rank, losses = self._groups.rank, self._losses_for()
+        compute = Forward(self._plan.problem, rank, self._stages, self._loss_fn, inputs, targets, losses, outputs)
+        Executor(program_of(forward, rank), self._wiring, compute, None).run()
         here = self._wiring.finish()
-        self._losses = losses.gather()
+        self._losses, self._way = losses.gather(), losses.way()
         everywhere = here if self._lockstep is None or not self._may_run_again else self._lockstep.all_see(here)
         return losses.mean(), here, everywhere

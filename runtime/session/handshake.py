@@ -1,13 +1,14 @@
 """The handshake by which all ranks agree on the step before which they move to another plan, without a barrier.
 
 Every rank *offers* its new plan, at any time, by a key in the job's store, and goes on training. One rank, the lowest that computes
-losses, looks at the beginning of each of its steps whether the store has all offers. It says so with the step's loss, which all
+losses, looks in each of its steps, when it sends the loss, whether the store has all offers. It says so with the loss, which all
 ranks wait for anyway. Whoever has the loss of step s thus knows, at the same s, whether the offers are settled: if all ranks accept
 the same plan, s + 1 is its first step everywhere; else nobody moves, and all read in the offers why. Nobody waits for a rank that
 has not offered yet, however late it is.
 
-A rank that offers before its step n moves with step n + 2 at the latest, if it is the last: no loss of step n exists before every
-rank with a stage has begun it, so the rank that looks sees all offers before its step n + 1.
+A rank that offers before its step n moves with step n + 1, if it is the last: no loss of step n exists before every rank with a
+stage has begun it, so the rank that looks sees all offers by then. Pipelines that move together look at the begin of a step, with
+each other, and move with step n + 2 at the latest.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit, read
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
@@ -105,6 +106,7 @@ def load(
             from schedc.runtime.session.lockstep import Lockstep
 
             lockstep = Lockstep(timeout_s, swap_group)
+        groups.beside = [others for others in (pipelines, lockstep) if others is not None]
         fits = partial(
             check_fit,
             stages=stages,
@@ -114,16 +116,24 @@ def load(
             own_hooks=replicas is not None,
             recompute=recompute,
         )
-        checked, wired = _agree(plan, stages, fits, groups, pipelines, lockstep, channels, queues, wrap is not None, replicas)
+        joint = "none that agrees" if observe is None or not observe.joint else type(observe).__name__
+        options = {"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint}
+        layers = next((getattr(module, "layers_of_model", ()) for module in stages.values()), ())  # of build_stages' alone
+        report = Report(rank=groups.rank, wrapped=wrap is not None, options=options, layers=layers)
+        if replicas is not None:
+            report = replace(report, pipelines=replicas.pipelines, agrees=replicas.agrees)
+        elif pipelines is not None:
+            report = replace(report, pipelines=pipelines.size)
+        checked, wired = _agree(plan, stages, loss_fn, fits, groups, pipelines, lockstep, channels, queues, report, kind)
         if grad_dtype is not None:
             from schedc.runtime.replicas.gradients import set_gradient_type
 
-            set_gradient_type(stages.values(), grad_dtype)
+            set_gradient_type(with_loss(checked.problem, stages, loss_fn).values(), grad_dtype)
         hooks = ReplicaHooks() if replicas is None else replicas
         if pipelines is not None or replicas_of(checked.problem):
             from schedc.runtime.session.peers import hooks_of
 
-            hooks = hooks_of(checked, stages, groups, pipelines)
+            hooks = hooks_of(checked, with_loss(checked.problem, stages, loss_fn), groups, pipelines)
         pipe = kind(
             checked,
             stages,
@@ -149,7 +159,12 @@ def load(
         for others in (lockstep, pipelines):
             if others is not None:
                 pipe.retries = any(others.exchange(pipe.retries))
-        groups.exchange(None)
+        tied_names = [(module, getattr(module, "ties_of_ranks", {})) for module in stages.values()]  # of build_stages' alone
+        ties = {name: module.get_parameter(own) for module, names in tied_names for name, own in names.items()}
+        if any(groups.exchange(bool(ties))):
+            from schedc.runtime.replicas.ties import tied
+
+            pipe.hooks = tied(pipe.hooks, checked, stages, groups, ties)
     except BaseException:
         pipe.close()
         raise
@@ -159,16 +174,20 @@ def load(
 def _agree(
     plan: Path | str | Plan,
     stages: Mapping[int, nn.Module],
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
     fits: Callable[[Plan], None],
     groups: Groups,
     pipelines: Pipelines | None,
     lockstep: Lockstep | None,
     channels: Channels,
     queues: int,
-    wrapped: bool,
-    replicas: ReplicaHooks | None,
+    report: Report,
+    kind: type[Pipe],
 ) -> tuple[Plan, ChannelsOf]:
-    """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires."""
+    """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires.
+
+    `report` has what this rank was given besides.
+    """
     checked: Plan | None = None
     refusal: SchedcError | None = None
     try:  # rank 0 verifies the plan for all: those that have the same need not do it again
@@ -179,22 +198,20 @@ def _agree(
     reason = disagreement(groups.exchange(offer), groups.size)
     if reason is not None and refusal is None:
         refusal = CheckFailed(reason)
-    report = Report(rank=groups.rank, offer=offer, weights={})
-    if replicas is not None:
-        report = replace(report, pipelines=replicas.pipelines, agrees=replicas.agrees)
-    elif pipelines is not None:
-        report = replace(report, pipelines=pipelines.size)
+    report = replace(report, offer=offer)
     device = torch.device("cpu")
     if checked is not None and refusal is None:
         try:
             fits(checked)
+            trained = with_loss(checked.problem, stages, loss_fn)
+            kind.check(checked, trained, alone=lockstep is None)
             device = stage_device(stages)
             wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
-            report = replace(report, wish=wish, wrapped=wrapped)
+            report = replace(report, wish=wish)
             if pipelines is not None or replicas_of(checked.problem):
                 from schedc.runtime.session.peers import weights_of_replicas
 
-                report = replace(report, weights=weights_of_replicas(checked, stages, across=pipelines is not None))
+                report = replace(report, weights=weights_of_replicas(checked, trained, across=pipelines is not None))
         except SchedcError as error:
             refusal = error
     if refusal is not None:
@@ -220,11 +237,17 @@ def _agree(
         everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
         check_equal(replicas_of(checked.problem), everywhere)
     wishes = [other.wish for other in reports if other.wish is not None]
-    ways = [(other.wrapped, other.pipelines) for other in reports]
-    if len({*ways}) > 1:
+    ways = [(other.wrapped, other.pipelines, other.options) for other in reports]
+    if any(way != ways[0] for way in ways):
         from schedc.runtime.session.disagreeing import unlike_ranks
 
         raise InvalidInput(unlike_ranks(ways))
+    if len({other.layers for other in reports}) > 1:
+        from schedc.runtime.session.disagreeing import unlike_layers
+
+        reason = unlike_layers(checked.problem, [other.layers for other in reports])
+        if reason is not None:
+            raise InvalidInput(reason)
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
     check_wishes(wishes, pairs)
     connected = connection(wishes, groups.rank, device)

@@ -15,10 +15,13 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
 from schedc.runtime.common.groups import Groups
+from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.session.handshake import Handshake
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch.distributed as dist
 
 __all__ = ["Lockstep"]
@@ -39,6 +42,8 @@ class Lockstep(Groups):
             TransferFailed: another one does not come.
         """
         super().__init__(timeout_s, group, "swap_group")
+        self.way: Sequence[float] = 0.0, 0.0
+        """What this rank's losses of the next step are divided by and scaled with; those of the peers are the same."""
 
     def handshake(self, pipeline: Groups) -> Handshake:
         """One rank's side of the handshakes of all pipelines together; all peers make it together.
@@ -54,16 +59,20 @@ class Lockstep(Groups):
         """Whether all peers see what this one sees; all call it together.
 
         Raises:
+            InvalidInput: they weigh their losses in different ways.
             TransferFailed: a peer is lost, or too late.
         """
-        count = torch.tensor([int(seen)])
+        own = torch.tensor([[float(seen), *self.way]], dtype=torch.float64, device="cpu")
+        found = torch.zeros(self.size, own.numel(), dtype=torch.float64, device="cpu")
         doing = f"pipeline {self.rank} asks the others of its swap_group about the step"
         patience_s = 2 * self.timeout_s  # a peer may have to find out first that a channel has failed
         try:
-            finish(self.all.allreduce([count]), patience_s)
+            finish(self.all._allgather_base(found, own), patience_s)
         except ConnectionLost as error:
             raise TransferFailed(f"{doing}: the connection is lost; one of them has ended, and its own message says why") from error
         except NoAnswer as error:
             late = f"no answer in {patience_s:g} s; one is stuck or slower than the timeout_s given to load"
             raise TransferFailed(f"{doing}: {late}") from error
-        return int(count) == self.size
+        if (found[:, 1:] != own[:, 1:]).any():
+            check_same_way(found[:, 1:].tolist(), "pipelines of a swap_group")
+        return bool(found[:, 0].all())

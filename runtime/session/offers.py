@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.runtime.transports.wishes import Wish
@@ -35,13 +35,17 @@ class Report:
     """What a rank sends to the others before a pipe is opened."""
 
     rank: int
-    offer: Offer
-    weights: dict[int, str]
+    offer: Offer = Offer(refusal=None, digest="")
+    weights: Mapping[int, str] = field(default_factory=dict)
     """A digest of the weights of each stage that has replicas."""
     wish: Wish | None = None
     wrapped: bool = False
     pipelines: int = 1
     """Over how many pipelines its gradients are summed."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What was given to `load` as options that are to be the same on all ranks."""
+    layers: tuple[str, ...] = ()
+    """What each layer of the whole model is in the list that it gave to `build_stages`; empty: its stages are made otherwise."""
     agrees: bool = True
     """Whether its step may run again, as far as its hooks between replicas go."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.collectives import Collectives, check_weights
+from schedc.runtime.replicas.collectives import ReplicaCollectives, check_weights
 from schedc.runtime.replicas.shared_weights import ReplicaSums, weights_digest
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ def apart(reports: Sequence[Report], *, replicas: bool) -> str | None:
             )
         if other.offer.digest != first.offer.digest:
             return f"pipelines 0 and {pipeline} have different plans; give all the same file"
+        if other.options != first.options:
+            from schedc.runtime.session.disagreeing import unlike_options
+
+            return f"pipelines 0 and {pipeline} {unlike_options(first.options, other.options)}; give all the same"
         for stage, digest in first.weights.items() if replicas else ():
             if other.weights[stage] != digest:
                 return (
@@ -92,5 +96,5 @@ def weights_of_replicas(plan: Plan, stages: Mapping[int, nn.Module], *, across: 
 def hooks_of(plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, pipelines: Pipelines | None) -> ReplicaHooks:
     """What sums the gradients of this rank's stages over their replicas, in other pipelines or in this one."""
     if pipelines is not None:
-        return Collectives(plan, groups.rank, stages, pipelines)
+        return ReplicaCollectives(plan, groups.rank, stages, pipelines)
     return ReplicaSums(plan.problem, stages, groups)

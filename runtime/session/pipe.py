@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedc.errors import InvalidInput
+from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.beginning import REFUSED, Beginning
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.stage.batches import checked_inputs, cut, same_samples
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
+from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.wishes import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import Mover, Received, Swap
-    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
 
@@ -94,6 +98,10 @@ class Pipe:
         self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
         self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
+        starting, self._ending = ({plan.problem.stages[path[end]].rank for path in plan.problem.paths} for end in (0, -1))
+        self._beginning = Beginning(groups, starting, timeout_s * wiring.patience)
+        self._samples: int | None = None
+        """Of a microbatch of inputs, once they are known to be those of what stages exchange."""
         self._start: StepStart | None = None
         self._training: Training
         self._executor: Executor
@@ -102,9 +110,22 @@ class Pipe:
         self._mover: Mover | None = None
         if lockstep is not None:
             self._make_mover()  # with the peers
-        self._losses = torch.zeros(0, dtype=torch.float64)
+        self._losses = torch.zeros(0, dtype=torch.float64, device="cpu")
         self._steps = 0
         self._open = True
+
+    @classmethod
+    def check(cls, plan: Plan, modules: Mapping[int, nn.Module], *, alone: bool) -> None:
+        """Refuse what this class of pipes cannot run, before it is made.
+
+        Args:
+            plan: a sound one, which fits the job.
+            modules: what is trained on this rank.
+            alone: whether it runs without a `swap_group`.
+
+        Raises:
+            SchedcError: says why.
+        """
 
     def step(
         self,
@@ -131,12 +152,15 @@ class Pipe:
         Raises:
             InvalidInput: the batch or the weights do not fit the plan, a stage's output does not have the shape of the one before,
                 or the pipe is closed.
-            TransferFailed: another rank has ended, failed, or does not answer.
+            TransferFailed: another rank has ended, failed, or does not answer. Where it has refused the step, as it found something
+                while it ran, all ranks of all pipelines raise that.
+            BatchRefused: the inputs do not fit, on any rank that has some; all ranks raise it, nothing has run, the pipe is open.
             NonFiniteLoss: the loss of a microbatch is infinite or NaN; all ranks of all pipelines raise it, after the step. The
-                pipe is closed after any exception but this one, so that the other ranks fail as well and do not wait.
+                pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
         ending, refused = self._losses_of, None
         with self._closing_on_errors():
+            inputs, targets = self._begin("step", inputs, targets, weights, divide_by)
             total = self._step(inputs, targets, self._shares(weights, divide_by, scale))
             if self._mover is not None and self._mover.pending and self._offered:
                 refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
@@ -176,16 +200,22 @@ class Pipe:
         with self._closing_on_errors():
             from schedc.runtime.session.evaluation import Evaluation
 
+            inputs, targets = self._begin("evaluation", inputs, targets, weights, divide_by, only_outputs=outputs is not None)
             parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
             again = self._until_it_counts if self.retries else None
-            shares = self._shares(weights, divide_by)
-            total, self._losses = Evaluation(self._plan, self._losses_of, *parts).run(inputs, targets, outputs, shares, again)
+            losses_for = partial(self._losses_for, 0, self._shares(weights, divide_by))
+            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(inputs, targets, outputs, again)
         return total
 
     @property
     def losses(self) -> torch.Tensor:
         """Of the last step's or evaluation's microbatches in this pipeline, float64 [microbatches], the same on all its ranks."""
         return self._losses
+
+    @property
+    def modules(self) -> Mapping[int, nn.Module]:
+        """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
+        return self._training.modules
 
     def shards(self) -> list[Shard]:
         """What this process owns of its stages' weights under ZeRO 1: what to give to the optimizer, by stage.
@@ -198,13 +228,14 @@ class Pipe:
     def gather(self) -> None:
         """Make the modules' parameters whole after the optimizer's step, for a checkpoint; the next step does it by itself.
 
-        All replicas call it together. Only under ZeRO 1 is there anything to do.
+        All replicas call it together. Under ZeRO 1 it gathers the weights; buffers become those of the first replica.
 
         Raises:
             InvalidInput: the pipe is closed.
             TransferFailed: a replica has ended, failed, or does not answer.
         """
         with self._closing_on_errors():
+            self.hooks.begin_call("gather")
             self.hooks.gather()
 
     @property
@@ -266,17 +297,76 @@ class Pipe:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close it."""
+        if kind is not None and not issubclass(kind, (BatchRefused, NonFiniteLoss)):  # these all ranks raise, after their last word
+            self._hang_up()
         self.close()
+
+    def _hang_up(self) -> None:
+        """Let ranks that wait for this one's words know at once that it closes."""
+        if self._open and self.groups.size > 1:
+            hang_up(self.groups.all)
 
     @contextmanager
     def _closing_on_errors(self) -> Iterator[None]:
         self._check_open()
         try:
             yield
+        except BatchRefused:
+            raise
         except BaseException as error:
             self._wiring.add_notes(error)
+            from schedc.runtime.common.refusals import refusal_behind
+
+            refusal = refusal_behind(error, self.groups)
+            self._hang_up()
             self.close()
+            if refusal is not None:
+                raise refusal from error
             raise
+
+    def _begin(
+        self,
+        call: str,
+        inputs: Batch | None,
+        targets: Batch | None,
+        weights: Weights | None,
+        divide_by: float | None,
+        *,
+        only_outputs: bool = False,
+    ) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
+        """Say to other pipelines what this one is called for, and hear whether the call begins; this rank's microbatches.
+
+        Only a rank with a last stage looks at weights, and at targets, which it need not have where `only_outputs` are wanted.
+        """
+        steps, rank, count, own = call == "step", self.groups.rank, self._plan.problem.microbatches, None
+        given: list[Sequence[Microbatch] | None] = [None, None]
+        try:
+            if self._beginning.starts:
+                given[0] = checked_inputs(inputs, count, rank, self._samples if steps else None)
+            if rank in self._ending and not (only_outputs and targets is None):
+                given[1] = cut(targets, count, "targets", rank)
+        except InvalidInput as error:
+            own = error
+        added = weights is not None and divide_by is None and rank in self._losses_of
+        named = REFUSED if own is not None and self._beginning.starts else f"{call} with weights" if added else call
+        self.hooks.begin_call(named)
+        if own is not None and self._beginning.starts and self.lockstep is not None:
+            raise own  # the others of the swap_group may have begun, and their stages wait for this one's
+        refused = self._beginning.check(own, self.hooks, self._executor.prepare if steps else None)
+        if refused is not None:
+            if steps:
+                self._wiring.renew()
+            raise refused
+        return given[0], given[1]
+
+    def _losses_for(self, word: int | Callable[[], int], shares: Shares | None) -> Losses:
+        """What takes the losses of a step or an evaluation."""
+        own = None if shares is None else shares.losses
+        return Losses(self.groups.all, self.groups.rank, self._losses_of, self._timeout_s, word, own, self._way(shares))
+
+    def _way(self, shares: Shares | None) -> tuple[float, float]:
+        """What this pipeline's losses are divided by, and the scale of the gradients."""
+        return (float(self._plan.problem.microbatches * self.hooks.pipelines), 1.0) if shares is None else shares.way
 
     def _shares(self, weights: Weights | None, divide_by: float | None, scale: float = 1.0) -> Shares | None:
         """Of the microbatches, where they are not even and this rank needs them."""
@@ -286,37 +376,46 @@ class Pipe:
 
         return weigh(weights, divide_by, scale, self.groups.rank, self._plan.problem.microbatches, self.hooks)
 
-    def _step(self, inputs: Batch | None, targets: Batch | None, shares: Shares | None) -> torch.Tensor:
-        word = int(self.groups.rank == self._looking and self._mover is not None and self._mover.all_have_offered())
+    def _step(
+        self, inputs: Sequence[Microbatch] | None, targets: Sequence[Microbatch] | None, shares: Shares | None
+    ) -> torch.Tensor:
+        if self.lockstep is not None:
+            self.lockstep.way = self._way(shares)
+        word = self._all_have_offered if self.lockstep is None else self._all_have_offered()
         attempt = partial(self._attempt, inputs, targets, word, shares)
         loss = self._until_it_counts(attempt, (inputs, targets)) if self.retries else attempt()[0]
+        if inputs is not None and self._samples is None:
+            self._samples = same_samples(inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
         return loss
 
+    def _all_have_offered(self) -> int:
+        """1: this rank looks for the others, and sees that all have called `swap`; else 0."""
+        return int(self.groups.rank == self._looking and self._mover is not None and self._mover.all_have_offered())
+
     def _until_it_counts(self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], batch: object) -> torch.Tensor:
         """Run a step that may have to run again; the loss."""
-        from schedc.runtime.session.retry import start_of
+        from schedc.runtime.session.retry import StepStart
 
-        self._start = self._start or start_of(self.stages, self._loss_fn, self.hooks)
+        self._start = self._start or StepStart(self.modules.values(), self.hooks, stage_device(self.stages))
         return self._start.run(attempt, self._wiring.change, batch)
 
     def _attempt(
-        self, inputs: Batch | None, targets: Batch | None, word: int, shares: Shares | None
+        self, inputs: Batch | None, targets: Batch | None, word: int | Callable[[], int], shares: Shares | None
     ) -> tuple[torch.Tensor, bool, bool]:
         """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
-        losses = Losses(
-            self.groups.all, self.groups.rank, self._losses_of, self._timeout_s, word, None if shares is None else shares.losses
-        )
+        losses = self._losses_for(word, shares)
         self._training.begin(inputs, targets, losses, None if shares is None else shares.gradients)
         self.hooks.begin_step()
         self._executor.run()
         self._training.finish()
         here = self._wiring.finish()
         self._losses = losses.gather()
+        self.hooks.way = losses.way()
         everywhere = here if self.lockstep is None or not self.retries else self.lockstep.all_see(here)
         self.hooks.step_counts = everywhere
         loss = self.hooks.end_step(losses.mean())
@@ -340,6 +439,7 @@ class Pipe:
         self._losses_of = _losses_of(plan.problem)
         self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`
         self._offered = False
+        self._samples = None
         self._training = self.training(
             plan, program, self.stages, self._loss_fn, recompute=self._recompute, replicas=self.hooks.pipelines
         )

@@ -1,6 +1,6 @@
 """What a step changes before the optimizer's, kept from its start, so that it can run again as if it had not run.
 
-That is gradients, buffers, and torch's random numbers, the CPU's and the GPU's. A gradient that is None at the start costs nothing.
+That is gradients, buffers, and random numbers (torch's, Python's, NumPy's). A gradient that is None at the start costs nothing.
 Which buffers change is learnt: all are copied before the first step, later only those that have changed so far.
 What a step should not change is not copied, but looked at: weights, and the batch. Where it has changed, the step cannot run again.
 """
@@ -8,22 +8,21 @@ What a step should not change is not copied, but looked at: weights, and the bat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.stage.buffers import Kept
-from schedc.runtime.transports.wishes import stage_device
+from schedc.runtime.common.random_states import RandomStates
+from schedc.runtime.stage.buffers import KeptBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
-__all__ = ["StepStart", "module_of", "start_of"]
+__all__ = ["StepStart"]
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""
@@ -56,14 +55,14 @@ class StepStart:
             self._shards = ()
         self._device = device
         self._gradients: Sequence[_Gradient] = ()
-        self._buffers: Sequence[Kept] = ()
+        self._buffers: Sequence[KeptBuffer] = ()
         self._registered: Sequence[tuple[nn.Module, dict[str, torch.Tensor | None]]] = ()
         """Of each module, which tensors its buffers are."""
         self._versions: Sequence[tuple[str, torch.Tensor, int]] = ()
         """What the step should not change."""
         self._changing: set[tuple[nn.Module, str]] | None = None
         """The buffers that have changed so far, or that a step has made; None: no step has run yet."""
-        self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._random: RandomStates | None = None
 
     def run(
         self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], change: Callable[[], None], batch: object
@@ -105,13 +104,12 @@ class StepStart:
         owners = dict.fromkeys(owner for module in self._modules for owner in module.modules())
         self._registered = [(owner, dict(owner._buffers)) for owner in owners]
         self._buffers = [
-            Kept(owner, name, tensor, tensor._version, tensor.detach().clone() if self._may_change(owner, name) else None)
+            KeptBuffer(owner, name, tensor, tensor._version, tensor.detach().clone() if self._may_change(owner, name) else None)
             for owner, buffers in self._registered
             for name, tensor in buffers.items()
             if tensor is not None
         ]
-        on_gpu = self._device.type == "cuda"
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if on_gpu else None
+        self._random = RandomStates.now([self._device])
 
     def let_go(self) -> None:
         """After a step that counts: its start is not needed any more."""
@@ -149,26 +147,10 @@ class StepStart:
                     kind = type(one.owner).__name__
                     raise _cannot_run_again(f"the buffer {one.name!r} of a {kind} has changed, which no step before had changed")
         assert self._random is not None
-        cpu, gpu = self._random
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, self._device)
+        self._random.restore()
 
     def _may_change(self, owner: nn.Module, name: str) -> bool:
         return self._changing is None or (owner, name) in self._changing
-
-
-def start_of(stages: Mapping[int, nn.Module], loss_fn: Any, hooks: ReplicaHooks) -> StepStart:
-    """Of a rank's stages, its loss function where that has weights or buffers, and its replicas' hooks."""
-    return StepStart((*stages.values(), *module_of(loss_fn)), hooks, stage_device(stages))
-
-
-def module_of(function: Any) -> tuple[nn.Module, ...]:
-    """The module that a function is, or is a method of; none where it is neither."""
-    if isinstance(function, partial):
-        return module_of(function.func)
-    owner = getattr(function, "__self__", function)
-    return (owner,) if isinstance(owner, nn.Module) else ()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

@@ -83,7 +83,7 @@ class Mover:
         return self._pending is not None
 
     def offer(self, running: Plan, other: Path | str | Plan | Received) -> Swap:
-        """Offer a plan to the other ranks; returns at once.
+        """Offer a plan to the other ranks, in any thread; returns at once.
 
         Args:
             running: the plan that runs.
@@ -105,9 +105,9 @@ class Mover:
             plan = found
         except SchedcError as error:
             offer = Offer(refusal=str(error), digest="")
-        self._pending = _Pending(Swap(), plan)
-        self._handshake.offer(offer)
-        return self._pending.swap
+        pending = self._pending = _Pending(Swap(), plan)
+        self._handshake.offer(offer)  # from here on the step's thread may settle it, where another one offers
+        return pending.swap
 
     def all_have_offered(self) -> bool:
         """Whether this rank, which looks for the others, sees all offers; and so do those of the pipelines that move with it.

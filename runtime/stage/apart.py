@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["check_stages"]
+__all__ = ["check_stages", "sharded"]
 
 _ONE_AT_A_TIME = (
     "torch.nn.parallel.",
@@ -52,7 +52,7 @@ def check_stages(stages: Mapping[int, nn.Module], *, split: Collection[int], sum
             )
         if stage not in split and not summed:
             continue
-        found = _found(module, _SHARDED) or _special_weight(module)
+        found = sharded(module)
         if found is not None and stage in split:
             raise Unsupported(
                 f"stage {stage} has {found}, whose gradients are wrong with B and W apart; compile with split_backward = false,"
@@ -69,6 +69,11 @@ def check_stages(stages: Mapping[int, nn.Module], *, split: Collection[int], sum
                 f"stage {stage} has a backward hook on {old} that would be called with half of the gradients in B and in W;"
                 " use register_full_backward_hook instead of register_backward_hook"
             )
+
+
+def sharded(module: nn.Module) -> str | None:
+    """What of FSDP2 or DTensor a stage has, or which weight that is more than a tensor, in words; None: nothing."""
+    return _found(module, _SHARDED) or _special_weight(module)
 
 
 def _found(module: nn.Module, places: tuple[str, ...]) -> str | None:

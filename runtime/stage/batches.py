@@ -10,7 +10,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.values import tensors_of
 
-__all__ = ["Batch", "Microbatch", "cut", "inputs_of"]
+__all__ = ["Batch", "Microbatch", "checked_inputs", "cut", "inputs_of", "same_samples"]
 
 Microbatch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """One microbatch: a tensor, or the tensors that the first stage takes."""
@@ -38,6 +38,43 @@ def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequenc
             f" {microbatches} microbatches"
         )
     return batch.chunk(microbatches)
+
+
+def checked_inputs(batch: Batch | None, microbatches: int, rank: int, samples: int | None) -> Sequence[Microbatch]:
+    """The microbatches of a rank's inputs.
+
+    Args:
+        batch: all of them.
+        microbatches: how many the plan has.
+        rank: this one.
+        samples: how many each has along dimension 0; None: any number.
+
+    Raises:
+        InvalidInput: as `cut`; or one has another number of samples, or is neither a tensor nor a tuple of tensors.
+    """
+    found = cut(batch, microbatches, "inputs", rank)
+    for number, one in enumerate(found):
+        first = next(iter(tensors_of(one, f"rank {rank}: a microbatch of inputs")), None)
+        if samples is not None and first is not None and first.shape[:1] != (samples,):
+            has = first.shape[0] if first.dim() else "no dimension"
+            raise InvalidInput(
+                f"rank {rank}: microbatch {number} of the inputs has {has} samples along dimension 0, expected {samples} as in the"
+                " steps before; leave out a last batch that is smaller (drop_last=True), or evaluate it"
+            )
+    return found
+
+
+def same_samples(inputs: Sequence[Microbatch], shapes: Sequence[tuple[int, ...]]) -> int | None:
+    """How many samples each microbatch has along dimension 0, if what stages exchange has as many; None: they do not.
+
+    Args:
+        inputs: of a step that has run.
+        shapes: of the outputs that this rank sends or gets.
+    """
+    first = next(iter(tensors_of(inputs[0])), None)
+    if first is None or not shapes or any(shape[:1] != first.shape[:1] for shape in shapes):
+        return None
+    return first.shape[0] if first.dim() else None
 
 
 def inputs_of(microbatch: Microbatch) -> tuple[torch.Tensor, ...]:

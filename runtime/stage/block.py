@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.values import Value
     from schedc.runtime.stage.buffers import Buffers
-    from schedc.runtime.stage.recompute import Replay
+    from schedc.runtime.stage.recompute import ForwardAgain
     from schedc.runtime.stage.splitting.frontier import Cut, Joint
     from schedc.runtime.stage.splitting.saved import SavedTensors
 
-__all__ = ["Block"]
+__all__ = ["StageBlock"]
 
 
-class Work(NamedTuple):
+class WeightWork(NamedTuple):
     """What is left for W at a joint."""
 
     joint: Joint
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     """How often each had been changed in place when it arrived."""
 
 
-class Block:
+class StageBlock:
     """The live state of one stage and microbatch."""
 
     def __init__(
@@ -71,15 +71,15 @@ class Block:
         self._split = split
         self._saved: SavedTensors | None = None
         self._roots: tuple[GradientEdge | None, ...] = ()
-        self._replay: Replay | None = None
-        self._weight_work: list[Work] = []
+        self._replay: ForwardAgain | None = None
+        self._weight_work: list[WeightWork] = []
         if recompute is not None:
-            from schedc.runtime.stage.recompute import Replay, saving_nothing
+            from schedc.runtime.stage.recompute import ForwardAgain, saving_nothing
 
-            self._replay = Replay(work, self._inputs, recompute)
+            self._replay = ForwardAgain(work, self._inputs, recompute)
             with torch.enable_grad(), saving_nothing():
                 outputs = tensors_of(work(*self._aliases()))
-            self._replay.ran()
+            self._replay.ran(outputs)
         else:
             outputs = self._forward(work)
         if not outputs:
@@ -170,13 +170,13 @@ class Block:
         saved: SavedTensors,
     ) -> list[torch.Tensor | None]:
         """B itself: leave to W what is W's, and give the gradients of the sources."""
-        from schedc.runtime.stage.splitting.arrivals import Arrivals, place_of, without_hooks
+        from schedc.runtime.stage.splitting.arrivals import GradientArrivals, place_of, without_hooks
 
         asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
         wanted = [*asked, *cut.shared, *sources]
         if not wanted:
             return []
-        arrivals = Arrivals(cut.before, roots, seeds)
+        arrivals = GradientArrivals(cut.before, roots, seeds)
         twice = [joint.node for joint in cut.joints if joint.runs_twice]
         handles = [*arrivals.listen(), *(handle for node in twice for handle in (arrivals.watch(node), *saved.keep_for(node)))]
         try:
@@ -191,7 +191,7 @@ class Block:
         for joint in cut.joints:
             gradients = [arrived[place_of(edge)] for edge in joint.edges]
             versions = [None if gradient is None else arrivals.version(gradient) for gradient in gradients]
-            self._weight_work.append(Work(joint, gradients, versions))
+            self._weight_work.append(WeightWork(joint, gradients, versions))
         edges, values = _given(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
         if edges:
             torch.autograd.backward(edges, values)
@@ -217,7 +217,7 @@ class Block:
         replay, self._replay = self._replay, None
         if replay is not None:
             with replay.as_before(self._inputs):
-                self._forward(replay.work)
+                replay.ran_again(self._forward(replay.work))
 
 
 def _gradient(tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Buffers", "Kept"]
+__all__ = ["Buffers", "KeptBuffer"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptBuffer:
     """A buffer before a forward."""
 
     owner: nn.Module
@@ -46,17 +46,19 @@ class Buffers:
         devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
         self.devices = [device for device in devices if device.type != "cpu"]
         """The accelerators that the stage is on, whose random numbers its second run draws again."""
+        self.unlike: list[torch.Tensor] = []
+        """On accelerators: of each second run since the last `check_alike`, whether it has given something else than the first."""
         self._changing: set[tuple[nn.Module, str]] | None = None
         self._training: list[bool] = []
 
-    def before(self) -> list[Kept]:
+    def before(self) -> list[KeptBuffer]:
         """What there is before a forward; copies of those that may change."""
         training = [module.training for module in self._module.modules()]
         if training != self._training:
             self._training, self._changing = training, None
         return self._kept()
 
-    def after(self, before: Sequence[Kept]) -> list[Kept]:
+    def after(self, before: Sequence[KeptBuffer]) -> list[KeptBuffer]:
         """Of what there was before a forward that has now run, what its second run needs.
 
         Raises:
@@ -75,7 +77,7 @@ class Buffers:
         return [one for one in before if one.copy is not None]
 
     @contextmanager
-    def as_before(self, kept: Sequence[Kept]) -> Iterator[None]:
+    def as_before(self, kept: Sequence[KeptBuffer]) -> Iterator[None]:
         """A context, once for each forward, in which these buffers are what they were; after it they are what they are now.
 
         Others take their place, which nobody changes afterwards: a graph may have saved them.
@@ -89,7 +91,7 @@ class Buffers:
             for one, tensor in now:
                 one.owner._buffers[one.name] = tensor
 
-    def _kept(self) -> list[Kept]:
+    def _kept(self) -> list[KeptBuffer]:
         found = []
         copies: dict[torch.Tensor, torch.Tensor] = {}  # a buffer of several modules is one
         for owner in self._module.modules():
@@ -98,7 +100,7 @@ class Buffers:
                     continue
                 if (self._changing is None or (owner, name) in self._changing) and tensor not in copies:
                     copies[tensor] = tensor.detach().clone()
-                found.append(Kept(owner, name, tensor, tensor._version, copies.get(tensor)))
+                found.append(KeptBuffer(owner, name, tensor, tensor._version, copies.get(tensor)))
         return found
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Forward"]
 
-NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64)
+NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
 """Of a microbatch without targets."""
 
 

@@ -1,7 +1,8 @@
 """The losses of a step's microbatches, brought from the ranks that have a last stage to all ranks.
 
 They are sent when the last one is known, long before the other ranks have ended their backwards, so that nobody waits for them.
-With them go their part of the step's loss, and a *word*: a number that their rank sends to all others with this step.
+With them go their part of the step's loss, what it is divided by and scaled with, and a *word*: a number that their rank sends to
+all others with this step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Losses"]
 
+BESIDES = 4
+"""How many numbers go with a rank's losses: the two of its way, its part of the step's loss, the word."""
+
 
 class Losses:
     """The losses of one step."""
@@ -30,8 +34,9 @@ class Losses:
         rank: int,
         expected: Mapping[int, Sequence[int]],
         timeout_s: float,
-        word: int = 0,
+        word: int | Callable[[], int] = 0,
         shares: Sequence[float] | None = None,
+        way: Sequence[float] = (0.0, 0.0),
     ) -> None:
         """Post the receives.
 
@@ -40,8 +45,9 @@ class Losses:
             rank: this one.
             expected: of each rank that computes losses, the microbatches, ascending.
             timeout_s: how long to wait.
-            word: what this rank sends to the others, if it computes losses.
+            word: what this rank sends to the others, if it computes losses; or what gives it when they are sent.
             shares: each microbatch's in the loss of the step, if it computes losses; None: that is their mean.
+            way: `Shares.way`, if it computes losses.
 
         Raises:
             TransferFailed: a connection is lost.
@@ -53,7 +59,10 @@ class Losses:
         self._own: dict[int, torch.Tensor] = {}
         self._word = word
         self._shares = shares
-        self._parts = {root: torch.zeros(len(expected[root]) + 2, dtype=torch.float64) for root in sorted(expected)}
+        self._way = way
+        self._parts = {
+            root: torch.zeros(len(expected[root]) + BESIDES, dtype=torch.float64, device="cpu") for root in sorted(expected)
+        }
         self._work: list[tuple[dist.Work, str, int]] = []
         self._copy: tuple[torch.Tensor, torch.Event] | None = None
         for root, part in self._parts.items():
@@ -91,14 +100,27 @@ class Losses:
                 finish(work, self._timeout_s)
             except (ConnectionLost, NoAnswer) as error:
                 raise waiting_failed(doing, error, self._timeout_s, peer) from error
-        losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64)
+        losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64, device="cpu")
         for root, part in self._parts.items():
-            losses[list(self._expected[root])] = part[:-2]
+            losses[list(self._expected[root])] = part[:-BESIDES]
         return losses
 
     def mean(self) -> torch.Tensor:
         """The loss of the step, a float64 scalar; known once `gather` has returned."""
         return torch.stack([part[-2] for part in self._parts.values()]).sum()
+
+    def way(self) -> Sequence[float]:
+        """What the ranks that compute losses divide and scale them by; known once `gather` has returned.
+
+        Raises:
+            InvalidInput: these are not the same on all of them.
+        """
+        first, *others = ways = [part[-BESIDES:-2].tolist() for part in self._parts.values()]
+        if others and any(way != first for way in others):
+            from schedc.runtime.common.same_way import check_same_way
+
+            check_same_way(ways, "ranks that compute losses")
+        return first
 
     def word(self, root: int) -> int:
         """What the rank `root`, which computes losses, has sent to all ranks; known once `gather` has returned."""
@@ -106,12 +128,14 @@ class Losses:
 
     def _send(self, found: torch.Tensor) -> None:
         own = self._parts[self._rank]
-        own[:-2] = found
+        losses = own[:-BESIDES]
+        losses.copy_(found)
+        own[-BESIDES], own[-BESIDES + 1] = self._way
         if self._shares is None:
-            own[-2] = own[:-2].sum() / sum(map(len, self._expected.values()))
+            own[-2] = losses.sum() / sum(map(len, self._expected.values()))
         else:
-            own[-2] = sum(self._shares[number] * loss for number, loss in zip(self._expected[self._rank], own[:-2], strict=True))
-        own[-1] = self._word
+            own[-2] = sum(self._shares[number] * loss for number, loss in zip(self._expected[self._rank], losses, strict=True))
+        own[-1] = self._word() if callable(self._word) else self._word
         for peer in range(self._group.size()):
             if peer != self._rank:
                 self._start(self._group.send, own, peer, f"rank {self._rank} sends the loss to rank {peer}")

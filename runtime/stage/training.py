@@ -8,11 +8,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind
+from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.batches import cut, inputs_of
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import Seeds
 
@@ -60,13 +62,15 @@ class Training:
         self._program = program
         self._stages = stages
         self._loss_fn = loss_fn
+        self.modules = with_loss(problem, stages, loss_fn)
+        """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
         self._recomputed: dict[int, Buffers] = {}
         asked = stages if recompute is True else recompute or ()
         chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
         if chosen:
             from schedc.runtime.stage.buffers import Buffers
 
-            self._recomputed = {stage: Buffers(stages[stage]) for stage in chosen}
+            self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
         self._microbatches = problem.microbatches
@@ -75,7 +79,7 @@ class Training:
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._blocks: dict[tuple[int, int], StageBlock] = {}
         self._seeds: dict[tuple[int, int], Value] = {}
         self._starts: dict[tuple[int, int], float] = {}
         self._inputs: Sequence[Microbatch] = ()
@@ -95,7 +99,7 @@ class Training:
             InvalidInput: the batch does not fit the plan.
             Unsupported: a stage has got something since `load` with which its gradients would be wrong.
         """
-        check_stages(self._stages, split=self._split_stages, summed=self._summed)
+        check_stages(self.modules, split=self._split_stages, summed=self._summed)
         count, rank, own = self._microbatches, self._program.rank, self._stages.keys()
         self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
         self._targets = cut(targets, count, "targets", rank) if self._last & own else ()
@@ -104,15 +108,26 @@ class Training:
         forget_cast_weights()
 
     def finish(self) -> None:
-        """After a step: let go of its batch."""
-        self._inputs = self._targets = ()
-        self._losses = None
+        """After a step: let go of its batch.
+
+        Raises:
+            Unsupported: a stage that ran twice on an accelerator has given something else in its second forward.
+        """
+        self._let_go()
+        if self._recomputed:
+            from schedc.runtime.stage.recompute import check_alike
+
+            check_alike(self._recomputed.values())
 
     def close(self) -> None:
         """Let go of everything."""
-        self.finish()
+        self._let_go()
         self._blocks.clear()
         self._seeds.clear()
+
+    def _let_go(self) -> None:
+        self._inputs = self._targets = ()
+        self._losses = None
 
     def run(self, instruction: Instruction, value: Value) -> Value:
         """The op itself; what it gives to a neighbouring stage.
@@ -143,7 +158,7 @@ class Training:
         last = op.stage in self._last
         work = partial(self._loss, op) if last else self._stages[op.stage]
         source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
-        self._blocks[key] = block = Block(
+        self._blocks[key] = block = StageBlock(
             work,
             [tensor for tensor in source if tensor is not None],
             split=key in self._program.split,
@@ -152,8 +167,17 @@ class Training:
         if last:
             (loss,) = block.take()
             assert loss is not None and self._losses is not None
+            if not loss.requires_grad and self._wants_gradients(op.stage, source):
+                raise InvalidInput(
+                    f"stage {op.stage}: found a loss without a graph, from which no weight gets a gradient; expected one that"
+                    " depends on the stage's output: not detached, not made under no_grad"
+                )
             self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)),)
             self._losses.add(op.microbatch, loss)
+
+    def _wants_gradients(self, stage: int, values: Sequence[torch.Tensor | None]) -> bool:
+        """Whether a last stage has something that a loss could have a gradient for."""
+        return any(one is not None and one.requires_grad for one in (*values, *self._stages[stage].parameters()))
 
     def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
         """A last stage, and the loss of its microbatch."""

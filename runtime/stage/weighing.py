@@ -27,6 +27,8 @@ class Shares(NamedTuple):
     """In the loss of this pipeline, of which the mean over the pipelines is the step's."""
     gradients: tuple[float, ...]
     """In what this pipeline differentiates; the gradients are summed over the pipelines."""
+    way: tuple[float, float]
+    """What the losses are divided by, and the scale: both are to be the same wherever losses are computed."""
 
 
 def weigh(
@@ -65,10 +67,12 @@ def weigh(
     elif weights is None:
         total = float(microbatches * count)
     else:
-        total = float(hooks.total(torch.tensor(math.fsum(given), dtype=torch.float64)))
+        total = float(hooks.total(torch.tensor(math.fsum(given), dtype=torch.float64, device="cpu")))
     if not (math.isfinite(total) and total > 0):
         what = "the weights of all microbatches are 0" if divide_by is None else f"divide_by is {total:g}"
         raise InvalidInput(f"rank {rank}: {what}; expected a finite number above 0 to divide by")
     return Shares(
-        losses=tuple(weight * count / total for weight in given), gradients=tuple(weight * scale / total for weight in given)
+        losses=tuple(weight * count / total for weight in given),
+        gradients=tuple(weight * scale / total for weight in given),
+        way=(total, scale),
     )

@@ -6,6 +6,8 @@ model, `model.3.up.weight`. What several processes have (replicas) one of them w
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,16 @@ from torch import nn
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.pipe import Pipe
 
 __all__ = ["layers_of", "load_checkpoint", "save_checkpoint"]
+
+ALIKE = 1e-2
+"""By how much weights that processes train alike may differ, relative to their norm: kernels add in any order, step after step.
+Weights that are meant to differ, as those of experts do, differ by about their norm."""
 
 METADATA = ".metadata"
 """The file that torch writes last."""
@@ -26,6 +34,8 @@ METADATA = ".metadata"
 
 def layers_of(pipe: Pipe) -> nn.Module:
     """This rank's layers, by their number in the whole model: its parameters have the names of `nn.Sequential(*layers)`.
+
+    With a last stage, and a loss function that has weights, that is `loss_fn`; buffers of one that has none are the job's.
 
     Args:
         pipe: whose plan says which layers each stage has, and whose stages are as `build_stages` makes them.
@@ -46,6 +56,9 @@ def layers_of(pipe: Pipe) -> nn.Module:
             if str(number) in layers:
                 raise Unsupported(f"rank {pipe.groups.rank} has layer {number} twice, on both paths of a bidirectional placement")
             layers[str(number)] = layer
+        loss = None if pipe.modules[stage] is module else pipe.modules[stage].get_submodule("loss_fn")
+        if loss is not None and any(True for _ in loss.parameters()):
+            layers["loss_fn"] = loss
     return layers
 
 
@@ -68,6 +81,12 @@ def save_checkpoint(
     def checked() -> dict[str, Any]:
         if (Path(path) / METADATA).exists():
             raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"{path}: cannot be written: {error.strerror}") from error
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise InvalidInput(f"{path}: cannot be written: the folder is write-protected")
         layers = layers_of(pipe) if model is None else model
         state = _state(pipe, optimizer, layers)
         if optimizer is not None:
@@ -75,7 +94,13 @@ def save_checkpoint(
         return state
 
     pipe.gather()
-    save(_together(pipe, checked), checkpoint_id=str(path))
+    state = _together(pipe, checked)
+    if pipe.lockstep is not None:
+        buffers = {name for name, _ in (layers_of(pipe) if model is None else model).named_buffers()}
+        weights = {name: value for name, value in state["model"].items() if name not in buffers}
+        given = pipe.lockstep.exchange(_fingerprints(weights))
+        _together(pipe, lambda: _check_alike(path, given))
+    save(state, checkpoint_id=str(path))
 
 
 def load_checkpoint(
@@ -92,7 +117,7 @@ def load_checkpoint(
     Raises:
         SchedcError: on all ranks, before anything is changed: the folder is no checkpoint of this model and optimizer.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -102,23 +127,28 @@ def load_checkpoint(
         layers = layers_of(pipe) if model is None else model
         if optimizer is not None and not optimizer.state and any(each.grad is not None for each in _weights_of(optimizer)):
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
-        return _state(pipe, optimizer, layers), FileSystemReader(str(path)).read_metadata().state_dict_metadata, layers
+        return _state(pipe, optimizer, layers), _saved(Path(path)), layers
 
     state, saved, layers = _together(pipe, checked)
     begins = _together(pipe, lambda: _take_new(path, state, saved))
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
     _together(pipe, lambda: _check_names(path, own, saved))
     everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
+    if pipe.lockstep is not None:
+        everywhere = {name for names in pipe.lockstep.exchange(everywhere) for name in names}
     more = sorted(name for name in saved if name.startswith("model.") and name not in everywhere)
     if more:
         raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")
-    load(state, checkpoint_id=str(path))
+    try:
+        load(state, checkpoint_id=str(path))
+    except CheckpointException as error:  # of all ranks, on all of them
+        reason = " ".join(str(next(iter(error.failures.values()), (error,))[0]).split())
+        raise CheckFailed(f"{path}: cannot be read: {reason[:200]}; weights may be half loaded: load another checkpoint") from error
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_model_state_dict(layers, state["model"], options=options)
     with torch.no_grad():
         for shard in _shards(pipe):
-            whole = pipe.stages[shard.stage].get_parameter(shard.name)
-            shard.weight.copy_(whole.flatten()[shard.start : shard.stop])
+            shard.weight.copy_(shard.whole.flatten()[shard.start : shard.stop])
     if optimizer is not None:
         set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
         for name in {_weight_of(key) for key in begins}:
@@ -130,8 +160,8 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Modul
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
     known = set(layers.parameters())
-    if not known.issuperset(weight for module in pipe.stages.values() for weight in module.parameters()):
-        raise InvalidInput(f"rank {pipe.groups.rank}: model= lacks a weight of this rank's stages")
+    if not known.issuperset(weight for module in pipe.modules.values() for weight in module.parameters()):
+        raise InvalidInput(f"rank {pipe.groups.rank}: model= lacks a weight of this rank's stages or loss function")
     state: dict[str, dict[str, Any]] = {"model": get_model_state_dict(layers)}
     if optimizer is None:
         return state
@@ -141,6 +171,31 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Modul
         raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
     state["optim"] = get_optimizer_state_dict(layers, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     return state
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """What the folder's metadata say that it has, all of which is there.
+
+    Raises:
+        InvalidInput: the metadata cannot be read, or a file is missing or too short.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    try:
+        metadata = FileSystemReader(str(path)).read_metadata()
+    except (pickle.UnpicklingError, EOFError, OSError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"{path / METADATA}: found no metadata of a checkpoint, as of a copy that was cut short: {error}"
+        ) from error
+    ends: dict[str, int] = {}
+    for part in (metadata.storage_data or {}).values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in sorted(ends.items()):
+        file = path / name
+        found = file.stat().st_size if file.is_file() else None
+        if found is None or found < end:
+            raise InvalidInput(f"{file}: found {'no file' if found is None else f'{found} bytes'}, expected {end} bytes or more")
+    return metadata.state_dict_metadata
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -194,14 +249,39 @@ def _shards(pipe: Pipe) -> list[Shard]:
         return []
 
 
+def _fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Of each tensor the sum and the norm; but for DTensors, of which torch knows what each process has."""
+    found = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "device_mesh"):
+            value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            exact = value if value.is_floating_point() else value.double()
+            found[name] = float(exact.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(exact, dtype=torch.float64))
+    return found
+
+
+def _check_alike(path: Path | str, given: Sequence[Mapping[str, tuple[float, float]]]) -> None:
+    """Refuse to save one for several that have the same name and are not the same, as experts of different processes may have."""
+    for name in dict.fromkeys(name for found in given for name in found):
+        (total, norm), *others = [found[name] for found in given if name in found]
+        if any(abs(total - other) + abs(norm - more) > ALIKE * norm for other, more in others):
+            raise InvalidInput(
+                f"{path}: {name} is not the same in all processes of the swap_group, and would be saved once; give model=, with a"
+                " name of its own for each"
+            )
+
+
 def _check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse a checkpoint without something of this rank's, or with something of another shape."""
+    """Refuse a checkpoint without something of this rank's, or with something of another shape or a type that would be rounded."""
     for name, value in own.items():
         if name not in saved:
             raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model and the same kind of optimizer")
         size = getattr(saved[name], "size", None)
         if isinstance(value, torch.Tensor) and size is not None and tuple(size) != tuple(value.shape):
             raise InvalidInput(f"{path}: {name}: found the shape {list(size)}, expected {list(value.shape)}")
+        kind = getattr(getattr(saved[name], "properties", None), "dtype", None)
+        if isinstance(value, torch.Tensor) and kind is not None and torch.promote_types(kind, value.dtype) != value.dtype:
+            raise InvalidInput(f"{path}: {name}: found {kind}, expected {value.dtype}, or what it holds without rounding")
 
 
 def _together(pipe: Pipe, work: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.failure import NonFiniteLoss
 from schedc.runtime.training.owned import over_ranks, owned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["clip_grad_norm_"]
 
+ALIKE = 1e-3
+"""By how much gradients that processes compute alike may differ, as their kernels add in any order."""
 
-def clip_grad_norm_(pipe: Pipe, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> torch.Tensor:
+
+def clip_grad_norm_(
+    pipe: Pipe,
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+    local: Iterable[nn.Parameter] = (),
+) -> torch.Tensor:
     """As `torch.nn.utils.clip_grad_norm_` on the whole model; all processes call it together, after a step.
 
     Args:
@@ -29,12 +39,15 @@ def clip_grad_norm_(pipe: Pipe, max_norm: float, norm_type: float = 2.0, *, erro
         max_norm: of all gradients together, after it; infinite: none is changed, and only the norm is wanted.
         norm_type: p of the p-norm, above 0; may be infinite.
         error_if_nonfinite: whether to raise if the norm is infinite or NaN.
+        local: those of the stages' weights of which each process of the `swap_group` has others: experts, and slices that are plain
+            tensors. DTensors are none of them: their mesh is known.
 
     Returns:
         The norm before, a float64 scalar on the CPU, the same on all processes.
 
     Raises:
         InvalidInput: there is no such norm.
+        Unsupported: on all processes: other weights than `local` have other gradients in other processes of the `swap_group`.
         NonFiniteLoss: the norm is not finite, on all processes.
         TransferFailed: another rank has ended, or does not answer.
     """
@@ -42,17 +55,39 @@ def clip_grad_norm_(pipe: Pipe, max_norm: float, norm_type: float = 2.0, *, erro
     if not p > 0:
         raise InvalidInput(f"norm_type: found {norm_type}, expected a number above 0")
     own = owned(pipe)
-    norms = [_norm(weights, p) for weights in _by_kind(own.counted)]
-    if math.isinf(p):
-        largest = max((math.inf if math.isnan(norm) else norm for norm in norms), default=0.0)
-        total = over_ranks(pipe, largest, "compares gradients", sharded=own.sharded, largest=True)
-    else:
-        total = over_ranks(pipe, sum(norm**p for norm in norms), "adds up gradients", sharded=own.sharded) ** (1 / p)
+    apart = own.of(local) if pipe.lockstep is not None else set()
+    total = _over_ranks(pipe, [weight for weight in own.counted if weight not in apart], p, sharded=own.sharded)
+    if pipe.lockstep is not None:
+        others = _over_ranks(pipe, [weight for weight in own.counted if weight in apart], p, sharded=own.sharded)
+        total = _over_peers(pipe.lockstep.exchange((total, others)), p)
+    total = total if math.isinf(p) else total ** (1 / p)
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteLoss(f"the norm of the gradients of all ranks is {total}; zero them before going on")
     for weights in _by_kind(own.weights):
         _scale(weights, max_norm, total)
-    return torch.tensor(total, dtype=torch.float64)
+    return torch.tensor(total, dtype=torch.float64, device="cpu")
+
+
+def _over_ranks(pipe: Pipe, weights: list[nn.Parameter], p: float, *, sharded: bool) -> float:
+    """Over all ranks, the p-th power of the norm of these weights' gradients; where p is infinite, the norm."""
+    norms = [_norm(alike, p) for alike in _by_kind(weights)]
+    if math.isinf(p):
+        largest = max((math.inf if math.isnan(norm) else norm for norm in norms), default=0.0)
+        return over_ranks(pipe, largest, "compares gradients", sharded=sharded, largest=True)
+    return over_ranks(pipe, sum(norm**p for norm in norms), "adds up gradients", sharded=sharded)
+
+
+def _over_peers(given: Sequence[tuple[float, float]], p: float) -> float:
+    """The same over a `swap_group`, of each member's for the weights that all have and for those of its own."""
+    shared = [common for common, _ in given]
+    if all(map(math.isfinite, shared)) and max(shared) - min(shared) > ALIKE * max(shared):
+        raise Unsupported(
+            "processes of the swap_group have different gradients of weights that are not DTensors; give clip_grad_norm_ local=,"
+            " the weights of which each process has its own"
+        )
+    if math.isinf(p):
+        return max(map(max, given))
+    return (math.nan if any(map(math.isnan, shared)) else max(shared)) + sum(own for _, own in given)
 
 
 def _by_kind(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -73,5 +108,5 @@ def _norm(weights: list[nn.Parameter], p: float) -> float:
 def _scale(weights: list[nn.Parameter], max_norm: float, total: float) -> None:
     first = weights[0].grad
     assert first is not None
-    kind = torch.promote_types(first.dtype, torch.float32)
+    kind = torch.promote_types(first.dtype.to_real(), torch.float32)
     torch.nn.utils.clip_grads_with_norm_(weights, max_norm, torch.tensor(total, dtype=kind, device=first.device))

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.training.ties import TiedSums
+from schedc.runtime.replicas.ties import TiedSums
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from torch import nn
 
     from schedc.runtime.session.pipe import Pipe
@@ -24,27 +26,35 @@ __all__ = ["Owned", "over_ranks", "owned"]
 class Owned:
     """The weights whose gradients a process has."""
 
-    def __init__(self, weights: list[nn.Parameter], counted: list[nn.Parameter], *, sharded: bool) -> None:
+    def __init__(
+        self, weights: list[nn.Parameter], counted: list[nn.Parameter], shards: Mapping[nn.Parameter, nn.Parameter] | None = None
+    ) -> None:
         self.weights = weights
         """All of them: what its optimizer works on."""
         self.counted = counted
         """Those that no other rank of the pipeline counts."""
-        self.sharded = sharded
+        self.sharded = shards is not None
         """Whether each process of a rank in several pipelines has others (ZeRO 1)."""
+        self._shards = shards
+
+    def of(self, whole: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+        """Those of some of the stages' weights, or their shards."""
+        given = set(whole)
+        return given if self._shards is None else {shard for shard, weight in self._shards.items() if weight in given}
 
 
 def owned(pipe: Pipe) -> Owned:
     """The weights of this process. Replicas in other pipelines have the same, and count them too, unless they are sharded."""
     try:
-        shards = [shard.weight for shard in pipe.shards()]
+        shards = {one.weight: one.whole for one in pipe.shards()}
     except InvalidInput:
-        weights = list(dict.fromkeys(weight for module in pipe.stages.values() for weight in module.parameters()))
+        weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
     else:
-        return Owned(shards, shards, sharded=True)
+        return Owned([*shards], [*shards], shards)
     elsewhere = _in_replicas(pipe)
     if isinstance(pipe.hooks, TiedSums):
         elsewhere.update(pipe.hooks.counted_elsewhere)
-    return Owned(weights, [weight for weight in weights if weight not in elsewhere], sharded=False)
+    return Owned(weights, [weight for weight in weights if weight not in elsewhere])
 
 
 def _in_replicas(pipe: Pipe) -> set[nn.Parameter]:
@@ -53,10 +63,10 @@ def _in_replicas(pipe: Pipe) -> set[nn.Parameter]:
     seen: set[nn.Parameter] = set()
     elsewhere: set[nn.Parameter] = set()
     for members in replicas_of(problem):
-        own = {weight for stage in members if stage in pipe.stages for weight in pipe.stages[stage].parameters()} - seen
+        own = {weight for stage in members if stage in pipe.modules for weight in pipe.modules[stage].parameters()} - seen
         seen |= own
         first = members[0]
-        elsewhere |= own - set(pipe.stages[first].parameters()) if first in pipe.stages else own
+        elsewhere |= own - set(pipe.modules[first].parameters()) if first in pipe.modules else own
     return elsewhere
 
 
@@ -73,7 +83,7 @@ def over_ranks(pipe: Pipe, value: float, doing: str, *, sharded: bool, largest: 
     Raises:
         TransferFailed: another rank has ended, or does not answer.
     """
-    total = torch.tensor(value, dtype=torch.float64)
+    total = torch.tensor(value, dtype=torch.float64, device="cpu")
     kind: Any = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     groups = pipe.groups
     what = f"rank {groups.rank} {doing} with the others"

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
-__all__ = ["Channel", "ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "Transport", "only"]
+__all__ = ["ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "P2PChannel", "Transport", "only"]
 
 
 class Outgoing(Protocol):
@@ -54,7 +54,7 @@ class Transport(Protocol):
             ConnectionLost: the peer is gone.
         """
 
-    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """Start to receive a tensor of this kind, and return at once.
 
         Raises:
@@ -89,7 +89,7 @@ Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"
 """Makes the ends of one wire on one of its ranks; both of its ranks do this together."""
 
 
-class Channel(NamedTuple):
+class P2PChannel(NamedTuple):
     """One way to connect a wire."""
 
     name: str
@@ -97,12 +97,12 @@ class Channel(NamedTuple):
     connect: Connect
 
 
-ChannelsOf: TypeAlias = "Callable[[int, int], Sequence[Channel]]"
+ChannelsOf: TypeAlias = "Callable[[int, int], Sequence[P2PChannel]]"
 """The ways to connect two ranks, (source, destination): the first to begin with, each other one when the one before has failed.
 All ranks get the same answers."""
 
 
 def only(connect: Connect) -> ChannelsOf:
     """One way for all wires."""
-    channels = (Channel("", connect),)
+    channels = (P2PChannel("", connect),)
     return lambda source, destination: channels

@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, get_args
 
 from schedc.errors import InvalidInput
-from schedc.runtime.transports.base import Channel
+from schedc.runtime.transports.base import P2PChannel
 from schedc.runtime.transports.gloo import connect_gloo
 from schedc.runtime.transports.wishes import Channels
 
@@ -71,19 +71,19 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Chann
     """
 
     @cache
-    def channel(way: Channels) -> Channel:
+    def channel(way: Channels) -> P2PChannel:
         if way == "gloo":
-            return Channel("gloo", connect_gloo)
+            return P2PChannel("gloo", connect_gloo)
         if way == "delegate":
             from schedc.runtime.transports.delegate import connect_delegate
 
-            return Channel("the delegate", partial(connect_delegate, device=device, queues=wishes[rank].queues))
+            return P2PChannel("the delegate", partial(connect_delegate, device=device, queues=wishes[rank].queues))
         from schedc.runtime.transports.host_watch import HostWatch
         from schedc.runtime.transports.nccl import connect_nccl
 
-        return Channel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
+        return P2PChannel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
 
-    def channels(source: int, destination: int) -> tuple[Channel, ...]:
+    def channels(source: int, destination: int) -> tuple[P2PChannel, ...]:
         found = ways(wishes[rank].channels, wishes[source].hardware, wishes[destination].hardware)
         return tuple(map(channel, found))
 

@@ -3,8 +3,9 @@
 The sending end copies a tensor to pinned host memory on a stream of its own; one of several queues, in turn, sends it. The
 receiving end reads each queue eagerly, before an op asks, and copies what has come to the device as soon as its receive is posted.
 The ends agree on nothing but names: before a tensor goes its tag, and how often the tag has come. So queues may overtake each
-other, and receives may be posted in any order. A queue may wait in vain for a send whose peer is lost (see
-`schedc.runtime.transports.gloo`); it ends when this end is closed, as the step does that finds the peer gone.
+other, and receives may be posted in any order. gloo does not end the wait for a send that has begun when the peer is lost (see
+`schedc.runtime.transports.gloo`). So a queue waits for a byte that the peer sends back once it has read a tensor. That delays
+nothing: the peer is not ready for the queue's next tensor before.
 
 Helpers are threads, not processes as PipeMorph's. They spend their time in gloo and CUDA, which leave Python's lock alone, and need
 no memory shared between processes, nor signals through it; `benchmarks/runtime/transports.py` measures what they add.
@@ -19,8 +20,8 @@ import math
 import queue
 import threading
 from collections import Counter
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias, cast
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Transport
+    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
 
 __all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "found_elsewhere", "queues_needed"]
 
-TAG, TENSOR = 0, 1
-"""gloo's tags of what goes through a queue."""
+TAG, TENSOR, READ = 0, 1, 2
+"""gloo's tags of what goes through a queue; the last one of what comes back."""
 PATIENCE_S = 5.0
 """How long closing waits for a thread; none takes long once its group is closed."""
 
@@ -120,6 +121,16 @@ class _Outgoing:
             raise found_elsewhere(self.error)
 
 
+class _UnderWay(NamedTuple):
+    """A tensor that gloo sends."""
+
+    outgoing: _Outgoing
+    read: Incoming
+    """The peer's byte."""
+    sent: Sequence[Outgoing]
+    """What gloo sends, kept until it has gone."""
+
+
 class DelegateSender:
     """The sending end: a thread for each queue."""
 
@@ -164,27 +175,48 @@ class DelegateSender:
             thread.join(PATIENCE_S)
 
     def _serve(self, lane: dist.ProcessGroup, waiting: queue.SimpleQueue[_Outgoing | None]) -> None:
-        """Send what one queue gets, until it is closed."""
-        line = GlooTransport(lane)
+        """Send what one queue gets, until it is closed. gloo has the next tensor before the peer has read the one before it."""
+        line, before = GlooTransport(lane), list[_UnderWay]()
         while (outgoing := waiting.get()) is not None:
-            error = self._error
-            if error is None:
-                try:
-                    self._pass_on(outgoing, line)
-                except RuntimeError as found:
-                    error = self._error = found
-            outgoing.finish(error)
+            now = self._start(outgoing, line)
+            self._finish(before)
+            before = now
+            if waiting.empty():
+                self._finish(before)
+                before = []
+        self._finish(before)
 
-    def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> None:
+    def _start(self, outgoing: _Outgoing, line: GlooTransport) -> list[_UnderWay]:
+        """Send a tensor's label and its bytes; nothing is under way where the queue is lost."""
+        if self._error is None:
+            try:
+                return [self._pass_on(outgoing, line)]
+            except RuntimeError as error:
+                self._error = error
+        outgoing.finish(self._error)
+        return []
+
+    def _finish(self, under_way: list[_UnderWay]) -> None:
+        """Wait until the peer has read this."""
+        for one in under_way:
+            try:
+                one.read.wait(FOREVER_S)
+            except RuntimeError as error:
+                self._error = self._error or error
+                one.outgoing.finish(self._error)
+            else:
+                one.outgoing.finish()
+
+    def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> _UnderWay:
         parcel = outgoing.parcel
         assert parcel is not None
-        sent = [line.send(torch.tensor([*outgoing.name, parcel.bytes.numel()]), TAG)]
+        read = line.receive_into(torch.empty(1, dtype=torch.uint8, device="cpu"), READ)
+        sent = [line.send(torch.tensor([*outgoing.name, parcel.bytes.numel()], device="cpu"), TAG)]
         if parcel.ready is not None:
             parcel.ready.synchronize()
         if parcel.bytes.numel():
             sent.append(line.send(parcel.bytes, TENSOR))
-        for part in sent:
-            part.wait(FOREVER_S)
+        return _UnderWay(outgoing, read, sent)
 
 
 class _Incoming:
@@ -192,7 +224,7 @@ class _Incoming:
 
     __slots__ = ("_come", "_owner", "error", "kind", "landed")
 
-    def __init__(self, owner: DelegateReceiver, kind: TensorKind) -> None:
+    def __init__(self, owner: DelegateReceiver, kind: TensorMeta) -> None:
         self._owner = owner
         self._come = threading.Event()
         self.kind = kind
@@ -237,6 +269,8 @@ class DelegateReceiver:
         self._waiting = 0
         self._reading = list(range(len(lanes)))
         """By queue, the number of the message that it reads or will read next, in the order of sending."""
+        self._said: list[object] = [None] * len(lanes)
+        """By queue, what gloo sends back: kept until the next tensor has come, which the peer sends after it has this."""
         self._ended = 0
         self._error: Exception | None = None
         self._threads = [
@@ -245,7 +279,7 @@ class DelegateReceiver:
         for thread in self._threads:
             thread.start()
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
         incoming = _Incoming(self, kind)
         with self._changed:
@@ -288,7 +322,7 @@ class DelegateReceiver:
     def _serve(self, number: int) -> None:
         """Read one queue, until it or another is closed."""
         line = GlooTransport(self._lanes[number])
-        label = torch.empty(3, dtype=torch.int64)
+        label, word = torch.empty(3, dtype=torch.int64, device="cpu"), torch.zeros(1, dtype=torch.uint8, device="cpu")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
@@ -297,6 +331,8 @@ class DelegateReceiver:
             except RuntimeError as found:
                 self._end(found)
                 return
+            with suppress(ConnectionLost):  # the next read finds it
+                self._said[number] = line.send(word, READ)
             with self._changed:
                 self._reading[number] += len(self._lanes)
                 incoming = self._expected.pop(name, None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
 __all__ = ["FOREVER_S", "GlooTransport", "connect_gloo", "finish", "hang_up"]
@@ -57,12 +57,14 @@ def finish(work: dist.Work, timeout_s: float) -> None:
 
 
 def hang_up(group: dist.ProcessGroup) -> None:
-    """Close the connections of a group of two ranks at once: all waits on it fail, in all threads here, and at the peer.
+    """Close the connections of a group of two or more ranks at once: all waits on it fail, in all threads here, and at the peers.
 
     gloo does that to a group whose wait runs out of time; its own `shutdown` and `abort` leave threads waiting.
     """
     with suppress(RuntimeError):
-        group.recv([torch.empty(1, dtype=torch.uint8)], 1 - group.rank(), NOBODY_SENDS).wait(timedelta(milliseconds=1))
+        group.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], (group.rank() + 1) % group.size(), NOBODY_SENDS).wait(
+            timedelta(milliseconds=1)
+        )
 
 
 class _Outgoing:
@@ -99,7 +101,7 @@ class GlooTransport:
         """Take a group of this rank and its peer."""
         self._group = group
         self._peer = 1 - group.rank()
-        self._byte, self._heard = torch.zeros(2, 1, dtype=torch.uint8)  # what goes behind, and where it comes
+        self._byte, self._heard = torch.zeros(2, 1, dtype=torch.uint8, device="cpu")  # what goes behind, and where it comes
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`. The group is called directly: `dist.isend` checks its arguments for longer than gloo takes."""
@@ -111,9 +113,9 @@ class GlooTransport:
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
-        return self.receive_into(torch.empty(kind.shape, dtype=kind.dtype), tag)
+        return self.receive_into(torch.empty(kind.shape, dtype=kind.dtype, device="cpu"), tag)
 
     def receive_into(self, buffer: torch.Tensor, tag: int) -> _Incoming:
         """As `receive`, into memory that is there."""

@@ -34,7 +34,7 @@ import torch
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, is_own
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "NcclTransport", "connect_nccl"]
 
-HANDSHAKE = TensorKind(torch.uint8, (1,))
+HANDSHAKE = TensorMeta(torch.uint8, (1,))
 POLL_S = 50e-6
 NOW = timedelta(milliseconds=1)
 """A limit for the wait for what is completed: with a limit, it raises what has failed."""
@@ -245,7 +245,7 @@ class NcclTransport:
         self._side.follow_compute()
         return _Outgoing(self._start(self._group.send, source), self._side, source)
 
-    def receive(self, kind: TensorKind, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
         buffer = self._side.empty(kind)
         return _Incoming(self._start(self._group.recv, as_bytes(buffer)), self, buffer)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.transports.streams import Mark, Side
 
 __all__ = ["DeviceStaging", "HostStaging", "Landed", "Parcel", "Staging", "as_bytes", "nbytes_of"]
@@ -24,7 +24,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
-def nbytes_of(kind: TensorKind) -> int:
+def nbytes_of(kind: TensorMeta) -> int:
     """How many bytes a tensor of a kind has."""
     return math.prod(kind.shape) * kind.dtype.itemsize
 
@@ -56,7 +56,7 @@ class Staging(Protocol):
     def landing(self, nbytes: int) -> torch.Tensor:
         """Host memory for bytes to come."""
 
-    def land(self, arrived: torch.Tensor, kind: TensorKind) -> Landed:
+    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
         """Begin to bring bytes that have come to the device."""
 
     def hand_over(self, landed: Landed) -> torch.Tensor:
@@ -72,9 +72,9 @@ class HostStaging:
 
     def landing(self, nbytes: int) -> torch.Tensor:
         """As `Staging.landing`."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-    def land(self, arrived: torch.Tensor, kind: TensorKind) -> Landed:
+    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
         """As `Staging.land`."""
         return Landed(arrived.view(kind.dtype).reshape(kind.shape), None)
 
@@ -103,7 +103,7 @@ class DeviceStaging:
         """As `Staging.landing`."""
         return self._side.pinned(nbytes)
 
-    def land(self, arrived: torch.Tensor, kind: TensorKind) -> Landed:
+    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
         """As `Staging.land`."""
         value = self._side.empty(kind)
         with self._side.use():

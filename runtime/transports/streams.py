@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
 
 __all__ = ["CudaSide", "Mark", "Side", "copy_to_host"]
 
@@ -49,7 +49,7 @@ class Side(Protocol):
     def mark_compute(self) -> Mark:
         """A mark after all that the compute has got so far."""
 
-    def empty(self, kind: TensorKind) -> torch.Tensor:
+    def empty(self, kind: TensorMeta) -> torch.Tensor:
         """Memory on the device for this stream to write, though the compute may still be far behind."""
 
     def lend(self, tensor: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ class CudaSide:
         mark: Mark = self._compute().record_event()
         return mark
 
-    def empty(self, kind: TensorKind) -> torch.Tensor:
+    def empty(self, kind: TensorMeta) -> torch.Tensor:
         """As `Side.empty`. The allocator keeps the memory of each stream apart: this one's is never of the compute's."""
         with self.use():
             return torch.empty(kind.shape, dtype=kind.dtype, device=self._device)
@@ -111,7 +111,7 @@ class CudaSide:
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """As `Side.pinned`."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:

@@ -3,6 +3,7 @@
 Each rank watches the direction to it. At an alarm the peer asks for a ping of its own direction, too; once the alarm is confirmed,
 that ping and the last steps decide about the peer's direction. Whoever has found a change says so, and reports it when the peer
 answers that it has looked; the peer reports what it has found one step after its answer. So nobody re-plans for half a change.
+A change that is plain (`LinkWatch.sure`) waits for nobody: it is as plain in the other direction, or has not happened there.
 Pure: what the ranks say to each other goes in and out.
 """
 
@@ -61,8 +62,7 @@ class BothWays:
         """Take note of what the peer has said last, once in each step, after the watch has taken the step and its pings."""
         watch = self._watch
         self._holds = max(0, self._holds - 1)
-        if watch.confirmed > self._confirmed:
-            self._confirmed, self._holds = watch.confirmed, HOLDS
+        self._take_note()
         unreported = self._holds > 0
         if heard.looked >= self._confirmed:
             self._holds = 0
@@ -71,8 +71,20 @@ class BothWays:
             watch.look()
         if heard.confirmed > self._looked:
             self._look(heard.confirmed, unreported=unreported)
+        self._report()
+
+    def pinged(self) -> None:
+        """Take note of what the watch has found, after it has taken pings: what is plain is reported at once."""
+        self._take_note()
+        self._report()
+
+    def _take_note(self) -> None:
+        if self._watch.confirmed > self._confirmed:
+            self._confirmed, self._holds = self._watch.confirmed, 0 if self._watch.sure else HOLDS
+
+    def _report(self) -> None:
         if not self._holds:
-            self.excess_ns, self.occupancy_excess_ns = watch.excess_ns, watch.occupancy_excess_ns
+            self.excess_ns, self.occupancy_excess_ns = self._watch.excess_ns, self._watch.occupancy_excess_ns
 
     def _look(self, confirmed: int, *, unreported: bool) -> None:
         """Find out whether this direction has changed as well; the peer gets the answer with the next step, and reports then."""

@@ -6,12 +6,14 @@ distribution. The test learns a pool of them, and then takes every later one as 
 - Let u be the distance of the pool's k-th largest of n from its median b, k about 5 % of n, and at least what counts as a change.
   By Clopper and Pearson, with probability 1 - eta the next one is above b + u with a probability of at most q, a quantile of a
   Beta distribution. So (1 if x > b + u, else 0) / q is an e-value: its mean is at most 1.
-- Beyond the pool's largest (k = 1), it is assumed that being r times as far away is at most 1 / r^2 as likely. Then
-  min(r, 100) / (2 q) is an e-value, too. Steps' quartiles of several messages have far lighter tails.
+- Beyond the pool's largest (k = 1), it is assumed that being r times as far away is at most 1 / r^2 as likely. Then the mean of
+  r^a is at most 2 q / (2 - a), so (1 - a / 2) r^a / q is an e-value, too, as long as a < 2; what is less than counts as a change
+  gives 0. Steps' quartiles of several messages have far lighter tails.
 
-e = 1 - LAMBDA + LAMBDA (mean of the two) has a mean of at most 1, whatever came before. R := (1 + R) e (Shiryaev and Roberts) then
-has a mean of at most t after t steps, and by Doob's inequality exceeds c within T steps with a probability of at most T / c. Half
-of the rate is for that, half for the eta of all calibrations. The same downwards. (Shin, Ramdas, Rinaldo: E-detectors, 2022.)
+e = 1 - LAMBDA + LAMBDA (mean of the two) has a mean of at most 1, whatever came before; also where it is cut off. R := (1 + R) e
+(Shiryaev and Roberts) then has a mean of at most t after t values, and by Doob's inequality exceeds c within T values with a
+probability of at most T / c. Half of the rate is for that, half for the eta of all calibrations. The same downwards. (Shin, Ramdas,
+Rinaldo: E-detectors, 2022.)
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ LAMBDA = 0.8
 """What of the evidence is staked on a change: a step that shows none divides R by 5."""
 RARE = 0.05
 """About which share of the pool is beyond the nearer threshold: this many steps may stall without making the test blind."""
-FARTHEST = 100.0
-"""From here on a farther value counts no more: three steps at least have to show a change."""
+POWER = 1.8
+"""a. Near 2, values that are very far away say the most."""
+TWO = 1.5
+"""No value gives more evidence than this times the root of what an alarm needs: two at least have to show a change."""
+NEAREST = 0.05
+"""The pool's farthest is taken to be at least this share of the least change that counts away: a series that never varies is not
+upset by nothing."""
+DOUBT = 16.0
+"""From this much evidence on it is worth looking closer."""
 FIRST, CALIBRATIONS = 16, 7
 """The pool is learned at 16 steps, 32, 64, … 1024."""
 POOL = FIRST << (CALIBRATIONS - 1)
@@ -47,12 +56,12 @@ class Rate:
     probability: float = 0.01
     """Of any false alarm of any of them."""
     steps: int = 10_000
-    """Within this many."""
+    """Within this many, each with two values at most."""
 
     @property
     def threshold(self) -> float:
-        """What R must reach, each way."""
-        return 4 * self.tests * self.steps / self.probability
+        """What R must reach, each way; a step gives a value, and where there is doubt pings another."""
+        return 8 * self.tests * self.steps / self.probability
 
     @property
     def eta(self) -> float:
@@ -98,23 +107,37 @@ class ChangeTest:
 
         After an alarm the test begins to gather evidence anew, with what it has learned.
         """
-        alarm = 0
-        if (known := self._known) is not None:
-            for way, sign in enumerate((1, -1)):
-                distance = sign * (value - known.level)
-                near = (distance > known.near[way]) / known.near_share
-                far = min(FARTHEST, distance / known.far[way]) / (2 * known.far_share) if distance > known.far[way] else 0.0
-                factor = 1 - LAMBDA + LAMBDA * (near + far) / 2
-                self._evidence[way] = (1 + self._evidence[way]) * factor
-                if self._evidence[way] >= self._rate.threshold:
-                    alarm = sign
-        if alarm:
-            self.changed()
-        elif len(self._pool) < POOL:
+        alarm = self.weigh(value)
+        if not alarm and len(self._pool) < POOL:
             self._pool.append(value)
             self._doubtful = self._doubtful + 1 if self.suspicious else 0
             self._learn()
         return alarm
+
+    def weigh(self, value: float) -> int:
+        """Take a value as evidence that is not learned from; gives what `add` gives."""
+        alarm = 0
+        if (known := self._known) is not None:
+            most = TWO * math.sqrt(self._rate.threshold)
+            for way, sign in enumerate((1, -1)):
+                distance = sign * (value - known.level)
+                near = (distance > known.near[way]) / known.near_share
+                far = (1 - POWER / 2) * (distance / known.far[way]) ** POWER / known.far_share if self._far(value, sign) else 0.0
+                self._evidence[way] = (1 + self._evidence[way]) * min(most, 1 - LAMBDA + LAMBDA * (near + far) / 2)
+                if self._evidence[way] >= self._rate.threshold:
+                    alarm = sign
+        if alarm:
+            self.changed()
+        return alarm
+
+    def _far(self, value: float, sign: int) -> bool:
+        """Whether it is farther away than all that is known, by as much as counts."""
+        known, way = self._known, int(sign < 0)
+        return known is not None and sign * (value - known.level) > max(known.near[way], known.far[way])
+
+    def far(self, value: float) -> bool:
+        """Whether it is farther away than all that is known, by as much as counts, either way."""
+        return self._far(value, 1) or self._far(value, -1)
 
     def beyond(self, value: float) -> int:
         """1: the value is above what is usual, by as much as counts; -1: it is below; 0: neither, or too little is known."""
@@ -127,6 +150,11 @@ class ChangeTest:
     def suspicious(self) -> bool:
         """Whether the last steps look like a change."""
         return max(self._evidence) > 1.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last steps look so much like a change that it is worth looking closer."""
+        return max(self._evidence) >= DOUBT
 
     def changed(self) -> None:
         """Gather evidence anew: the level is another one, which is not learned from."""
@@ -150,10 +178,11 @@ class ChangeTest:
             level = median(values)
             count = 1 + math.floor(RARE * known)
             least = max(self._least, self._relative * abs(level))
+            nearest = max(NEAREST * self._least, 1e-9 * abs(level))
             self._waiting = _Thresholds(
                 level,
                 (max(least, values[-count] - level), max(least, level - values[count - 1])),
-                (max(least, values[-1] - level), max(least, level - values[0])),
+                (max(nearest, values[-1] - level), max(nearest, level - values[0])),
                 most_likely_share(count, known, self._rate.eta),
                 most_likely_share(1, known, self._rate.eta),
             )

@@ -1,7 +1,8 @@
 """How fast a rank computes, from its ops' own durations, which waiting for others is no part of; pure.
 
 The median of a step's ops of one kind and stage passes over what the machine slows down now and then. What is compared with is this
-rank's own first steps, and not the plan: a profile that is off by a few percent is no change.
+rank's own first steps, and not the plan: a profile that is off by a few percent is no change. While there is doubt, the first ops
+of a step are evidence as all are: it is assumed that their median is no likelier to be far away.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ __all__ = ["SpeedWatch"]
 
 LEAST = 0.05
 """Of the usual duration."""
+BACK = 2 * LEAST
+"""As near to the usual duration a rank that was slower is as usual again: more must not be made of few values."""
 RECENT = 3
+POOLED = 512
+"""How many of the values before a change say how much those after it vary."""
+EARLY_OPS = 3
+"""How many ops of a kind are evidence before the step has ended."""
 
 
 class SpeedWatch:
@@ -34,6 +41,7 @@ class SpeedWatch:
         self._rate = rate
         self._tests: dict[Kind, ChangeTest] = {}
         self._recent: defaultdict[Kind, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        """The last values since there is doubt."""
         self._usual_ns: dict[tuple[Kind, int, object], float] = {}
         self._factor: dict[Kind, float] = {}
         self.alarms = 0
@@ -64,7 +72,26 @@ class SpeedWatch:
                 usual_ns = self._usual_ns[key] = max(1.0, median(values)) / self._factor.get(key[0], 1.0)
             ratios[key[0]].append(median(values) / usual_ns)
         for kind, values_of_kind in ratios.items():
-            self._take(kind, median(values_of_kind))
+            value = median(values_of_kind)
+            test = self._tests.setdefault(kind, ChangeTest(self._rate, least=LEAST, relative=LEAST))
+            self._take(kind, value, test.add(value))
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is worth looking at the first ops of a step."""
+        return any(test.doubtful for test in self._tests.values())
+
+    def early(self, durations_ns: Iterable[tuple[Op, int]]) -> None:
+        """Take what the first ops of a step took, which `step` is going to get again."""
+        ratios: defaultdict[Kind, list[float]] = defaultdict(list)
+        for op, duration_ns in durations_ns:
+            usual_ns = self._usual_ns.get((op.kind, op.stage, op.part))
+            if usual_ns is not None:
+                ratios[op.kind].append(duration_ns / usual_ns)
+        for kind, values in ratios.items():
+            test = self._tests.get(kind)
+            if test is not None and test.doubtful and len(values) >= EARLY_OPS:
+                self._take(kind, median(values), test.weigh(median(values)))
 
     def _meet(self, kinds: set[Kind]) -> None:
         """Where another plan has other kinds (B and W apart, or fused), they take over what is known of the rank's speed."""
@@ -78,15 +105,27 @@ class SpeedWatch:
             for known in (self._tests, self._recent, self._factor):
                 known.pop(kind, None)
 
-    def _take(self, kind: Kind, ratio: float) -> None:
+    def _take(self, kind: Kind, ratio: float, alarm: int) -> None:
+        """Act on what the test says of a value. Where one kind has changed, others that are in doubt have, too."""
+        if not alarm and not self._tests[kind].doubtful:
+            self._recent[kind].clear()
+            return
         self._recent[kind].append(ratio)
-        test = self._tests.setdefault(kind, ChangeTest(self._rate, least=LEAST))
-        if test.add(ratio):
-            self.alarms += 1
-            level = median(self._recent[kind])
-            first = test.level / self._factor.get(kind, 1.0)
-            self._factor.pop(kind, None)
-            if abs(level / first - 1) > LEAST:
-                self._factor[kind] = level / first
-            pool = [level * value / test.level for value in test.pool[-128:]]
-            self._tests[kind] = ChangeTest(self._rate, least=LEAST, pool=pool)
+        if alarm:
+            self._change(kind)
+            for other, test in list(self._tests.items()):
+                if test.doubtful and test.beyond(median(self._recent[other])) == alarm:
+                    self._change(other)
+
+    def _change(self, kind: Kind) -> None:
+        """The kind takes another time, or the usual one."""
+        self.alarms += 1
+        test, level = self._tests[kind], median(self._recent[kind])
+        known = self._factor.pop(kind, 1.0)
+        first = test.level / known
+        if abs(level / first - 1) > (LEAST if known == 1.0 else BACK):
+            self._factor[kind] = level / first
+        self._recent[kind].clear()
+        self._tests[kind] = ChangeTest(
+            self._rate, least=LEAST, relative=LEAST, pool=[level * value / test.level for value in test.pool[-POOLED:]]
+        )

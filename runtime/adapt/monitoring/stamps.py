@@ -3,13 +3,14 @@
 Behind the first tensor of some transfers of a step the sender sends a few numbers: its time, and what else it has to say. On
 the receiving side a thread waits for them, so that slack in the plan hides no slow link, and the step's thread waits for nothing
 more than before. The same numbers ask the peer for pings of its link to here: messages of the usual size that are sent
-between two steps.
+between two steps, and behind them when each was sent.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter_ns
@@ -20,12 +21,14 @@ import torch
 from schedc.runtime.adapt.monitoring.both_ways import News
 from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import MAX_TENSORS, TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
-from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.runtime.adapt.monitoring.cadence import Cadence
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
@@ -38,8 +41,6 @@ MOST_KEPT = 1024
 PINGS = 3
 """How many are sent one right behind the other: the gaps between their arrivals are what one occupies the link for."""
 MOST_PING_BYTES = 16 << 20
-STAMP_TAG, PING_TAG = MAX_TENSORS, MAX_TENSORS - 1
-"""Behind those of the tensors; a boundary with as many tensors as there can be is not pinged."""
 UNKNOWN = -(2**62)
 """Of a time: there is none yet."""
 
@@ -53,10 +54,6 @@ class Words(NamedTuple):
     """The shortest way of the receiver's messages to the sender in the last step, by their two clocks; `UNKNOWN`: none."""
     wanted: int
     """How often the sender has asked the receiver for pings."""
-    pinged: int
-    """How often the sender has sent pings."""
-    pings_ns: tuple[int, ...]
-    """When it sent the last ones."""
     news: News
     """Of the link from the receiver to the sender."""
 
@@ -69,8 +66,10 @@ class Stamp(NamedTuple):
     words: Words
 
 
-SILENT = Words(0, UNKNOWN, 0, 0, (0,) * PINGS, News())
-STAMP = TensorKind(torch.int64, (5 + PINGS + len(News()),))
+SILENT = Words(0, UNKNOWN, 0, News())
+STAMP = TensorMeta(torch.int64, (4 + len(News()),))
+SENT = TensorMeta(torch.int64, (PINGS,))
+"""What goes behind pings: when each of them was sent."""
 
 
 class OutLink:
@@ -82,15 +81,17 @@ class OutLink:
         self.lock = threading.Lock()
         """Held while something is sent, or the words change."""
         self.end: Transport | None = None
-        self.kind: TensorKind | None = None
+        self.kind: TensorMeta | None = None
         """What the wire's first transfer begins with."""
+        self.answered = 0
+        """The last question for pings that has been answered."""
         self._pings: list[Outgoing] = []
 
     def ping(self) -> None:
         """Send the pings; between two steps."""
         assert self.end is not None
         assert self.kind is not None
-        message = torch.zeros(self.kind.shape, dtype=self.kind.dtype)
+        message = torch.zeros(self.kind.shape, dtype=self.kind.dtype, device="cpu")
         sent_ns = []
         with self.lock:
             self._pings.clear()  # they have come long ago, as later ones were asked for
@@ -100,7 +101,8 @@ class OutLink:
                     self._pings.append(self.end.send(message, PING_TAG))
                 except ConnectionLost:
                     return  # the next step's messages say so
-            self.words = self.words._replace(pinged=self.words.pinged + 1, pings_ns=tuple(sent_ns))
+            with suppress(ConnectionLost):
+                self._pings.append(self.end.send(torch.tensor(sent_ns, device="cpu"), PING_TAG))
 
 
 class _Pings:
@@ -108,17 +110,22 @@ class _Pings:
 
     def __init__(self) -> None:
         self.came_ns: list[int] = []
+        self.ways_ns: list[int] | None = None
+        """How long each was under way, by the two clocks; None: not all have come."""
         self.lost = False
         """Whether they never come, as the connection has ended."""
 
-    def take(self, ping: Incoming) -> None:
-        """Wait for the next."""
+    def take(self, ping: Incoming, come: Callable[[], None]) -> None:
+        """Wait for the next, or for when they were sent; call `come` when all is there."""
         try:
-            ping.wait(FOREVER_S)
+            sent_ns = ping.wait(FOREVER_S)
         except (ConnectionLost, NoAnswer):
             self.lost = True
             return
         self.came_ns.append(perf_counter_ns())
+        if len(self.came_ns) > PINGS:
+            self.ways_ns = [came - sent for came, sent in zip(self.came_ns, sent_ns.tolist(), strict=False)]
+            come()
 
 
 class InLink:
@@ -132,13 +139,17 @@ class InLink:
         """The last that came."""
         self.lock = threading.Lock()
         self.end: Transport | None = None
-        self.kind: TensorKind | None = None
+        self.kind: TensorMeta | None = None
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._errands, self._unread = Errands(), Errands()
         """Pings; and stamps that come after the end, which do not wait for a ping that may never come."""
         self._pings = _Pings()
+        self.on_stamp: Callable[[], None] = _nothing
+        """Called in the link's thread when a stamp has come."""
+        self.on_pings: Callable[[], None] = _nothing
+        """Called in another thread when all pings have come that were last expected."""
 
     def expect(self, stamp: Incoming) -> None:
         """Take note of when a stamp comes, behind those that were expected before; while `lock` is held."""
@@ -157,19 +168,18 @@ class InLink:
         pings = self._pings = _Pings()
         try:
             with self.lock:
-                coming = [self.end.receive(self.kind, PING_TAG) for _ in range(PINGS)]
+                coming = [self.end.receive(kind, PING_TAG) for kind in (*(self.kind,) * PINGS, SENT)]
         except ConnectionLost:
             pings.lost = True  # who waits for a message says so
             return True
         for ping in coming:
-            self._errands.add(partial(pings.take, ping))
+            self._errands.add(partial(pings.take, ping, self.on_pings))
         return True
 
     @property
     def pings_ns(self) -> list[int] | None:
-        """When all pings that were last expected had come; None: not yet."""
-        came_ns = self._pings.came_ns
-        return came_ns if len(came_ns) == PINGS else None
+        """How long the pings that were last expected were under way, by the two clocks; None: not all have come yet."""
+        return self._pings.ways_ns
 
     @property
     def pings_lost(self) -> bool:
@@ -194,9 +204,14 @@ class InLink:
             except (ConnectionLost, NoAnswer):
                 continue  # who waits for the message itself says so; another end may take over
             came_ns = perf_counter_ns()
-            sent_ns, clock, way_ns, wanted, pinged, *others = said.tolist()
-            self.words = Words(clock, way_ns, wanted, pinged, tuple(others[:PINGS]), News(*others[PINGS:]))
+            sent_ns, clock, way_ns, wanted, *news = said.tolist()
+            self.words = Words(clock, way_ns, wanted, News(*news))
             self.stamps.append(Stamp(came_ns, sent_ns, self.words))
+            self.on_stamp()
+
+
+def _nothing() -> None:
+    """Nobody is called."""
 
 
 def _discard(stamp: Incoming) -> None:
@@ -240,12 +255,12 @@ class StampedEnd:
             if not self._stamps(tag):
                 return message
             if link.kind is None:
-                link.kind = _ping_kind(TensorKind.of(tensor))
+                link.kind = _ping_kind(TensorMeta.of(tensor))
             words = link.words
-            numbers = torch.tensor([sent_ns, *words[:4], *words.pings_ns, *words.news])
+            numbers = torch.tensor([sent_ns, *words[:3], *words.news], device="cpu")
             return _Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
 
-    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""
         link = self._link
         assert isinstance(link, InLink)
@@ -280,7 +295,7 @@ class _Both:
         self._stamp.wait(timeout_s)
 
 
-def _ping_kind(kind: TensorKind) -> TensorKind:
+def _ping_kind(kind: TensorMeta) -> TensorMeta:
     """What a ping is: as large as a message, up to a limit."""
     most = MOST_PING_BYTES // kind.dtype.itemsize
-    return TensorKind(kind.dtype, (min(most, max(1, torch.Size(kind.shape).numel())),))
+    return TensorMeta(kind.dtype, (min(most, max(1, torch.Size(kind.shape).numel())),))

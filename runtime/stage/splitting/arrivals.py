@@ -1,8 +1,8 @@
 """The gradients that arrive in B where W is to begin.
 
 Autograd gives the gradient at a node before the node's tensor hooks if it goes on through the node, and after them if it stops
-there. W begins at the node itself and calls the hooks, so it needs the gradient before them: `Arrivals` adds up what comes to the
-node from those before it. At a weight that B is asked for, hooks wait until the gradient is added to `.grad`.
+there. W begins at the node itself and calls the hooks, so it needs the gradient before them: `GradientArrivals` adds up what comes
+to the node from those before it. At a weight that B is asked for, hooks wait until the gradient is added to `.grad`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge, Node
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Arrivals", "Place", "place_of", "without_hooks"]
+__all__ = ["GradientArrivals", "Place", "place_of", "without_hooks"]
 
 Place = tuple["Node", int]
 """A node, and which of its outputs: an edge without what else torch attaches to one."""
@@ -28,7 +28,7 @@ def place_of(edge: GradientEdge) -> Place:
     return edge.node, edge.output_nr
 
 
-class Arrivals:
+class GradientArrivals:
     """What arrives in one backward at edges whose nodes do not run in it."""
 
     def __init__(
