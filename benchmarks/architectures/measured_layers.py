@@ -280,10 +280,12 @@ def without_links(operators: Operators) -> Operators:
 
 def predicted(case: Case) -> dict[str, float]:
     """By column, of those that were measured."""
-    layer = layer_of("", "", case.operators, DEVICES[case.device], element_bytes=case.element_bytes, split_backward=False)
-    of_phase = {"F": layer.forward_ns, "B": layer.backward_input_ns, "W": layer.backward_weight_ns}
-    of_phase["BW"] = of_phase["B"] + of_phase["W"]
-    columns = {phase: time_ns / 1e6 for phase, time_ns in of_phase.items()} | {"kept": layer.activation_bytes or 0}
+    layer, fused = (
+        layer_of("", "", case.operators, DEVICES[case.device], element_bytes=case.element_bytes, split_backward=split)
+        for split in (True, False)
+    )
+    of_phase = dict(zip(("F", "B", "W", "BW"), (layer.forward_ns, *layer.parts_ns, fused.whole_ns), strict=True))
+    columns = {phase: time_ns / 1e6 for phase, time_ns in of_phase.items()} | {"kept": fused.activation_bytes or 0}
     return {column: case.times * columns[column] for column in case.measured}
 
 

@@ -141,10 +141,10 @@ def ping_pong(incoming: Transport, outgoing: Transport, rounds: int) -> list[int
     import torch
     import torch.distributed as dist
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
 
     begins = dist.get_rank() == 0
-    ball, kind, times = torch.zeros(1), TensorKind(torch.float32, (1,)), []
+    ball, kind, times = torch.zeros(1), TensorMeta(torch.float32, (1,)), []
     for _ in range(rounds):
         expected = incoming.receive(kind, 0)
         if not begins:
@@ -163,7 +163,7 @@ def back_to_back(incoming: Transport, outgoing: Transport, size_bytes: int, roun
     """Send all messages at once, and say when; or take them, and say when each was there."""
     import torch
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
 
     if sends:
         message = torch.zeros(size_bytes, dtype=torch.uint8)
@@ -171,7 +171,7 @@ def back_to_back(incoming: Transport, outgoing: Transport, size_bytes: int, roun
         for sent in [outgoing.send(message, 0) for _ in range(rounds)]:
             sent.wait(TIMEOUT_S)
         return [begin_ns]
-    kind, times = TensorKind(torch.uint8, (size_bytes,)), []
+    kind, times = TensorMeta(torch.uint8, (size_bytes,)), []
     for expected in [incoming.receive(kind, 0) for _ in range(rounds)]:
         expected.wait(TIMEOUT_S)
         times.append(perf_counter_ns())

@@ -26,7 +26,6 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -109,14 +108,13 @@ def made(name: str) -> Workload:
         layers=make(size),
         devices=(Device(),) * RANKS,
         network=NETWORK,
-        static_bytes_per_parameter=Fraction(BYTES_PER_PARAMETER),
     )
     draft = draft_of(named_layouts(workload, OpenLayout(chunks=1))["balanced unidirectional"])
     held = []
     for stage, (first, last) in enumerate(zip(draft.cuts, draft.cuts[1:], strict=False)):
         layers = workload.layers[first:last]
         in_flight = min(MICROBATCHES, RANKS - stage)
-        held.append(sum(BYTES_PER_PARAMETER * layer.parameters + in_flight * layer.activation_bytes for layer in layers))
+        held.append(sum(layer.static_bytes + in_flight * layer.activation_bytes for layer in layers))
     return replace(workload, devices=(Device(capacity_bytes=int(ROOM * max(held))),) * RANKS)
 
 
@@ -156,7 +154,7 @@ def _layer(size: Size, weights: float, scores: float = 0.0, slowness: float = 1.
         activation_after_input_bytes=activation_bytes // 2,
         message_bytes=message_bytes,
         gradient_message_bytes=message_bytes,
-        parameters=round((weights + kept) / size.tensor_parallel),
+        static_bytes=BYTES_PER_PARAMETER * round((weights + kept) / size.tensor_parallel),
     )
 
 

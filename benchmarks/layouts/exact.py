@@ -116,10 +116,10 @@ def random_model(seed: int) -> tuple[str, Workload, OpenLayout]:
             backward_ns=(round(fused * (gradient + weight)) * US,),
             activation_bytes=size,
             activation_after_input_bytes=random.randint(0, size),
-            parameters=random.randint(0, 4),
+            static_bytes=random.randint(0, 4),
         )
         layers.append(layer)
-    whole = sum(layer.activation_bytes + layer.parameters for layer in layers)
+    whole = sum(layer.activation_bytes + layer.static_bytes for layer in layers)
     devices = []
     speeds = random.choice([[Fraction(1)] * 4, [Fraction(1), Fraction(1), Fraction(3, 2), Fraction(1, 2)]])
     for rank in range(ranks):
@@ -137,7 +137,6 @@ def random_model(seed: int) -> tuple[str, Workload, OpenLayout]:
         layers=tuple(layers),
         devices=tuple(devices),
         network=Network(site_of_rank=(0,) * ranks, links=links),
-        static_bytes_per_parameter=Fraction(1),
     )
     group = f"{'limit' if has_limit else 'no limit'}, {'slow' if has_slow_links else 'free'} links"
     return group, workload, OpenLayout(chunks=random.choice([1, 2, 2]))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.channels import TAGS
@@ -46,7 +46,7 @@ def wire_of(source: int, rounds: int) -> Wire:
 
 def ping_pong(rank: int, nbytes: int, rounds: int, watched: bool, groups: Groups) -> tuple[float, float]:
     """Half of a round trip in µs, the median; the processor time of this process while one message takes `IDLE_S`, in seconds."""
-    arrivals, kind, ends = Arrivals(), TensorKind(torch.uint8, (nbytes,)), {}
+    arrivals, kind, ends = Arrivals(), TensorMeta(torch.uint8, (nbytes,)), {}
     for source in (0, 1):
         wire = wire_of(source, rounds + 1)
         plain = connect_gloo(wire, groups)

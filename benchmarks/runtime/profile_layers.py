@@ -19,8 +19,8 @@ from rich.table import Table
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from schedc.analysis.comparison.times import Times
-from schedc.cli.rendering.profile import Row, print_profile
+from schedc.analysis.comparison.times import SampledTimes
+from schedc.cli.rendering.profile import ProfileRow, print_profile
 from schedc.runtime.profiling import Model, merged, profile_layer, profile_model, warnings
 from schedc.units import format_bytes, format_duration_ns
 
@@ -80,8 +80,8 @@ class Block(nn.Module):
 def pooled(layers: Sequence[MeasuredLayer]) -> MeasuredLayer:
     """One layer's samples of all rounds."""
 
-    def times(phase: str) -> Times:
-        return Times(tuple(sample for layer in layers for sample in layer.phases()[phase].samples_ns))
+    def times(phase: str) -> SampledTimes:
+        return SampledTimes(tuple(sample for layer in layers for sample in layer.phases()[phase].samples_ns))
 
     return replace(
         layers[0],
@@ -119,7 +119,7 @@ def main() -> None:
     shown = (*apart, *(group for group in together if group.repeat > 1), stage)
     title = f"hidden {options.hidden}, {options.length} tokens, {options.dtype} on {options.device}, medians of"
     title += f" {options.rounds} × {options.repeats}"
-    rows = [Row(profile_layer(layer), layer.phases(), layer.parameters) for layer in shown]
+    rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters) for layer in shown]
     print_profile(rows, warnings(apart, together), title)
 
     table = Table(title=f"\na stage of {options.layers} blocks, whole and as the sum of them", title_justify="left", box=None)

@@ -122,9 +122,9 @@ def ways() -> dict[str, Any]:
         return {CHANNELS[0]: lambda: connect_gloo, CHANNELS[1]: both}
     from retry_runs import gloo_apart
 
-    from schedc.runtime.transports.base import Channel, only
+    from schedc.runtime.transports.base import P2PChannel, only
 
-    two = (Channel("gloo", gloo_apart), Channel("the delegate", connect_delegate))
+    two = (P2PChannel("gloo", gloo_apart), P2PChannel("the delegate", connect_delegate))
     return {CHANNELS[0]: lambda: only(connect_gloo), CHANNELS[1]: lambda: lambda source, destination: two}
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
@@ -69,7 +69,7 @@ class Rank:
     def latency_s(self, way: str, nbytes: int) -> float:
         """There and back, halved."""
         there, back = self.ends[way]
-        kind = TensorKind(torch.uint8, (nbytes,))
+        kind = TensorMeta(torch.uint8, (nbytes,))
         message = torch.ones(nbytes, dtype=torch.uint8)
         self.both()
         if self.rank == 0:
@@ -87,9 +87,9 @@ class Rank:
     def throughput(self, way: str, nbytes: int) -> float:
         """Bytes a second of a burst."""
         there, back = self.ends[way]
-        kind = TensorKind(torch.uint8, (nbytes,))
+        kind = TensorMeta(torch.uint8, (nbytes,))
         message = torch.ones(nbytes, dtype=torch.uint8)
-        empty = TensorKind(torch.uint8, (1,))
+        empty = TensorMeta(torch.uint8, (1,))
         self.both()
         if self.rank == 0:
             done = back.control.receive(empty, 1)
@@ -108,7 +108,7 @@ class Rank:
     def to_busy_s(self, way: str, nbytes: int, load: str) -> float:
         """Until the peer, whose main thread does something else, has read a message."""
         there, _ = self.ends[way]
-        kind = TensorKind(torch.uint8, (nbytes,))
+        kind = TensorMeta(torch.uint8, (nbytes,))
         message = torch.ones(nbytes, dtype=torch.uint8)
         self.both()
         if self.rank == 0:

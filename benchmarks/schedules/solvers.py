@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.bench.instances import Unit, instances
+from schedc.bench.instances import PublishedUnit, instances
 from schedc.bench.run import run
 from schedc.solvers.common.base import Limits
 from schedc.units import parse_duration_ns
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from schedc.bench.instances import Instance
-    from schedc.bench.run import Row
+    from schedc.bench.run import BenchRow
 
 EXACT = 1e-9
 """A gap of no more is a proof."""
-TIE = {Unit.MS: 0.5e-4, Unit.BUBBLE_RATE: 0.6e-4}
+TIE = {PublishedUnit.MS: 0.5e-4, PublishedUnit.BUBBLE_RATE: 0.6e-4}
 """How far above 1 a ratio may be and still be the printed value: makespans of 400 ms and more are printed to 0.1 ms, rates to four
 decimals, half a unit of which is at most 0.6e-4 of the cost where the rate is below 0.16."""
 HARDEST = ("m70-4dc-2-0.25-case3", "m70-4dc-0.25-2-case3")
@@ -51,7 +51,7 @@ class Requirement:
     """Which instances of the set, by name."""
     seconds: float
     required: str
-    met: Callable[[Row], bool]
+    met: Callable[[BenchRow], bool]
     """Whether one instance's row meets it."""
     shows_all: bool = False
     """Whether every instance is printed, not only those that miss."""
@@ -61,19 +61,19 @@ class Requirement:
         return tuple(instance for instance in instances(self.set_name) if self.chosen(instance.name))
 
 
-def gap_at_most(most: float) -> Callable[[Row], bool]:
+def gap_at_most(most: float) -> Callable[[BenchRow], bool]:
     """A schedule whose gap is no more."""
     return lambda row: row.answer.gap is not None and row.answer.gap <= most + EXACT
 
 
-def published_met(row: Row) -> bool:
+def published_met(row: BenchRow) -> bool:
     """A schedule no worse than the best comparable published value; without one, any schedule with a gap."""
     if row.instance.published_best() is None:
         return row.answer.gap is not None
     return row.ratio is not None and row.ratio <= 1 + TIE.get(row.instance.unit, 0.0)
 
 
-def wave_met(row: Row) -> bool:
+def wave_met(row: BenchRow) -> bool:
     """Per microbatch at most CrossPipe's own Wave value; gap at most 1.5 % without delay, 8 % elsewhere."""
     if row.answer.objective_ns is None:
         return False
@@ -163,7 +163,7 @@ REQUIREMENTS = (
 )
 
 
-def cells(requirement: Requirement, rows: Sequence[Row], limit_s: float) -> tuple[str, ...]:
+def cells(requirement: Requirement, rows: Sequence[BenchRow], limit_s: float) -> tuple[str, ...]:
     """The table's row: what came of the instances."""
     gaps = [row.answer.gap for row in rows if row.answer.gap is not None]
     seconds = [row.answer.seconds for row in rows if row.answer.seconds is not None]
@@ -214,7 +214,7 @@ def main() -> None:
     try:
         for requirement in (each for each in REQUIREMENTS if each.name in wanted):
             limit_s = min(most_s, requirement.seconds)
-            rows: list[Row] = []
+            rows: list[BenchRow] = []
             for row in run(requirement.instances()[: arguments.first], ("auto",), limits=Limits(time_s=limit_s)):
                 rows.append(row)
                 described = described_row(row)
@@ -228,7 +228,7 @@ def main() -> None:
             console.print(single)
 
 
-def described_row(row: Row) -> tuple[str, ...]:
+def described_row(row: BenchRow) -> tuple[str, ...]:
     """One instance, for people."""
     answer = row.answer
     return (

@@ -38,8 +38,8 @@ from schedc.tune.request import PROFILE, read_request
 from schedc.tune.search import TuneLimits, tune
 
 if TYPE_CHECKING:
-    from schedc.tune.request import Request
-    from schedc.tune.rows import Row
+    from schedc.tune.request import TuneRequest
+    from schedc.tune.rows import TuneRow
 
 M70 = {
     "model_type": "llama",
@@ -67,7 +67,7 @@ GRID = tuple((latency, transfer) for transfer in (0.25, 2, 8) for latency in (0.
 
 def request_of(
     directory: Path, *, between: dict[str, str], capacity_bytes: int | None, within: str | None = None, **tune_keys: Any
-) -> Request:
+) -> TuneRequest:
     """The question; None: a device's whole memory, or its own network."""
     (directory / "config.json").write_text(json.dumps(M70), encoding="utf-8")
     table: dict[str, Any] = {
@@ -77,8 +77,9 @@ def request_of(
     }
     if within is not None:
         table["topology"]["within"] = {"bandwidth": within}
+    table["memory"] = {"reserve": "0 B"}
     if capacity_bytes is not None:
-        table["memory"] = {"capacity": f"{capacity_bytes} B"}
+        table["memory"]["capacity"] = f"{capacity_bytes} B"
     return read_request(source_of_table(table, directory=directory, name="M70"))
 
 
@@ -111,7 +112,7 @@ def between_of(latency: float, transfer: float, forward_ns: int, message_bytes: 
     return {"latency": f"{round(latency * forward_ns)} ns", "bandwidth": f"{bytes_per_s} B/s"}
 
 
-def best_row(request: Request, time_s: float, candidate_s: float) -> Row | None:
+def best_row(request: TuneRequest, time_s: float, candidate_s: float) -> TuneRow | None:
     """The best candidate; None: none has a plan."""
     try:
         limits = TuneLimits(time_s=time_s, candidate_s=candidate_s, gap=0.002)
