@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from example_counts import drop_to_a_quarter
 from hypothesis import HealthCheck, settings
+from surroundings import settle
 
 if TYPE_CHECKING:
     import pytest
 
-# Stages in tests are tiny, and a second thread of torch only waits: several times as long, where other processes want the cores.
-# The processes that tests start inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+settle()  # before anything reads it
 
 # No deadlines: nothing is timed in tests, machines are shared. In CI the examples are the same every time. Elsewhere each run has
 # others, so that many runs see more than one run with more examples.
@@ -24,9 +23,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Forget the width of whatever terminal the tests run in, or pytest-xdist says they do: a test that needs one says so."""
-    os.environ.pop("COLUMNS", None)
-    os.environ.pop("LINES", None)
+    """Forget what pytest-xdist says of the terminal: a test that needs one says so."""
+    settle()
     if config.option.markexpr == "not slow":
         drop_to_a_quarter()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from import_graph import PACKAGE, between_children, cycles, drawn, modules
 
@@ -136,6 +138,16 @@ def test_folders_are_not_crowded_and_say_what_they_are_for() -> None:
         assert first.startswith('"""') and first.endswith((".", '."""')), (
             f"{folder}/__init__.py: say in one line what the folder is for"
         )
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """A reader who searches for it finds one thing."""
+    places: dict[str, list[str]] = {}
+    for name, (path, _) in modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_the_reader_of_imports_reads_all_kinds() -> None:

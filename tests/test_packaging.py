@@ -12,41 +12,36 @@ from pathlib import Path
 
 import pytest
 
+from schedc import __version__
+
 ROOT = Path(__file__).parents[1]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LINKED = ("models", "runtime", "solvers")
 
 
-def _folders_with_code() -> dict[str, Path]:
-    """Import name to folder, from the real folders: `schedc` without its links, and the linked ones beside it."""
-    found = {}
+def _packages() -> set[str]:
+    """Import names of the real folders with code: `schedc` without its links, and the linked ones beside it."""
+    found = set()
     for name in ("schedc", *LINKED):
         for directory, children, files in os.walk(ROOT / name):
             children[:] = [child for child in children if not (Path(directory) / child).is_symlink()]
             if "__init__.py" in files:
-                folder = Path(directory).relative_to(ROOT)
-                parts = folder.parts if name == "schedc" else ("schedc", *folder.parts)
-                found[".".join(parts)] = folder
+                parts = Path(directory).relative_to(ROOT).parts
+                found.add(".".join(parts if name == "schedc" else ("schedc", *parts)))
     return found
 
 
-def test_listed_packages_are_the_folders_with_code() -> None:
-    assert sorted(SETUPTOOLS["packages"]) == sorted(_folders_with_code())
-
-
-def test_mapped_folders_are_where_the_code_is() -> None:
-    mapped = {name: Path(folder) for name, folder in SETUPTOOLS["package-dir"].items()}
-    folders = _folders_with_code()
-    assert mapped == {name: folders[name] for name in mapped}
-    assert set(mapped) == {name for name, folder in folders.items() if folder.parts[0] in LINKED} | {"schedc"}
+@pytest.mark.parametrize("name", LINKED)
+def test_links_lead_to_the_folders_beside(name: str) -> None:
+    assert Path(os.readlink(ROOT / "schedc" / name)) == Path("..") / name
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_links_resolve_to_the_mapped_folders(name: str) -> None:
-    link = ROOT / "schedc" / name
-    assert link.is_symlink()
-    assert Path(os.readlink(link)) == Path("..") / name
-    assert link.resolve() == (ROOT / SETUPTOOLS["package-dir"][f"schedc.{name}"]).resolve()
+def test_a_folder_imported_from_the_root_says_its_right_name(name: str) -> None:
+    command = [sys.executable, "-c", f"import {name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"ImportError: found {name} as a package of its own, expected it in schedc: import schedc.{name}\n")
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
@@ -59,14 +54,14 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 def test_types_are_shipped() -> None:
     assert (ROOT / "schedc" / "py.typed").is_file()
-    assert {"py.typed", "*.pyi"} <= set(SETUPTOOLS["package-data"]["schedc"])
+    assert {"py.typed", "*.pyi"} <= set(PROJECT["tool"]["setuptools"]["package-data"]["schedc"])
 
 
 @pytest.mark.slow
 def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build leaves files where it builds
     source.mkdir()
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("schedc", *LINKED):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -84,5 +79,5 @@ def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
     page = {str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "report" / "page").iterdir()}
     assert {path.rpartition(".")[2] for path in page} == {"css", "html", "js"}
     assert {"schedc/py.typed", "schedc/__init__.pyi", *data, *page} <= set(names)
-    for package in SETUPTOOLS["packages"]:
-        assert f"{package.replace('.', '/')}/__init__.py" in names
+    assert {f"{package.replace('.', '/')}/__init__.py" for package in _packages()} <= set(names)
+    assert not [name for name in names if not name.startswith(("schedc/", f"schedc-{__version__}.dist-info/"))]

@@ -17,7 +17,7 @@ from tiny_problems import random_parts, random_schedule, tiny_problem
 
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.memory_states import most_value, statuses_after, trip_of, way_of
+from schedc.analysis.bounds.memory_states import Knapsack, statuses_after, trip_of, way_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import instances
 from schedc.ir.plan import BoundName
@@ -157,14 +157,29 @@ def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:
     ]
 
 
+def most(statuses: list[tuple[int, int]], limit_bytes: int | None, count: int) -> list[int]:
+    """The most value of 0 to `count` of them."""
+    return [int(value) for value in Knapsack(statuses, limit_bytes, count).most(limit_bytes)]
+
+
 def test_most_value_is_a_knapsack_of_so_many_items() -> None:
-    assert most_value([(0, 0), (3, 5), (2, 3)], 7, 4) == [0, 5, 10, 11, 11]
-    assert most_value([(0, 1), (3, 5)], 6, 4) == [0, 5, 10, 11, 12]
-    assert most_value([(3, 5)], None, 2) == [0, 5, 10]
-    assert most_value([(3, 5)], 2, 2) == [0, 0, 0]
+    assert most([(0, 0), (3, 5), (2, 3)], 7, 4) == [0, 5, 10, 11, 11]
+    assert most([(0, 1), (3, 5)], 6, 4) == [0, 5, 10, 11, 12]
+    assert most([(3, 5)], None, 2) == [0, 5, 10]
+    assert most([(3, 5)], 2, 2) == [0, 0, 0]
+    assert most([(0, 0)], 2, 2) == [0, 0, 0]
+
+
+def test_less_room_than_the_limit_is_looked_up() -> None:
+    """Also where the limit itself has room for all, or more than all."""
+    statuses = [(0, 1), (3, 5), (2, 3)]
+    for limit_bytes in (7, 12, 100):
+        knapsack = Knapsack(statuses, limit_bytes, 4)
+        for room_bytes in range(limit_bytes + 1):
+            assert [int(value) for value in knapsack.most(room_bytes)] == most(statuses, room_bytes, 4)
 
 
 def test_most_value_rounds_bytes_down_where_they_have_no_common_unit() -> None:
     exact = 1_000_003
-    assert most_value([(exact, 1)], 5 * exact, 9)[-1] == 5
-    assert most_value([(exact, 1), (exact + 1, 1)], 5 * exact + 4, 9)[-1] >= 5
+    assert most([(exact, 1)], 5 * exact, 9)[-1] == 5
+    assert most([(exact, 1), (exact + 1, 1)], 5 * exact + 4, 9)[-1] >= 5

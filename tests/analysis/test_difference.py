@@ -25,7 +25,7 @@ from schedc.ir.schedule import Parts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.analysis.difference.facts import Change
+    from schedc.analysis.difference.facts import FactChange
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.ir.plan import Plan
 
@@ -58,7 +58,7 @@ def test_the_other_way_around_it_is_mirrored(pair: tuple[Plan, Plan]) -> None:
 
 
 def mirrored(difference: PlanDifference) -> PlanDifference:
-    def swapped(changes: Sequence[Change]) -> tuple[Change, ...]:
+    def swapped(changes: Sequence[FactChange]) -> tuple[FactChange, ...]:
         return tuple(replace(change, before=change.after, after=change.before) for change in changes)
 
     orders = (replace(o, first_places=-o.first_places, fused=o.split, split=o.fused) for o in difference.orders)

@@ -158,11 +158,13 @@ def memory_full(problem: Problem, schedule: Schedule, timeline: Timeline, rank: 
         stage = problem.stages[op.stage]
         parts = schedule.parts_of(op.kind, op.stage)
         last = op.part < 0 or (parts is not None and op.part == len(parts.shares) - 1)
-        if op.kind is Kind.F:
-            held_bytes += stage.activation_bytes if op.part <= 0 else 0
-        elif last:
-            kept = stage.activation_after_input_bytes
-            held_bytes -= {Kind.B: stage.activation_bytes - kept, Kind.W: kept, Kind.BW: stage.activation_bytes}[op.kind]
+        again = stage.recomputed_bytes
+        if op.part <= 0:
+            held_bytes += {Kind.F: stage.activation_bytes, Kind.W: 0}.get(op.kind, again)
+        if last:
+            kept, whole = stage.activation_after_input_bytes, stage.activation_bytes + again
+            held_bytes -= {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole}[op.kind]
+    held_bytes += max(problem.stages[chunk].recomputed_bytes for chunk in problem.stages_on(rank))
     for chunk in problem.stages_on(rank):
         forward = next((op for op in order[place:] if op.kind is Kind.F and op.stage == chunk and op.part <= 0), None)
         if forward is None or held_bytes + problem.stages[chunk].activation_bytes <= limit_bytes:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from schedc.architectures.architecture import Attention
-from schedc.architectures.devices import DEVICES, Device, device_named
+from schedc.architectures.devices import DEVICES, Accelerator, device_named
 from schedc.architectures.durations import duration_s
 from schedc.architectures.efficiency import Efficiency, sustained
 from schedc.architectures.operators.attention import attention_operators
-from schedc.architectures.operators.operator import Engine, Work
+from schedc.architectures.operators.operator import Engine, OperatorWork
 from schedc.architectures.setting import Setting
 from schedc.errors import InvalidInput
 
-ROUND = Device(
+ROUND = Accelerator(
     name="round",
     title="for tests",
     flops_per_s=1000.0,
@@ -31,31 +31,31 @@ HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, la
 @pytest.mark.parametrize(
     ("work", "engine", "expected_s"),
     [
-        (Work(), Engine.MATRIX, 0.0),
-        (Work(flops=1000, memory_bytes=50), Engine.MATRIX, 2 + 0.25),
-        (Work(flops=1000, memory_bytes=150), Engine.MATRIX, 3 + 0.25),
-        (Work(flops=1000, memory_bytes=150), Engine.ATTENTION, 4 + 0.25),
-        (Work(flops=1000), Engine.SCAN, 10 + 0.25),
-        (Work(memory_bytes=50), Engine.MATRIX, 1 + 0.25),
-        (Work(link_bytes=20, collectives=1, spans=8), Engine.MATRIX, 4 + 0.5),
-        (Work(link_bytes=20, collectives=1, spans=9), Engine.MATRIX, 40 + 0.5),
-        (Work(flops=1000, link_bytes=20, collectives=2, spans=2), Engine.MATRIX, 2 + 0.25 + 4 + 1),
-        (Work(flops=1000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 4 + 0.5),
-        (Work(flops=5000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 10 + 0.25),
+        (OperatorWork(), Engine.MATRIX, 0.0),
+        (OperatorWork(flops=1000, memory_bytes=50), Engine.MATRIX, 2 + 0.25),
+        (OperatorWork(flops=1000, memory_bytes=150), Engine.MATRIX, 3 + 0.25),
+        (OperatorWork(flops=1000, memory_bytes=150), Engine.ATTENTION, 4 + 0.25),
+        (OperatorWork(flops=1000), Engine.SCAN, 10 + 0.25),
+        (OperatorWork(memory_bytes=50), Engine.MATRIX, 1 + 0.25),
+        (OperatorWork(link_bytes=20, collectives=1, spans=8), Engine.MATRIX, 4 + 0.5),
+        (OperatorWork(link_bytes=20, collectives=1, spans=9), Engine.MATRIX, 40 + 0.5),
+        (OperatorWork(flops=1000, link_bytes=20, collectives=2, spans=2), Engine.MATRIX, 2 + 0.25 + 4 + 1),
+        (OperatorWork(flops=1000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 4 + 0.5),
+        (OperatorWork(flops=5000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 10 + 0.25),
     ],
 )
-def test_a_piece_of_work_takes_the_longer_of_computing_and_moving(work: Work, engine: Engine, expected_s: float) -> None:
+def test_a_piece_of_work_takes_the_longer_of_computing_and_moving(work: OperatorWork, engine: Engine, expected_s: float) -> None:
     assert duration_s(work, engine, ROUND, HALF) == pytest.approx(expected_s)
 
 
 def test_32_bit_numbers_take_the_other_peak() -> None:
-    assert duration_s(Work(flops=1000), Engine.MATRIX, ROUND, HALF, element_bytes=4) == pytest.approx(20 + 0.25)
+    assert duration_s(OperatorWork(flops=1000), Engine.MATRIX, ROUND, HALF, element_bytes=4) == pytest.approx(20 + 0.25)
 
 
 def test_one_share_of_the_peak_and_nothing_else() -> None:
-    work = Work(flops=1000, memory_bytes=10**9, link_bytes=10**9, collectives=3, spans=100)
+    work = OperatorWork(flops=1000, memory_bytes=10**9, link_bytes=10**9, collectives=3, spans=100)
     assert duration_s(work, Engine.ATTENTION, ROUND, sustained(0.5)) == pytest.approx(2)
-    assert duration_s(Work(memory_bytes=10**9), Engine.MATRIX, ROUND, sustained(0.5)) == 0
+    assert duration_s(OperatorWork(memory_bytes=10**9), Engine.MATRIX, ROUND, sustained(0.5)) == 0
 
 
 def test_keys_and_values_go_round_a_ring() -> None:

@@ -89,5 +89,5 @@ def test_no_layer_holds_more_after_b_and_longer_takes_more(architecture: Archite
     )
     for layer, more in zip(layers, layers_of(architecture, DEVICES["h100"], twice, split_backward=split), strict=True):
         assert layer.forward_ns <= more.forward_ns
-        assert layer.backward_input_ns <= more.backward_input_ns
+        assert layer.parts_ns[0] <= more.parts_ns[0]
         assert 2 * (layer.activation_bytes or 0) - 1 <= (more.activation_bytes or 0) <= 2 * (layer.activation_bytes or 0) + 1

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from schedc.bench import instances as instances_module
-from schedc.bench.instances import Instance, Unit
+from schedc.bench.instances import Instance, PublishedUnit
 from schedc.bench.pipelines import pipeline
-from schedc.bench.run import Row, run
+from schedc.bench.run import BenchRow, run
 from schedc.cli.many import bench as bench_module
 from schedc.cli.many.bench import run_bench
 from schedc.errors import InvalidInput
@@ -47,7 +47,9 @@ def bench(*arguments: object) -> Result:
 
 def small_set(objective: Objective) -> tuple[Instance, ...]:
     problem = pipeline(f"small-{objective}", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, objective=objective)
-    return (Instance(name=problem.name, problem=problem, published={"them": 0.1}, unit=Unit.BUBBLE_RATE, comparable=("them",)),)
+    return (
+        Instance(name=problem.name, problem=problem, published={"them": 0.1}, unit=PublishedUnit.BUBBLE_RATE, comparable=("them",)),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +125,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(monkeypatch: p
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(chosen: Sequence[Instance], names: Sequence[str], *, limits: Limits) -> Iterator[Row]:
+    def stopped(chosen: Sequence[Instance], names: Sequence[str], *, limits: Limits) -> Iterator[BenchRow]:
         yield from run(chosen, names[:1], limits=limits)
         raise KeyboardInterrupt
 

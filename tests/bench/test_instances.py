@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.bench.instances import SETS, Instance, instances
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
+from schedc.ir.problem import Objective
 from schedc.solvers.templates import TEMPLATES
 from schedc.verify.problem import verify_problem
 
@@ -25,7 +27,7 @@ COUNTS = {
     "pipemorph": 48,
     "zero-bubble": 72,
     "zero-bubble-span": 72,
-    "random": 30,
+    "random": 60,
     "large": 6,
 }
 
@@ -234,11 +236,17 @@ def test_random_problems_stay_within_what_is_promised() -> None:
         assert 6 <= problem.microbatches <= 32
         slow = {frozenset((link.source, link.destination)) for link in problem.links if link.latency_ns}
         assert 1 <= len(slow) <= 2
-        for stage, limit in zip(problem.stages, problem.memory_limit_bytes, strict=True):
+        for rank, limit in enumerate(problem.memory_limit_bytes):
+            held = sum(problem.stages[stage].activation_bytes for stage in problem.stages_on(rank))
             assert limit is not None
-            assert problem.ranks * stage.activation_bytes <= limit <= 2 * problem.ranks * stage.activation_bytes
+            assert problem.ranks * held <= limit <= 2 * problem.ranks * held
     assert len({problem.ranks for problem in problems}) == 6
     assert any(len({stage.forward_ns for stage in problem.stages}) > 1 for problem in problems)
+    measured = problems[len(problems) // 2 :]
+    for problem in measured:
+        assert gcd(*(time for stage in problem.stages for time in stage.forward_ns)) < 10
+    assert sum(len(problem.stages) > problem.ranks for problem in measured) == 20
+    assert sum(problem.objective is Objective.STAGE_SPAN for problem in measured) == 15
 
 
 def test_random_problems_are_pinned() -> None:
@@ -246,7 +254,7 @@ def test_random_problems_are_pinned() -> None:
     first = instances("random")[0].problem
     assert (first.ranks, first.microbatches) == (8, 26)
     assert [stage.forward_ns[0] // MS for stage in first.stages] == [11, 9, 9, 20, 19, 14, 9, 11]
-    last = instances("random")[-1].problem
+    last = instances("random")[29].problem
     assert (last.ranks, last.microbatches) == (6, 15)
     assert [stage.backward_weight_ns[0] // MS for stage in last.stages] == [13, 12, 14, 11, 15, 17]
     assert [limit and limit >> 20 for limit in last.memory_limit_bytes] == [12288, 6144, 6912, 8064, 7168, 7680]
@@ -257,3 +265,7 @@ def test_random_problems_are_pinned() -> None:
         (3, 49 * MS, 2 * MS),
         (4, 0, 0),
     ]
+    measured = instances("random")[-1].problem
+    assert (measured.ranks, measured.microbatches, measured.placement) == (4, 31, "loop")
+    assert [stage.forward_ns[0] for stage in measured.stages[:4]] == [19186155, 5158618, 16419360, 18391597]
+    assert measured.memory_limit_bytes == (13238921031, 24474707563, 17963460066, 18869821608)

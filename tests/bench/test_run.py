@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schedc.bench import run as run_module
-from schedc.bench.cell import Answer, Request
+from schedc.bench.cell import CellAnswer, CellRequest
 from schedc.bench.csv_file import write_rows
-from schedc.bench.instances import Instance, Unit
+from schedc.bench.instances import Instance, PublishedUnit
 from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
-from schedc.bench.run import Row, run, split_methods
+from schedc.bench.run import BenchRow, run, split_methods
 from schedc.errors import InvalidInput
 from schedc.processes.child import Child
 from schedc.solvers.common.base import Limits
@@ -33,16 +33,16 @@ def instance() -> Instance:
     """Two ranks, three microbatches, a slow link."""
     problem = pipeline("tiny", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, slow=both_ways((0,), LinkTimes(5 * MS, 0)))
     return Instance(
-        name="tiny", problem=problem, published={"them": PUBLISHED_MS, "others": 50}, unit=Unit.MS, comparable=("them",)
+        name="tiny", problem=problem, published={"them": PUBLISHED_MS, "others": 50}, unit=PublishedUnit.MS, comparable=("them",)
     )
 
 
 @pytest.fixture(scope="module")
-def rows(instance: Instance) -> list[Row]:
+def rows(instance: Instance) -> list[BenchRow]:
     return list(run([instance], ["1f1b", "greedy", "zb-v"], limits=LIMITS))
 
 
-def test_rows_say_what_each_method_reached(rows: list[Row]) -> None:
+def test_rows_say_what_each_method_reached(rows: list[BenchRow]) -> None:
     assert [row.method for row in rows] == ["1f1b", "greedy", "zb-v"]
     one, greedy, _ = (row.answer for row in rows)
     # by hand, starts in ms: rank 1 F0 15, BW0 25, F1 45, BW1 55; rank 0 BW0 50, F2 70, BW1 80; rank 1 F2 85, BW2 95; rank 0 BW2 120
@@ -54,7 +54,7 @@ def test_rows_say_what_each_method_reached(rows: list[Row]) -> None:
     assert rows[0].ratio == 1.4
 
 
-def test_a_method_that_cannot_is_a_row_with_its_reason(rows: list[Row]) -> None:
+def test_a_method_that_cannot_is_a_row_with_its_reason(rows: list[BenchRow]) -> None:
     answer = rows[2].answer
     assert answer.makespan_ns is None
     assert rows[2].ratio is None
@@ -92,7 +92,7 @@ def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(run_module, "GRACE_S", 0.25)
     found = list(run([instance, instance], ["1f1b"], limits=Limits(time_s=0.125)))
-    assert [row.answer for row in found] == [Answer(why_not=why_not)] * 2
+    assert [row.answer for row in found] == [CellAnswer(why_not=why_not)] * 2
 
 
 STAND_IN = """
@@ -104,13 +104,13 @@ cell.main()
 
 
 def test_what_a_solver_prints_does_not_spoil_the_answer(instance: Instance) -> None:
-    body = 'os.write(1, b"noise") and print("more") or cell.Answer(won_by=request.method)'
+    body = 'os.write(1, b"noise") and print("more") or cell.CellAnswer(won_by=request.method)'
     with Child(["-c", STAND_IN.format(body=body)]) as child:
-        answer = child.ask(pickle.dumps(Request(problem=instance.problem, method="1f1b", limits=LIMITS)))
-    assert Answer(**json.loads(answer)) == Answer(won_by="1f1b")
+        answer = child.ask(pickle.dumps(CellRequest(problem=instance.problem, method="1f1b", limits=LIMITS)))
+    assert CellAnswer(**json.loads(answer)) == CellAnswer(won_by="1f1b")
 
 
-def test_the_csv_file_holds_the_rows_as_plain_numbers(rows: list[Row], tmp_path: Path) -> None:
+def test_the_csv_file_holds_the_rows_as_plain_numbers(rows: list[BenchRow], tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     write_rows(path, rows)
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.csv"]

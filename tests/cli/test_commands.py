@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import schedc
 
+from schedc.cli.rendering.results import console, plain_table, print_fitting
+
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "m70-2dc" / "job.toml"
 
@@ -363,3 +365,17 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "compile" in done.stdout
+
+
+def test_a_table_that_is_too_wide_leaves_columns_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No cell is cut, no row takes two lines, and what is missing is named."""
+    for width, expected in ((80, 0), (24, 1), (12, 2)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        table = plain_table("a title of some length", right=("first", "second", "third"))
+        table.add_row("12345", "123456789", "12345678")
+        print_fitting(console(), table, ("third", "none", "second"))
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3 + bool(expected) and "…" not in "".join(lines)
+        assert lines[2].split() == ["12345", "123456789", "12345678"][: 3 - expected]
+        if expected:
+            assert lines[3] == f"not shown in {width} columns: {', '.join(('third', 'second')[:expected])}"

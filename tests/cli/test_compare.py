@@ -91,6 +91,7 @@ class Files:
 
 def make_files(directory: Path, pipeline: str = "") -> Files:
     problem = problem_of(directory, pipeline, PROFILE, TOPOLOGY)
+    problem = replace(problem, stages=tuple(replace(stage, parameters=1000, expert_parameters=10) for stage in problem.stages))
     plan = certify(problem, constructive("greedy")(problem), MadeBy(schedc="0", method="greedy"))
     ran = slower_link(slower_stage(problem, 1, Kind.F, 4_000_000), 2, 3, 5_000_000)
     trace = trace_of_timelines(plan, [simulate(each, plan.schedule()) for each in (ran, problem, ran)], first_step=2)
@@ -294,6 +295,11 @@ def test_the_scale_of_a_run_is_said_the_right_way_round(tmp_path: Path, scale: f
 def test_sizes_that_are_measured_are_written_exactly_and_short(tmp_path: Path) -> None:
     sizes = (6_003_371, 64 << 20, 1536)
     stages = tuple(replace(make_problem(3, 1).stages[rank], message_bytes=size) for rank, size in enumerate(sizes))
-    layers = json.loads(stage_profile_json(replace(make_problem(3, 1), stages=stages)))["layers"]
+    problem = replace(make_problem(3, 1), stages=stages)
+    layers = json.loads(stage_profile_json(problem))["layers"]
+    assert all("backward_input" in layer and "activation_after_input" in layer for layer in layers)
+    whole = tuple(replace(stage, backward_input_ns=stage.backward_ns, backward_weight_ns=(0,)) for stage in stages)
+    fused = json.loads(stage_profile_json(replace(problem, stages=whole, split_backward=False)))["layers"]
+    assert all("backward" in layer and not layer.keys() & {"backward_input", "activation_after_input"} for layer in fused)
     assert [layer["message"] for layer in layers] == ["6003371 B", "64 MiB", "1.5 KiB"]
     assert tuple(parse_bytes(layer["message"]) for layer in layers) == sizes

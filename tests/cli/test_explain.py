@@ -11,6 +11,7 @@ import pytest
 from command_line import schedc
 from problems import make_problem, with_fused_backward
 
+from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
 from schedc.api import explain_plan, verify_plan
 from schedc.cli.rendering.explanation import print_explanation
@@ -18,14 +19,13 @@ from schedc.compile import certify
 from schedc.errors import CheckFailed
 from schedc.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
 from schedc.explain.delays import pair_delays
-from schedc.explain.placements import other_placements
+from schedc.explain.placements import other_choices, other_placements
 from schedc.explain.resolve import Solver
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Link
 from schedc.ir.schedule import Schedule
-from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINKS = {(0, 1): (40, 10), (1, 0): (40, 10)}
+LONG_S = 600.0
+"""No search is cut: what is found is the same on a slow machine."""
 
 
 def certified(problem: Problem, schedule: Schedule) -> Plan:
@@ -54,7 +56,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     problem = small()
     path = tmp_path_factory.mktemp("explain") / "plan.json"
     write_plan(certified(problem, one_f_one_b(problem)), path)
-    done = schedc("explain", path, "--json")
+    done = schedc("explain", path, "--json", "--time-limit", "10min")
     assert (done.returncode, done.stderr) == (0, "")
     said: dict[str, Any] = json.loads(done.stdout)
     return path, said
@@ -94,18 +96,18 @@ def test_no_change_that_only_helps_is_a_loss(explained: tuple[Path, dict[str, An
 
 def test_the_page_fits(explained: tuple[Path, dict[str, Any]]) -> None:
     path, _ = explained
-    done = schedc("explain", path, "--quiet", width=200)
+    done = schedc("explain", path, "--quiet", "--time-limit", "1s", width=200)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 100
     titles = ("The critical path", "Idle time of the ranks", "What would help", "Latency that can be added", "Delay of messages")
     places = [done.stdout.index(title) for title in titles]
     assert places == sorted(places)
-    assert "not tried: other placements: they need the plan's job (--job)" in done.stdout
+    assert "not tried: other placements, split, recomputation and layouts: they need the plan's job (--job)" in done.stdout
 
 
 def test_the_base_is_what_a_search_does_not_improve() -> None:
     problem = small()
-    solver = Solver(limits=Limits(deterministic=0.1), interruption=Interruption())
+    solver = Solver(work=0.1, clock=Clock(LONG_S), interruption=Interruption())
     base = solver.settle(problem, one_f_one_b(problem))
     assert solver.improved(problem, (base.schedule,)).objective_ns == base.objective_ns
     assert verify_schedule(problem, base.schedule) == ()
@@ -118,14 +120,14 @@ def test_what_a_solver_proved_of_the_plan_counts(monkeypatch: pytest.MonkeyPatch
     problem = small()
     plan = certified(problem, one_f_one_b(problem))
     proven = replace(plan.certificate, lower_bound_ns=plan.certificate.makespan_ns, gap=0.0, bound=BoundName.CPSAT)
-    monkeypatch.setattr("schedc.explain.explain.check_plan", lambda _: ())
+    monkeypatch.setattr("schedc.explain.explain.check_plan", lambda _, **__: ())
     assert explain_plan(plan, most=0).base_bound_ns < plan.certificate.makespan_ns
     assert explain_plan(replace(plan, certificate=proven), most=0).base_bound_ns == plan.certificate.makespan_ns
 
 
 def test_a_link_that_takes_no_time_is_no_change() -> None:
     problem = make_problem(2, 2, links={(0, 1): (40, 10)})
-    said = explain_plan(certified(problem, one_f_one_b(problem)))
+    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=LONG_S)
     assert [gain.change.destination for gain in said.gains if gain.change.kind is ChangeKind.LINK] == [1]
     assert "faster links: 1 of 2 take no time" in said.not_tried
 
@@ -135,7 +137,7 @@ def test_what_the_bound_says_of_a_plan_and_the_columns_of_80(
 ) -> None:
     problem = small()
     plan = certified(problem, one_f_one_b(problem))
-    said = explain_plan(plan)
+    said = explain_plan(plan, time_limit_s=LONG_S)
     monkeypatch.setenv("COLUMNS", "80")
     print_explanation(plan, replace(said, planned_ns=200, base_ns=200, base_bound_ns=100))
     text = capsys.readouterr().out
@@ -185,11 +187,17 @@ def test_a_job_is_tried_in_other_placements(tmp_path: Path) -> None:
     assert why_not == []
     assert all(change.kind is ChangeKind.PLACEMENT for change in changes)
     assert [len(change.problem.stages) for change in changes] == [4, 4, 4]
+    choices, why_not = other_choices(job, job.problem)
+    texts = ["split_backward = false", 'recompute = "full"', 'recompute = "auto"', 'placement = "auto"']
+    assert [change.text for change in choices] == texts
+    assert [change.open_job is not None for change in choices] == [False, False, True, True]
+    assert why_not == []
     write_plan(certified(job.problem, greedy(job.problem)), tmp_path / "plan.json")
-    done = schedc("explain", tmp_path / "plan.json", "--job", tmp_path / "job.toml", "--json")
+    done = schedc("explain", tmp_path / "plan.json", "--job", tmp_path / "job.toml", "--json", "--time-limit", "10min")
     assert done.returncode == 0
     tried = {each["text"]: each["gain"] for each in json.loads(done.stdout)["changes"]}
     assert tried["placement wave"] > 0
+    assert set(texts) <= set(tried)
 
 
 def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:
@@ -259,3 +267,13 @@ def test_without_changes_nothing_is_solved_again() -> None:
     assert explanation.base_ns == explanation.planned_ns
     assert explanation.gains == ()
     assert all(delay.resolved is None for delay in explanation.delays)
+
+
+def test_without_time_all_that_was_not_tried_is_listed() -> None:
+    problem = small()
+    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=0.0)
+    assert said.base_ns <= said.planned_ns
+    assert all(not gain.searched or gain.share >= 0 for gain in said.gains)
+    late = [each.partition(": ")[0] for each in said.not_tried if each.endswith(": there was no time (--time-limit)")]
+    assert "one more microbatch" in late
+    assert "delays of link 0>1" in late

@@ -51,7 +51,7 @@ def refused(*arguments: object) -> str:
         "--model gemma2-9b --ranks 7 --sites 3 --latency 10ms --microbatches 9 --sequence 2048 --microbatch 2",
         "--model llama3-405b --device b200 --ranks 16 --tp 8 --microbatches 8",
         "--model deepseek-v2-lite-16b --device a100 --ranks 4 --tp 4 --bandwidth 5Gb/s --sites 4",
-        "--model mixtral-8x7b --ranks 8 --ep 8 --cp 2 --microbatches 8 --bytes-per-parameter 5.5",
+        "--model mixtral-8x7b --ranks 8 --ep 8 --cp 2 --microbatches 8 --bytes-per-parameter 5.5 --bytes-per-expert-parameter 9",
         "--model nemotron-h-8b --device mi300x --ranks 4 --memory-limit 20GiB",
     ],
 )
@@ -87,7 +87,7 @@ def test_links_and_memory_are_the_device_s() -> None:
         assert done.returncode == 0, done.stderr
         table = tomllib.loads(Path("job.toml").read_text())
         assert table["topology"]["within"] == {"latency": "10 us", "bandwidth": rate}
-        assert table["memory"] == {"capacity": "80 GB", "bytes_per_parameter": 16}
+        assert table["memory"] == {"capacity": "80 GB", "reserve": "4.8 GB", "bytes_per_parameter": 16}
 
 
 def test_devices_of_a_rank_share_the_bandwidth_between_sites() -> None:
@@ -107,6 +107,7 @@ def test_devices_of_a_rank_share_the_bandwidth_between_sites() -> None:
         ([{**LAYER, **SIZES, "repeat": 4, "parameters": 0}], {"bandwidth"}),
         ([{**LAYER, "message": "1 MiB", "parameters": 9, "repeat": 4}], {"bandwidth"}),
         ([{**LAYER, "repeat": 4}], set()),
+        ([{"forward": "2 ms", "backward": "5 ms", **SIZES, "repeat": 4}], {"memory", "bandwidth"}),
     ],
 )
 def test_a_profile_that_the_user_has(layers: list[dict[str, Any]], has: set[str]) -> None:
@@ -114,13 +115,25 @@ def test_a_profile_that_the_user_has(layers: list[dict[str, Any]], has: set[str]
     profile = write_profile(*layers, name="measured/mine.json")
     Path("jobs").mkdir()
     done = schedc("init", "--profile", profile, "--ranks", 4, "--sites", 2, "--latency", "9 ms", "--bandwidth", "1 GB/s",
-                  "-o", "jobs/job.toml")  # fmt: skip
+                  "--device", "h100", "-o", "jobs/job.toml")  # fmt: skip
     assert done.returncode == 0, done.stderr
     table = tomllib.loads(Path("jobs/job.toml").read_text())
     assert table["profile"] == {"path": "../measured/mine.json"} and table["name"] == "mine"
+    assert table["pipeline"].get("split_backward", True) == ("backward_input" in layers[0])
     assert {"memory"} & set(table) | {"bandwidth"} & set(table["topology"]["between"]) == has
     assert list(Path("jobs").iterdir()) == [Path("jobs/job.toml")]
     assert schedc("compile", "jobs/job.toml", "-o", "plan.json", "--method", "greedy", "--quiet").returncode == 0
+
+
+def test_nothing_of_a_device_is_assumed_for_a_profile() -> None:
+    """It may have been measured anywhere."""
+    profile = write_profile({**LAYER, **SIZES, "repeat": 4})
+    assert schedc("init", "--profile", profile, "--ranks", 2, "-o", "job.toml").returncode == 0
+    text = Path("job.toml").read_text()
+    table = tomllib.loads(text)
+    assert "H100" not in text and "memory" not in table and table["topology"]["within"] == {"latency": "10 us"}
+    assert "# [memory]                          # no --device was given, so memory does not count\n" in text
+    assert "python -m schedc.runtime.links measures it" in text
 
 
 def test_the_job_may_go_to_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

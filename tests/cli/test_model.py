@@ -45,6 +45,23 @@ def test_a_name_becomes_a_profile_that_a_job_can_use(tmp_path: Path, capsys: pyt
     assert {stage.message_bytes for stage in problem.stages[:-1]} == {4096 * 4096}
 
 
+@pytest.mark.parametrize(
+    ("sequence", "rows"),
+    [
+        ("4096", ["embedding 1", "block 0 to block 41 42", "head 1"]),
+        ("8192", ["embedding 1", "block 0 to block 40, every second 21", "block 1 to block 41, every second 21", "head 1"]),
+    ],
+)
+def test_rows_that_repeat_are_printed_once(
+    sequence: str, rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second layer of gemma2 looks at 4096 tokens only: which are all, or half of them."""
+    assert run("model", "gemma2-9b", "--sequence", sequence, "-o", str(tmp_path / "p.json")) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    found = [line for line in lines if line.startswith(("embedding", "block", "head"))]
+    assert [line.startswith(row) for line, row in zip(found, rows, strict=True)] == [True] * len(rows)
+
+
 def test_json_has_the_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("model", "qwen3-30b-a3b", "--ep", "8", "--sequence", "2048", "--json", "-o", str(tmp_path / "p.json")) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -118,3 +135,18 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(expected.replace("?", r"\?"), line)
     assert not output.exists()
+
+
+def test_experts_are_counted_apart_and_a_model_may_have_a_short_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3 has 58 layers with 256 experts of three matrices, and one more in its module for further tokens."""
+    of_layer = 256 * 3 * 7168 * 2048
+    assert run("model", "deepseek-v3", "--ep", "8", "-o", str(tmp_path / "p.json"), "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["model"], printed["expert_parameters"]) == ("deepseek-v3-671b", 59 * of_layer)
+    found = [layer for layer in printed["layers"] if "expert_parameters" in layer]
+    assert {layer["expert_parameters"] for layer in found} == {of_layer // 8}
+    assert sum(layer["repeat"] for layer in found) == 59
+    assert run("model", "mixtral-8x7b", "-o", str(tmp_path / "p.json")) == 0
+    assert "45,097,156,608 are of routed experts" in capsys.readouterr().out.replace("\n", " ")
+    assert run("model", "deepseek-v4", "-o", str(tmp_path / "p.json")) == 2
+    assert "did you mean" in capsys.readouterr().err

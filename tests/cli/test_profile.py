@@ -11,7 +11,7 @@ import typer
 from jobs import read_problem, write_job
 from typer.testing import CliRunner
 
-from schedc.cli.profile import Device, profile_command
+from schedc.cli.profile import DeviceName, profile_command
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import load_model
 
@@ -29,6 +29,9 @@ def failing():
 
 def other():
     return nn.Linear(1, 1)
+
+def ending():
+    raise SystemExit(3)
 
 number = 3
 """
@@ -54,6 +57,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("six_layers:modell", "six_layers has no 'modell'; did you mean 'model'"),
         ("six_layers:number", "six_layers:number is int, expected a function"),
         ("six_layers:failing", r"six_layers:failing fails: KeyError: 'no weights' \(six_layers\.py, line 11\)"),
+        ("six_layers:ending", r"six_layers:ending fails: SystemExit: 3 \(six_layers\.py, line 17\)"),
         ("six_layers:other", "six_layers:other gives torch.nn.modules.linear.Linear, expected a schedc.runtime.profiling.Model"),
         (
             "broken_layers:model",
@@ -97,5 +101,5 @@ def test_the_command_refuses_before_it_measures(directory: Path) -> None:
         profile_command(output=Path("missing/profile.json"), model="six_layers:model")
     assert not Path("profile.json").exists()
     with pytest.raises(InvalidInput, match=r"six_layers\.py: cannot be written: this command reads it"):
-        profile_command(output=Path("six_layers.py"), model="six_layers:model", device=Device.cpu)
+        profile_command(output=Path("six_layers.py"), model="six_layers:model", device=DeviceName.cpu)
     assert (directory / "six_layers.py").read_text() == FACTORY

@@ -61,7 +61,7 @@ def test_a_percentile_over_a_link_trace_as_a_table() -> None:
         (("--robust", "normal(1 ms, 1 ms)", "--set", "pipeline.ranks=1"), "but no link of the job is crossed"),
         (
             ("--robust", "normal(1 ms, 1 ms)", "--set", "pipeline.recompute=auto", "--set", "profile.activation=1 MiB"),
-            "--robust: found a job that leaves its layout open",
+            'pipeline.recompute=auto: found "auto", expected a given one, as this command chooses no layout',
         ),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plans import plan_of, small_plan
@@ -14,13 +16,14 @@ from problems import make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.cli.show import chosen_ranks
+from schedc.cli.looks.show import chosen_ranks
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from schedc.ir.plan import Plan
@@ -109,6 +112,60 @@ def test_many_ranks_fit_a_picture_and_all_can_be_asked_for(tmp_path: Path) -> No
     some = shown(plan, tmp_path, "--ranks", "7,3-4")
     assert list(rows(some, "rank")) == list(rows(some, "mem")) == ["3", "4", "7"]
     assert set(rows(some, "link")) == {f"{a}>{b}" for a, b in links if {a, b} & {3, 4, 7}}
+
+
+def with_stages(problem: Problem, static_bytes: Sequence[int | None], **changes: Any) -> Plan:
+    """A plan in whose stages each layer is one of two, and this is held all the time."""
+    stages = tuple(
+        replace(stage, layers=(2 * index, 2 * index + 2), static_bytes=size)
+        for index, (stage, size) in enumerate(zip(problem.stages, static_bytes, strict=True))
+    )
+    return made(replace(problem, stages=stages, **changes))
+
+
+def table_of_stages(lines: list[str]) -> list[list[str]]:
+    """Its rows; cells are two spaces apart."""
+    first = next(at for at, line in enumerate(lines) if line.split()[:2] == ["stage", "rank"])
+    return [
+        re.split(r"\s{2,}", line.strip()) for line in takewhile(lambda line: not line.startswith("not shown"), lines[first + 1 :])
+    ]
+
+
+def test_the_stages_have_a_table(tmp_path: Path) -> None:
+    """Layers from the first to the last, both in it; the capacity of a rank is its limit and what all its stages hold."""
+    problem = make_problem(2, 4, placement="loop", chunks=2, memory_limit_bytes=(100, 200))
+    plan = with_stages(problem, (1, 2, 30, 2))
+    recomputed = (replace(plan.problem.stages[0], recompute=True), *plan.problem.stages[1:])
+    lines = shown(made(replace(plan.problem, stages=recomputed)), tmp_path, "--width", "80")
+    assert table_of_stages(lines) == [
+        ["0", "0", "0 to 1", "yes", "1 B", "131 B"],
+        ["1", "1", "2 to 3", "no", "2 B", "204 B"],
+        ["2", "0", "4 to 5", "no", "30 B", "131 B"],
+        ["3", "1", "6 to 7", "no", "2 B", "204 B"],
+    ]
+    assert table_of_stages(shown(plan, tmp_path, "--ranks", "1")) == [
+        ["1", "1", "2 to 3", "no", "2 B", "204 B"],
+        ["3", "1", "6 to 7", "no", "2 B", "204 B"],
+    ]
+    old = with_stages(problem, (None,) * 4)  # a plan made before stages said what they hold
+    assert {tuple(row[-2:]) for row in table_of_stages(shown(old, tmp_path))} == {("–", "–")}
+    assert "capacity" not in "".join(shown(made(problem), tmp_path))  # nothing is known but ranks
+
+
+def test_stages_that_are_alike_are_one_row_and_of_very_many_some_are_shown(tmp_path: Path) -> None:
+    problem = make_problem(40, 4)
+    plan = with_stages(problem, (9, *(5,) * 39), memory_limit_bytes=(96, *(100,) * 39))
+    lines = shown(plan, tmp_path, "--width", "80")
+    assert table_of_stages(lines) == [
+        ["0", "0", "0 to 1", "no", "9 B", "105 B"],
+        ["1 to 39", "1 to 39", "2 to 79, 2 each", "no", "5 B", "105 B"],
+    ]
+    assert max(map(len, lines)) <= 80
+    differing = with_stages(problem, range(40), memory_limit_bytes=(100,) * 40)
+    lines = shown(differing, tmp_path)
+    assert [row[0] for row in table_of_stages(lines)] == [*map(str, range(8)), "…", *map(str, range(32, 40))]
+    assert "24 of 40 stages; --ranks all" in lines[-1]
+    assert len(table_of_stages(shown(differing, tmp_path, "--ranks", "all"))) == 40
 
 
 def test_a_trunk_is_shown_before_busier_links(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -111,6 +112,21 @@ def test_findings_are_named_by_row_and_cell(schedc: Command, tmp_path: Path) -> 
     assert first.startswith(f"{csv}: row 1, cell 2 (0F0junk): junk: ")
     assert second.startswith(f"{csv}: row 4 (3REDUCE_GRAD): reduce-grad: ")
     assert "2 findings, read as compute_comms" in done.err
+
+
+def test_of_many_findings_some_are_shown(schedc: Command, tmp_path: Path) -> None:
+    """A file that is something else does not fill the terminal."""
+    job, csv = write_job(tmp_path, TORCH), tmp_path / "noise.csv"
+    numbers = Random(0)
+    cells = [["".join(numbers.choices("FBWI012 xyz\x1b", k=5)) for _ in range(200)] for _ in range(40)]
+    csv.write_text("\n".join(map(",".join, [*cells, ["z" * 9_999]])))
+    done = schedc("lint", csv, "--job", job)
+    assert done.status == 1
+    lines = done.out.splitlines()
+    assert 20 <= len(lines) <= 40 and max(map(len, lines)) <= 241 and "\x1b" not in done.out
+    assert len({line.split(": ")[2] for line in lines}) > 2  # rules
+    (said,) = done.err.splitlines()
+    assert " findings (" in said and f"{len(lines)} of them above; --json has all, read as" in said
 
 
 def test_lint_as_json(schedc: Command, tmp_path: Path) -> None:

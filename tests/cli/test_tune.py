@@ -49,6 +49,21 @@ def test_the_best_is_a_job_with_its_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert float(rows[0]["tokens_per_s"]) == pytest.approx(8 * 1024 / (int(rows[0]["step_ns"]) / 1e9))
 
 
+def test_the_best_for_torch_is_exported_to_torchtitan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = tmp_path / "tuned", tmp_path / "titan.txt"
+    torch = ("--set", "tune.semantics=torch", "--set", 'tune.placements=["loop"]', "--set", "tune.ranks=[2]")
+    assert run("tune", str(write_tiny(tmp_path)), "-o", str(folder), "--quiet", "--method", "greedy", *torch) == 0
+    plan = read_plan(folder / "plan.json")
+    assert plan.problem.data_parallel is not None and not plan.problem.cut_blocks
+    command = ("export", "torchtitan", str(folder / "plan.json"), "--profile", str(folder / "profile.json"), "-o", str(out))
+    assert run(*command) == 0
+    assert "pipeline_parallel_schedule=PipelineScheduleMulti\n" in out.read_text()
+    assert "computes beside the reduce-scatter of stage" in capsys.readouterr().err
+    refused = ("--set", "tune.semantics=torch", "--set", 'tune.recompute=["full"]')
+    assert run("tune", str(tmp_path / "tune.toml"), "-o", str(folder), *refused) == 2
+    assert 'found "full" where tune.semantics is "torch"' in capsys.readouterr().err
+
+
 def test_json_and_values_set_and_standard_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,10 +113,15 @@ def test_a_measured_profile_without_what_tuning_needs_is_refused(tmp_path: Path,
     for more, expected in (
         ({}, r"layers: found no parameters"),
         ({"parameters": 10}, r"layers: found no activation"),
+        (
+            {"parameters": 10, "activation": "1 MiB", "backward": "2 ms"},
+            r"layers\[0\].backward_input: found a backward measured fused alone, .* set tune.split_backward = false",
+        ),
         ({"parameters": 10, "activation": "1 MiB"}, r"layers\[0\].message: found nothing, expected a size"),
         ({"parameters": 10, "activation": "1 MiB", "message": "1 MiB"}, r"topology.within.bandwidth: found nothing, expected"),
     ):
-        profile = {"format": "schedc.profile", "version": 1, "layers": [layer | more]}
+        made = {key: value for key, value in (layer | more).items() if "backward" not in more or "backward_" not in key}
+        profile = {"format": "schedc.profile", "version": 1, "layers": [made]}
         (tmp_path / "p1.json").write_text(json.dumps(profile))
         assert run("tune", str(job), "-o", str(tmp_path / "out"), "--quiet") == 2
         assert re.search(expected, capsys.readouterr().err)

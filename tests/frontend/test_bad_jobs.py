@@ -220,6 +220,20 @@ BAD = {
         'capacity = "9 GiB"\nstatic = "1 GiB"\nbytes_per_parameter = 16',
         "memory.bytes_per_parameter: found a value beside memory.static, expected one of the two",
     ),
+    "reserve without capacity": bad(MEMORY, f'{MEMORY}\nreserve = "1 GiB"', "memory.reserve: ", "without memory.capacity"),
+    "reserve above capacity": bad(
+        MEMORY,
+        'capacity = "1 GiB"\nstatic = "0 B"\nreserve = "2 GiB"',
+        "memory.reserve: found 2 GiB, expected at most the capacity, 1 GiB",
+    ),
+    "experts' bytes alone": bad(
+        MEMORY, 'capacity = "1 GiB"\nstatic = "0 B"\nbytes_per_expert_parameter = 16', "without memory.bytes_per_parameter"
+    ),
+    "static over capacity with a reserve": bad(
+        MEMORY,
+        'capacity = "8 GiB"\nreserve = "1 GiB"\nstatic = "9 GiB"',
+        "memory.capacity: found 7 GiB after a reserve of 1 GiB, expected at least the 9 GiB that is static on rank 0",
+    ),
     "capacity alone": bad(MEMORY, 'capacity = "80 GiB"', "memory.static: found nothing, expected a size"),
     "static over capacity": bad(
         MEMORY,

@@ -64,6 +64,25 @@ def test_stages_cost_what_their_layers_do(tmp_path: Path) -> None:
     assert (third.forward_ns, third.backward_ns, third.activation_bytes, third.message_bytes) == ((8 * MS,), (18 * MS,), 108, 0)
 
 
+def test_a_backward_measured_fused_alone_is_for_jobs_that_split_none(tmp_path: Path) -> None:
+    """Else its W would take no time and hold nothing."""
+    fused = {key: value for key, value in HEAD.items() if key not in ("backward_input", "backward_weight")}
+    profile = {**PROFILE, "layers": [EMBEDDING, BLOCK, fused]}
+    stage = read(tmp_path, job("split_backward = false"), profile).stages[-1]
+    assert stage.backward_ns[0] % (10 * MS) == 13 * MS % (10 * MS)
+    for pipeline, layer, says in (
+        (
+            "",
+            fused,
+            r"layers\[2\].backward_input: found a backward measured fused alone, expected .*split_backward = false$",
+        ),
+        ("split_backward = false", {"forward": "7 ms"}, r"layers\[2\].backward_input: found nothing, expected a duration"),
+        ("", {**fused, "backward_input": "7 ms"}, r"layers\[2\].backward_weight: found nothing, expected a duration"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            read(tmp_path, job(pipeline), {**PROFILE, "layers": [EMBEDDING, BLOCK, layer]})
+
+
 @pytest.mark.parametrize(
     ("ranks", "layers"), [(2, [(0, 5), (5, 6)]), (4, [(0, 2), (2, 4), (4, 5), (5, 6)]), (6, [(n, n + 1) for n in range(6)])]
 )

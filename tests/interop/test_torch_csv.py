@@ -161,7 +161,6 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     ),
     "another path": (other_path, "its path visits the stages in the order [1, 0]"),
     "recomputation": (recomputed, "stage 1 recomputes, and torch's stages do not"),
-    "reduce-scatter beside compute": (lambda: sharded(2), "runs beside"),
 }
 
 
@@ -239,6 +238,9 @@ def test_notes_say_what_is_different_in_torch() -> None:
     stages[0] = replace(stages[0], backward_input_ns=(0,), backward_weight_ns=stages[0].backward_ns)
     assert notes(plan_of(replace(plan.problem, stages=tuple(stages)), plan.schedule())) == ()
     assert notes(made_by("1f1b", 2, 4)) == ()
+    assert notes(sharded(1)) == ()
+    (beside,) = notes(sharded(2))  # of 5 ns each, all but the last that a rank starts
+    assert "beside the reduce-scatter of stages 2, 3, and torch's rank waits" in beside and "by at most 10 ns" in beside
 
 
 def test_a_plan_with_collectives_is_accepted_where_they_end_the_rank() -> None:

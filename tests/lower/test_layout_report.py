@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
@@ -19,7 +18,7 @@ from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
 
 LAYER = Layer(
-    forward_ns=(100,), backward_input_ns=(100,), backward_weight_ns=(100,), backward_ns=(150,), activation_bytes=8, parameters=3
+    forward_ns=(100,), backward_input_ns=(100,), backward_weight_ns=(100,), backward_ns=(150,), activation_bytes=8, static_bytes=48
 )
 WORKLOAD = Workload(
     name="ten layers",
@@ -27,7 +26,6 @@ WORKLOAD = Workload(
     layers=tuple(replace(LAYER, position=(index, index + 1)) for index in range(10)),
     devices=(Device(),) * 2,
     network=Network(site_of_rank=(0, 0)),
-    static_bytes_per_parameter=Fraction(16),
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ def stages_cost_what_their_layers_cost(workload: Workload, layout: Layout, probl
 
 
 def held(workload: Workload, layout: Layout, stage: int) -> tuple[int, int, int]:
-    """The bytes that a block of a stage holds from F, those after B, and those above the first during a recomputation."""
+    """The bytes that a block of a stage holds from F, those after B, and those that a backward takes besides."""
     own = own_layers(workload, layout, stage)
     whole = sum(layer.activation_bytes for layer in own)
     after = whole if workload.semantics is Semantics.TORCH else sum(layer.activation_after_input_bytes for layer in own)
@@ -79,15 +78,14 @@ def held(workload: Workload, layout: Layout, stage: int) -> tuple[int, int, int]
         return whole, after, 0
     (path,) = (path for path in layout.paths if stage in path)
     of_input = own_layers(workload, layout, path[path.index(stage) - 1])[-1].message_bytes if stage != path[0] else 0
-    after = after if workload.split_backward else 0  # with fused backwards alone there is no time after B
-    kept = max(of_input, after)
-    return kept, after, of_input + whole - kept
+    return of_input, after, whole
 
 
 def sizes(workload: Workload, layout: Layout, problem: Problem) -> None:
     for index, stage in enumerate(problem.stages):
         own = own_layers(workload, layout, index)
-        assert (stage.activation_bytes, stage.activation_after_input_bytes) == held(workload, layout, index)[:2]
+        found = stage.activation_bytes, stage.activation_after_input_bytes, stage.recomputed_bytes
+        assert found == held(workload, layout, index)
         assert stage.recompute == (index in layout.recomputed)
         assert stage.message_bytes == own[-1].message_bytes
         assert stage.gradient_message_bytes == own[-1].gradient_message_bytes
@@ -127,23 +125,27 @@ def memory_limits(workload: Workload, layout: Layout, problem: Problem) -> None:
     stages = list(enumerate(layout.rank_of_stage))
     static = [0] * workload.ranks
     for stage, rank in stages:
-        parameters = sum(layer.parameters for layer in own_layers(workload, layout, stage))
-        static[rank] += value(workload.static_bytes, stage) + ceil(workload.static_bytes_per_parameter * parameters)
+        static[rank] += value(workload.static_bytes, stage)
+        static[rank] += sum(layer.static_bytes for layer in own_layers(workload, layout, stage))
     assert static_bytes(workload, layout) == tuple(static)
+    assert all((each.static_bytes is None) == (workload.devices[each.rank].capacity_bytes is None) for each in problem.stages)
     for rank, limit in enumerate(problem.memory_limit_bytes):
         device = workload.devices[rank]
         again = max(held(workload, layout, stage)[2] for stage, own_rank in stages if own_rank == rank)
         if device == Device(speed=device.speed):
             assert limit is None
         elif device.capacity_bytes is not None:
-            assert limit == device.capacity_bytes - static[rank] - again
+            assert limit == device.capacity_bytes - static[rank]
+            assert limit + sum(each.static_bytes or 0 for each in problem.stages if each.rank == rank) == device.capacity_bytes
         elif device.limit_bytes is not None:
-            assert limit == device.limit_bytes - again
+            assert limit == device.limit_bytes
         else:
+            most = 2 if workload.split_backward else 1  # what waits for W counts where it may wait
             of_paths = [
-                sum(held(workload, layout, stage)[0] for stage in path if stages[stage][1] == rank) for path in layout.paths
+                sum(max(held(workload, layout, stage)[:most]) for stage in path if stages[stage][1] == rank)
+                for path in layout.paths
             ]
-            assert limit == (device.in_flight or 0) * max(of_paths)
+            assert limit == (device.in_flight or 0) * max(of_paths) + again
 
 
 def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
@@ -192,21 +194,21 @@ def test_by_hand() -> None:
                 backward_weight_ns=(w,),
                 backward_ns=(b + w,),
                 activation_bytes=f,
-                parameters=w,
+                static_bytes=w,
             )
             for f, b, w in costs
         ),
         devices=(Device(capacity_bytes=10_000), Device(in_flight=3)),
         network=Network(site_of_rank=(0, 1), between=replace(FREE, latency_ns=7)),
         static_bytes=(50,),
-        static_bytes_per_parameter=Fraction(3, 2),
         data_parallel=DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(4,)),
     )
     layout = Layout(layers_of_stage=((0, 1), (1, 3), (3, 4)), rank_of_stage=(0, 1, 0), paths=((0, 1, 2),))
     problem = problem_of(workload, layout)
     assert [stage.forward_ns for stage in problem.stages] == [(1, 5), (110, 550), (1000, 5000)]
     assert [stage.backward_ns for stage in problem.stages] == [(5,), (550,), (5000,)]
-    assert problem.memory_limit_bytes == (10_000 - (50 + 5) - (50 + 4500), 330)  # 1.5 bytes for each of 3 and of 3000 parameters
+    assert problem.memory_limit_bytes == (10_000 - (50 + 3) - (50 + 3000), 330)
+    assert [stage.static_bytes for stage in problem.stages] == [50 + 3, None, 50 + 3000]
     assert problem.links == (
         Link(source=0, destination=1, latency_ns=7, trunk="site0>site1"),
         Link(source=1, destination=0, latency_ns=7, trunk="site1>site0"),

@@ -22,13 +22,13 @@ from schedc.models.grid import TimeGrid
 from schedc.models.start_windows import Windows, windows_of
 
 if TYPE_CHECKING:
-    from schedc.models.cpsat.variables import Variables
+    from schedc.models.cpsat.variables import CpSatVariables
 
 END = 1000
 NANOSECONDS = TimeGrid(1, True)
 
 
-def solved(variables: Variables) -> int | None:
+def solved(variables: CpSatVariables) -> int | None:
     """The least objective; None if there is no schedule."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -41,7 +41,9 @@ def optimum(problem: Problem) -> int | None:
     """The least objective with open windows."""
     blocks = blocks_of(problem, NANOSECONDS)
     nothing = dict.fromkeys(blocks.duration, 0)
-    windows = Windows(head=nothing, tail=nothing, origin=dict.fromkeys(range(problem.ranks), 0), first_ops=(), path=0)
+    latest = {op: END - blocks.least(op) for op in blocks.duration}
+    origin: dict[int, int | None] = dict.fromkeys(range(problem.ranks), 0)
+    windows = Windows(earliest=nothing, latest=latest, tail=nothing, end=END, origin=origin, arrivals={}, least=0)
     return solved(build(problem, blocks, windows, 0, END))
 
 
@@ -157,7 +159,7 @@ def test_objective(objective: Objective, expected: int) -> None:
     """The last rank, with W of 30, works from 10 to 110 without a gap; the first, with W of 1, spans less."""
     problem = replace(make_problem(2, 2, costs_ns=[(10, 10, 1), (10, 10, 30)]), objective=objective)
     blocks = blocks_of(problem, NANOSECONDS)
-    assert solved(build(problem, blocks, windows_of(problem, blocks), 0, END)) == expected
+    assert solved(build(problem, blocks, windows_of(problem, blocks, END), 0, END)) == expected
 
 
 @pytest.mark.parametrize(("split", "expected"), [(True, 50), (False, 60)])
@@ -204,8 +206,7 @@ def test_windows_hold_the_starts() -> None:
     """F F B B W and two transfers of 5 are the path of 60; all have the 5 that the upper bound leaves, W of rank 1 more."""
     problem = make_problem(2, 1, links={(0, 1): (3, 2), (1, 0): (3, 2)})
     blocks = blocks_of(problem, NANOSECONDS)
-    windows = windows_of(problem, blocks)
-    variables = build(problem, blocks, windows, 0, 65)
+    variables = build(problem, blocks, windows_of(problem, blocks, 65), 0, 65)
     assert {op[:2]: tuple(start.proto.domain) for op, start in variables.start.items()} == {
         (Kind.F, 0): (0, 5),
         (Kind.F, 1): (15, 20),
@@ -218,4 +219,4 @@ def test_windows_hold_the_starts() -> None:
     assert tuple(variables.objective.proto.domain) == (60, 65)
     assert solved(variables) == 60
     with pytest.raises(NothingAtMost, match="an objective of at most 59 ticks; none is below 60"):
-        build(problem, blocks, windows, 0, 59)
+        build(problem, blocks, windows_of(problem, blocks, 59), 0, 59)

@@ -18,10 +18,10 @@ from schedc.models.blocks import blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.models.milp import model as milp
 from schedc.models.milp.graph import Graph, graph_of
-from schedc.models.milp.horizon import Horizon
 from schedc.models.milp.memory import add_memory_limit
-from schedc.models.milp.order import Task, add_no_overlap
-from schedc.models.milp.variables import Variables, op_name
+from schedc.models.milp.order import OrderedTask, add_no_overlap
+from schedc.models.milp.variables import MilpVariables, op_name
+from schedc.models.start_windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,26 +44,27 @@ def w(stage: int, microbatch: int) -> Op:
     return Op(Kind.W, stage, microbatch)
 
 
-def bare(problem: Problem) -> tuple[Variables, Graph, Horizon]:
+def bare(problem: Problem) -> tuple[MilpVariables, Graph, Windows]:
     """Variables without constraints, between 0 and `END` whatever needs what."""
     blocks = blocks_of(problem, TimeGrid(1, True))
     ops = list(blocks.duration)
     model = pulp.LpProblem("test")
     start = {op: model.add_variable(op_name(op), 0, END) for op in ops}
-    variables = Variables(model, blocks, start, model.add_variable("objective", 0, END))
+    variables = MilpVariables(model, blocks, start, model.add_variable("objective", 0, END))
     variables.fused |= {op: model.add_variable(f"fused:{op_name(op)}", cat=pulp.LpBinary) for op in blocks.fused}
-    horizon = Horizon(
+    windows = Windows(
         earliest=dict.fromkeys(ops, 0),
         latest=dict.fromkeys(ops, END),
         tail=dict.fromkeys(ops, 0),
         end=END,
         origin=dict.fromkeys(range(problem.ranks), 0),
+        arrivals={},
         least=0,
     )
-    return variables, graph_of(blocks), horizon
+    return variables, graph_of(blocks), windows
 
 
-def best(variables: Variables, times: Mapping[Op, int], sends: Mapping[Op, int] | None = None) -> int | None:
+def best(variables: MilpVariables, times: Mapping[Op, int], sends: Mapping[Op, int] | None = None) -> int | None:
     """The least objective where these ops and sends start then; None if that is infeasible."""
     fixed = [(variables.start[op], time) for op, time in times.items()]
     fixed += [(variables.send[op], time) for op, time in (sends or {}).items()]
@@ -102,8 +103,8 @@ def test_precedences(times: Starts, feasible: bool) -> None:
     ],
 )
 def test_rank_no_overlap(times: Starts, feasible: bool) -> None:
-    variables, graph, horizon = bare(PAIR)
-    milp.add_rank_no_overlap(variables, PAIR, graph, horizon)
+    variables, graph, windows = bare(PAIR)
+    milp.add_rank_no_overlap(variables, PAIR, graph, windows)
     assert (best(variables, times) is not None) == feasible
 
 
@@ -120,8 +121,8 @@ def test_rank_no_overlap(times: Starts, feasible: bool) -> None:
     ],
 )
 def test_transfers(times: Starts, sends: Starts, feasible: bool) -> None:
-    variables, _, horizon = bare(PAIR)
-    milp.add_transfers(variables, horizon, defaultdict(list))
+    variables, _, windows = bare(PAIR)
+    milp.add_transfers(variables, windows, defaultdict(list))
     assert (best(variables, times, sends) is not None) == feasible
 
 
@@ -131,9 +132,9 @@ def test_transfers(times: Starts, sends: Starts, feasible: bool) -> None:
 )
 def test_trunk_no_overlap(sends: Starts, feasible: bool) -> None:
     problem = make_problem(2, 2, links={(0, 1): (3, 5), (1, 0): (3, 5)}, trunks={(0, 1): "t", (1, 0): "t"})
-    variables, graph, horizon = bare(problem)
-    shared: dict[Resource, list[Task]] = defaultdict(list)
-    milp.add_transfers(variables, horizon, shared)
+    variables, graph, windows = bare(problem)
+    shared: dict[Resource, list[OrderedTask]] = defaultdict(list)
+    milp.add_transfers(variables, windows, shared)
     add_no_overlap(variables, shared[Resource.of_link(problem.links[0])], graph)
     assert (best(variables, {}, sends) is not None) == feasible
 
@@ -162,8 +163,8 @@ def test_microbatch_order(times: Starts, feasible: bool) -> None:
 )
 def test_memory_limit(limit: int, times: Starts, feasible: bool) -> None:
     problem = replace(PAIR, memory_limit_bytes=(limit, None))
-    variables, graph, horizon = bare(problem)
-    milp.add_rank_no_overlap(variables, problem, graph, horizon)
+    variables, graph, windows = bare(problem)
+    milp.add_rank_no_overlap(variables, problem, graph, windows)
     add_memory_limit(variables, problem)
     assert (best(variables, times) is not None) == feasible
 
@@ -181,8 +182,8 @@ def test_memory_limit(limit: int, times: Starts, feasible: bool) -> None:
 def test_memory_limit_of_several_stages(times: Starts, feasible: bool) -> None:
     """One rank with two stages of 2 and 3 bytes that keep 1 and 2 of them for W: both fit, and nothing beside them."""
     problem = make_problem(1, 2, placement=[0, 0], activation=[(2, 1), (3, 2)], memory_limit_bytes=[5])
-    variables, graph, horizon = bare(problem)
-    milp.add_rank_no_overlap(variables, problem, graph, horizon)
+    variables, graph, windows = bare(problem)
+    milp.add_rank_no_overlap(variables, problem, graph, windows)
     add_memory_limit(variables, problem)
     assert (best(variables, times) is not None) == feasible
 
@@ -194,8 +195,8 @@ def test_memory_limit_of_several_stages(times: Starts, feasible: bool) -> None:
 def test_collectives(times: Starts, expected: int | None) -> None:
     parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(7, 8), all_gather_ns=(4, 6))
     problem = replace(PAIR, data_parallel=parallel)
-    variables, _, horizon = bare(problem)
-    milp.add_collectives(variables, problem, horizon, defaultdict(list))
+    variables, _, windows = bare(problem)
+    milp.add_collectives(variables, problem, windows, defaultdict(list))
     assert best(variables, times) == expected
 
 
@@ -203,9 +204,9 @@ def test_collectives_share_a_trunk() -> None:
     parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(7, 8), all_gather_ns=(4, 6), trunk="t")
     problem = replace(PAIR, data_parallel=parallel)
     for first_forwards, feasible in ((9, False), (10, True)):
-        variables, graph, horizon = bare(problem)
-        shared: dict[Resource, list[Task]] = defaultdict(list)
-        milp.add_collectives(variables, problem, horizon, shared)
+        variables, graph, windows = bare(problem)
+        shared: dict[Resource, list[OrderedTask]] = defaultdict(list)
+        milp.add_collectives(variables, problem, windows, shared)
         add_no_overlap(variables, shared[Resource.of_collectives(parallel, 0)], graph)
         assert (best(variables, {f(0, 0): first_forwards, f(1, 0): first_forwards}) is not None) == feasible
 
@@ -214,10 +215,10 @@ def test_collectives_share_a_trunk() -> None:
 def test_objective(objective: Objective, expected: int) -> None:
     """From 0, or from the rank's first forward, which starts at 15."""
     problem = replace(PAIR, objective=objective)
-    variables, _, horizon = bare(problem)
+    variables, _, windows = bare(problem)
     if objective is Objective.STAGE_SPAN:
-        horizon = replace(horizon, origin={0: None, 1: None})
-    milp.add_objective(variables, problem, horizon)
+        windows = replace(windows, origin={0: None, 1: None})
+    milp.add_objective(variables, problem, windows)
     assert best(variables, {f(1, 0): 15, w(1, 1): 60, f(0, 0): 0, f(0, 1): 20, b(0, 1): 30, w(0, 1): 40}) == expected
 
 
@@ -237,8 +238,8 @@ def test_a_fused_backward_takes_its_own_time_and_its_w_none(times: Starts, split
     """BW of 17 in the place of B; the other microbatch's backward may be either."""
     for value, feasible in ((0, split), (1, fused)):
         problem = with_fused(PAIR, 17)
-        variables, graph, horizon = bare(problem)
-        milp.add_rank_no_overlap(variables, problem, graph, horizon)
+        variables, graph, windows = bare(problem)
+        milp.add_rank_no_overlap(variables, problem, graph, windows)
         variables.fused[b(0, 0)].lowBound = variables.fused[b(0, 0)].upBound = value
         assert (best(variables, times) is not None) == feasible
 
@@ -255,8 +256,8 @@ def test_memory_where_a_backward_may_be_fused(times: Starts, split: bool, fused:
     """Room for one activation of 2 bytes, 1 of them held until W; BW of 17 releases both."""
     for value, feasible in ((0, split), (1, fused)):
         problem = with_fused(replace(PAIR, memory_limit_bytes=(2, None)), 17)
-        variables, graph, horizon = bare(problem)
-        milp.add_rank_no_overlap(variables, problem, graph, horizon)
+        variables, graph, windows = bare(problem)
+        milp.add_rank_no_overlap(variables, problem, graph, windows)
         add_memory_limit(variables, problem)
         variables.fused[b(0, 0)].lowBound = variables.fused[b(0, 0)].upBound = value
         assert (best(variables, {f(0, 0): 0} | times) is not None) == feasible

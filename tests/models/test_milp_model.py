@@ -22,22 +22,21 @@ from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.models.milp.extract import order_values, schedule_of_milp
 from schedc.models.milp.graph import graph_of
-from schedc.models.milp.horizon import horizon_of
 from schedc.models.milp.model import build
+from schedc.models.start_windows import Windows, windows_of
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.greedy import greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.models.milp.horizon import Horizon
 
 NANOSECONDS = TimeGrid(1, True)
 OBJECTIVES = st.sampled_from(Objective)
 
 
-def horizon(problem: Problem, upper: int) -> Horizon:
+def windows(problem: Problem, upper: int) -> Windows:
     blocks = blocks_of(problem, NANOSECONDS)
-    return horizon_of(problem, blocks, graph_of(blocks), upper)
+    return windows_of(problem, blocks, upper)
 
 
 def greedy_or_skip(problem: Problem) -> Schedule:
@@ -62,7 +61,7 @@ def test_graph_knows_what_follows() -> None:
 def test_windows_of_the_makespan() -> None:
     """F F B B W of 10 each and two transfers of 5 are the path; all have the 5 that the upper bound leaves, W of rank 1 more."""
     problem = make_problem(2, 1, links={(0, 1): (3, 2), (1, 0): (3, 2)})
-    found = horizon(problem, 65)
+    found = windows(problem, 65)
     assert found.least == 60
     assert {op[:2]: (found.earliest[op], found.latest[op]) for op in found.earliest} == {
         (Kind.F, 0): (0, 5),
@@ -75,30 +74,40 @@ def test_windows_of_the_makespan() -> None:
 
 
 def test_windows_of_the_stage_span() -> None:
-    """The second rank begins at 15 in every schedule, so it ends by 15 more than the upper bound."""
+    """The first rank begins at 0 in every schedule; the second with either message, as it arrives, and ends as late as its first F
+    allows: at most 85 after it."""
     problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective=Objective.STAGE_SPAN)
-    found = horizon(problem, 85)
-    assert found.origin == {0: 0, 1: 15}
-    assert found.latest[Op(Kind.W, 1, 1)] == 90
-    assert found.latest[Op(Kind.F, 1, 0)] == 15
+    found = windows(problem, 85)
+    assert found.origin == {0: 0, 1: None}
+    assert [move.consumer for move in found.arrivals[1]] == [Op(Kind.F, 1, 0), Op(Kind.F, 1, 1)]
+    assert found.latest[Op(Kind.W, 0, 1)] == 75
     assert found.latest[Op(Kind.B, 1, 1)] == 50
-    assert found.end == 100
+    assert found.latest[Op(Kind.F, 1, 0)] == 30
+    assert found.latest[Op(Kind.W, 1, 1)] == 105
+    assert found.least == 70
 
 
 @pytest.mark.parametrize(
-    "problem",
+    ("problem", "at_once", "with_messages"),
     [
-        make_problem(2, 2, placement="bidirectional"),
-        make_problem(3, 2, links={(0, 1): (3, 2), (1, 2): (3, 2)}, trunks={(0, 1): "t", (1, 2): "t"}),
-        replace(
-            make_problem(3, 2),
-            data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1, 1), all_gather_ns=(1, 1, 1), trunk="t"),
+        (make_problem(2, 2, placement="bidirectional"), [], []),
+        (make_problem(3, 2, placement=[0, 1, 0, 2]), [0], [1, 2]),
+        (make_problem(3, 2), [0], [1, 2]),
+        (
+            replace(
+                make_problem(3, 2),
+                data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1, 1), all_gather_ns=(1, 1, 1)),
+            ),
+            [],
+            [],
         ),
-        make_problem(3, 2, placement=[0, 1, 0, 2]),
     ],
 )
-def test_a_first_start_that_something_can_delay_is_not_certain(problem: Problem) -> None:
-    assert None in horizon(replace(problem, objective=Objective.STAGE_SPAN), 100).origin.values()
+def test_when_a_rank_begins(problem: Problem, at_once: list[int], with_messages: list[int]) -> None:
+    """At once where all paths that visit it enter there; else with a message, where no path enters; all-gathers leave it open."""
+    found = windows(replace(problem, objective=Objective.STAGE_SPAN), 100)
+    assert [rank for rank, origin in found.origin.items() if origin == 0] == at_once
+    assert [rank for rank, moves in found.arrivals.items() if moves] == with_messages
 
 
 @given(problems(), OBJECTIVES)
@@ -107,7 +116,7 @@ def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objectiv
     problem = replace(problem, objective=objective)
     schedule = greedy_or_skip(problem)
     timeline = simulate(problem, schedule)
-    found = horizon(problem, timeline.objective_ns(objective))
+    found = windows(problem, timeline.objective_ns(objective))
     assert found.least <= timeline.objective_ns(objective)
     for rank, order in enumerate(schedule.orders):
         for op, start_ns in zip(order, timeline.start_ns(rank), strict=True):
@@ -119,7 +128,7 @@ def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objectiv
 @examples(40)
 def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks: bool) -> None:
     """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back."""
-    problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks)
+    problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks, may_be_odd=False)
     schedule = greedy_or_skip(problem)
     assume(split(schedule) == problem.split_backward)
     timeline = simulate(problem, schedule)

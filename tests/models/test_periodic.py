@@ -18,13 +18,16 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.models.grid import grid_of
-from schedc.models.periodic import build_cycle
+from schedc.models.periodic import build_cycle, held_pairs
 from schedc.solvers.common.base import NO_LIMITS
 from schedc.solvers.search.periodic import solve_wave, unroll
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
+
+
+GIB = 1 << 30
 
 
 def least_period(problem: Problem, wave: int) -> int:
@@ -62,6 +65,28 @@ def test_backwards_are_fused_where_nobody_waits() -> None:
     assert [least_period(with_fused(problem, fused_ns), 2) for fused_ns in (6, 9, 10, 12)] == [22, 28, 30, 30]
 
 
+@examples(200)
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.integers(1, 12))
+def test_pairs_of_held_microbatches_are_the_largest_that_fit(whole: int, kept: int, limit: int, most: int) -> None:
+    kept = min(kept, whole)
+    limit = max(limit, whole)
+    counts = range(1, most + 1)
+    fit = [(b, w) for b in counts for w in counts if b <= w and b * (whole - kept) + w * kept <= limit]
+    largest = [(b, w) for b, w in fit if not any(c >= b and x >= w and (c, x) != (b, w) for c, x in fit)]
+    assert sorted(held_pairs(whole, kept, limit, most)) == sorted(largest)
+
+
+@pytest.mark.parametrize("between", [0, 1, GIB // 2 + 1, GIB - 1, GIB])
+def test_bytes_are_not_counted_one_by_one(between: int) -> None:
+    """Between B and W is held nearly nothing, or nearly all: the model is no larger than in units."""
+    problem = make_problem(3, 40, activation=(GIB, between), memory_limit_bytes=[5 * GIB] * 3)
+    cycle = build_cycle(problem, grid_of(problem, 100_000), 2, 4_000)
+    in_units = make_problem(3, 40, activation=(1000, 1000 * between // GIB), memory_limit_bytes=[5000] * 3)
+    assert len(cycle.model.proto.constraints) <= 1.1 * len(
+        build_cycle(in_units, grid_of(problem, 100_000), 2, 4_000).model.proto.constraints
+    )
+
+
 @pytest.mark.parametrize(("kept", "split", "mixed", "fused"), [(0, 57, 57, 61), (1, 60, 59, 61)])
 def test_each_backward_of_a_wave_is_fused_or_split(kept: int, split: int, mixed: int, fused: int) -> None:
     """Room for one activation, F of 5, B of 7, W of 3, BW of 9: the last rank splits, as its gradient is waited for.
@@ -95,7 +120,7 @@ def test_what_repeats_is_valid_and_takes_the_period(problem: Problem, wave: int,
     if kept:
         stages = tuple(replace(stage, activation_after_input_bytes=stage.activation_bytes) for stage in problem.stages)
         problem = replace(problem, stages=stages)
-    found = solve_wave(problem, wave, NO_LIMITS)
+    found = solve_wave(replace(problem, microbatches=8 * wave, path_of=(0,) * (8 * wave)), wave, NO_LIMITS)
     assert found is not None
     wave_ends_ns = max(at_ns + problem.duration_ns(op.kind, op.stage, 0) for op, at_ns in found.start_ns.items())
     for waves in (1, 8):

@@ -64,6 +64,15 @@ def test_to_another_plan_and_back(two: Ranks) -> None:
     assert_gone(results[0]["pid"])
 
 
+def test_a_monitor_that_is_asked_while_a_step_runs(two: Ranks) -> None:
+    """What it finds is posted, and the plan for it is taken, by the threads."""
+    results = two.run(partial(adapt_runs.adapt_while_training, kind=adapt_runs.Signalling), job(), [[None], [SLOW]], 1)
+    assert_trained(results)
+    for result in results:
+        assert [state for state, *_ in result["swaps"]] == ["done"]
+        assert result["warnings"] == []
+
+
 @pytest.mark.slow
 def test_nothing_measured_nothing_moved(two: Ranks) -> None:
     results = two.run(adapt_runs.adapt_while_training, job(), [[None], [None]], 0, Fault(), 60)

@@ -13,6 +13,7 @@ from problems import make_problem
 from torch import nn
 
 from schedc.errors import Unsupported
+from schedc.runtime.session.choosing import ChoosingPipe
 from schedc.runtime.stage.apart import check_stages
 from schedc.solvers.driver.registry import constructive
 
@@ -60,7 +61,7 @@ def test_refused_whatever_the_plan(two: Ranks, kind: str) -> None:
 def test_refused_when_it_comes_after_load(two: Ranks) -> None:
     """Before the next step computes anything."""
     for said in two.run(wrapped_runs.refused_later, split(), "fsdp2"):
-        assert said.startswith(("Unsupported: stage", "TransferFailed: "))
+        assert said.startswith(("Unsupported: stage", "Unsupported: rank"))
 
 
 @pytest.mark.slow
@@ -110,6 +111,20 @@ def test_weights_that_are_more_than_tensors() -> None:
     with pytest.raises(Unsupported, match=r"stage 3 has a Wrapped .* summed over replicas as well"):
         check_stages({3: stage}, split=(), summed=True)
     check_stages({3: stage}, split={4}, summed=False)
+
+
+def test_ranks_do_not_choose_beside_peers() -> None:
+    """Of two processes that share a layer, each would run its collectives in another order."""
+    problem = make_problem(2, 4, split_backward=False)
+    plan = plan_of(problem, constructive("1f1b")(problem))
+    plain: Any = {0: nn.Sequential(nn.Linear(2, 2))}
+    ChoosingPipe.check(plan, plain, alone=True)
+    with pytest.raises(Unsupported, match=r"a swap_group was given, so stages have collectives .*; load without kind=ChoosingPipe"):
+        ChoosingPipe.check(plan, plain, alone=False)
+    with torch.no_grad():
+        plain[0][0]._parameters["weight"] = plain[0][0].weight.detach().as_subclass(Wrapped)
+    with pytest.raises(Unsupported, match=r"stage 0 has a Wrapped as weight '0.weight', so stages have collectives"):
+        ChoosingPipe.check(plan, plain, alone=True)
 
 
 def test_old_backward_hooks() -> None:

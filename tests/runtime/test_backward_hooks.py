@@ -10,7 +10,7 @@ from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradien
 from torch import nn
 from torch.nn.utils import prune
 
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def compared(stage: nn.Module, way: str, *, first: bool, calls: list[Any] | None
     stage.zero_grad()
     if calls is not None:
         calls.clear()
-    blocks = [Block(stage, [value.clone().requires_grad_(not first)], split=way != "BW") for value in values]
+    blocks = [StageBlock(stage, [value.clone().requires_grad_(not first)], split=way != "BW") for value in values]
     given: list[torch.Tensor | None] = []
     for block in blocks:
         block.take()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from schedc.errors import InvalidInput
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -250,14 +250,14 @@ class First(nn.Module):
         return result
 
 
-def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool, recompute: bool = False) -> Block:
+def block_of(work: Callable[..., object], value: torch.Tensor, *, first: bool, split: bool, recompute: bool = False) -> StageBlock:
     """A block with one input, whose gradient is wanted but on a first stage."""
-    return Block(
+    return StageBlock(
         work, [value.detach().requires_grad_(not first)], split=split, recompute=Buffers(nn.Module()) if recompute else None
     )
 
 
-def run(block: Block, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
+def run(block: StageBlock, way: str, gradient: torch.Tensor) -> torch.Tensor | None:
     """The backward of a block with one input and one output; the input's gradient."""
     (given,) = run_all(block, way, (gradient,))
     return given
@@ -322,7 +322,7 @@ def test_gradients_of_an_embedding_without_positions(way: str) -> None:
     stage(tokens).backward(gradient)
     expected = gradients(stage)
     stage.zero_grad()
-    block = Block(stage, [tokens], split=way != "BW")
+    block = StageBlock(stage, [tokens], split=way != "BW")
     block.take()
     if way != "BW":
         block.backward_input((gradient,))
@@ -396,7 +396,7 @@ def test_memory_goes_when_the_plan_says(split: bool) -> None:
 )
 def test_a_stage_must_give_tensors(given: Any, found: str) -> None:
     with pytest.raises(InvalidInput, match=f"what a stage gives must be a tensor or a tuple of tensors; found {found}$"):
-        Block(lambda x: given, [torch.randn(2)], split=False)
+        StageBlock(lambda x: given, [torch.randn(2)], split=False)
 
 
 def test_a_change_in_place_after_the_forward_is_refused() -> None:

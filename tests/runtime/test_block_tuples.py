@@ -9,7 +9,7 @@ import torch
 from stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gradients, run_all
 from torch import nn
 
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def test_gradients(name: str, way: str, recompute: bool) -> None:
         wanted.append(torch.zeros_like(leaf) if leaf.requires_grad and leaf.grad is None else leaf.grad)
     expected = [*wanted, *gradients(stage)]
     stage.zero_grad()
-    block = Block(stage, own(inputs), split=way != "BW", recompute=Buffers(stage) if recompute else None)
+    block = StageBlock(stage, own(inputs), split=way != "BW", recompute=Buffers(stage) if recompute else None)
     given = block.take()
     for one, other in zip(given, outputs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -172,12 +172,12 @@ def test_a_gradient_that_does_not_come_is_none(way: str) -> None:
     stage(x, y)[0].sum().backward()
     expected = [x.grad, y.grad, *gradients(stage)]
     stage.zero_grad()
-    block = Block(stage, own([x, y]), split=way != "BW")
+    block = StageBlock(stage, own([x, y]), split=way != "BW")
     seed, _ = block.take()
     assert seed is not None
     assert_equal([*run_all(block, way, (torch.ones_like(seed), None)), *gradients(stage)], expected)
     stage.zero_grad()
-    block = Block(stage, own([x, y]), split=way != "BW")
+    block = StageBlock(stage, own([x, y]), split=way != "BW")
     block.take()
     found: list[Any] = list(run_all(block, way, ()))
     assert_equal([*found, *gradients(stage)], [torch.zeros_like(x), torch.zeros_like(y), *[None] * len(list(stage.parameters()))])
@@ -201,7 +201,7 @@ def test_b_leaves_the_weights_to_w(name: str, left_to_b: set[str]) -> None:
     torch.manual_seed(0)
     make, make_inputs = STAGES[name]
     stage = make().double()
-    block = Block(stage, make_inputs(), split=True)
+    block = StageBlock(stage, make_inputs(), split=True)
     outputs = block.take()
     block.backward_input(tuple(torch.ones_like(one) if one is not None and one.requires_grad else None for one in outputs))
     assert {key for key, weight in stage.named_parameters() if weight.grad is not None} == left_to_b

@@ -13,7 +13,7 @@ from plans import plan_of
 from problems import make_problem
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.common.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorKind, decode, encode
+from schedc.runtime.common.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode
 from schedc.runtime.stage.batches import cut, inputs_of
 from schedc.solvers.driver.registry import constructive
 
@@ -49,6 +49,13 @@ def test_gradients(two: Ranks, name: str, recompute: bool) -> None:
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
 
 
+def test_views_that_are_conjugate(two: Ranks) -> None:
+    """Of outputs and of gradients: torch conjugates, and negates, only where something looks."""
+    for errors in two.run(feature_runs.conjugate, plan("zb-h1")):
+        assert isinstance(errors, list), errors
+        assert max(errors) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("way", "found", "expected", "same"),
     [
@@ -70,13 +77,30 @@ def test_a_stage_that_changes_what_it_gives(two: Ranks, way: str, found: str, ex
         f"InvalidInput: microbatch 2: stage 0's output is {found}, expected {expected} as before;"
         f" give all microbatches the same {same}"
     )
-    assert said[1].startswith("TransferFailed: rank 1")
+    assert said[1] == f"InvalidInput: rank 0: {said[0].partition(': ')[2]}"
+
+
+@pytest.mark.parametrize("channels", ["gloo", "delegate"])
+def test_a_default_device_of_the_job(two: Ranks, channels: str) -> None:
+    """It is for the tensors that the job makes; what the ranks tell each other is in the host's memory."""
+    for result in two.run(feature_runs.on_another_default_device, plan("1f1b"), channels):
+        assert len(result) > 2 and all(equal is True for equal in result), result
+
+
+def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
+    """gloo would send memory that is not there, and end the process."""
+    said = two.run(feature_runs.change, plan("gpipe", 3), "wrapped")
+    assert said[0] == (
+        "Unsupported: microbatch 2: stage 0's output is a TwoTensor, which is made of other tensors; give plain ones"
+        " (of a DTensor its to_local() or full_tensor())"
+    )
+    assert said[1] == f"Unsupported: rank 0: {said[0].partition(': ')[2]}"
 
 
 @given(
     kinds=st.lists(
         st.builds(
-            TensorKind,
+            TensorMeta,
             st.sampled_from(DTYPES),
             st.lists(st.integers(0, 2**40), max_size=MAX_DIMS).map(tuple),
             st.booleans(),
@@ -85,20 +109,20 @@ def test_a_stage_that_changes_what_it_gives(two: Ranks, way: str, found: str, ex
         max_size=MAX_TENSORS,
     )
 )
-def test_headers(kinds: list[TensorKind]) -> None:
+def test_headers(kinds: list[TensorMeta]) -> None:
     header = encode(kinds)
     assert (header.dtype, tuple(header.shape)) == (HEADER.dtype, HEADER.shape)
     assert decode(header) == tuple(kinds)
 
 
 def test_what_has_no_place_in_a_header() -> None:
-    plain = TensorKind(torch.float32, (2,))
+    plain = TensorMeta(torch.float32, (2,))
     with pytest.raises(Unsupported, match="a stage gives 17 tensors; stages can exchange up to 16"):
         encode([plain] * 17)
     with pytest.raises(Unsupported, match=r"a stage gives float8_e4m3fn\[2\]; stages can exchange plain number types"):
-        encode([plain, TensorKind(torch.float8_e4m3fn, (2,))])
+        encode([plain, TensorMeta(torch.float8_e4m3fn, (2,))])
     with pytest.raises(Unsupported, match="up to 14 dimensions"):
-        encode([TensorKind(torch.float32, (1,) * 15)])
+        encode([TensorMeta(torch.float32, (1,) * 15)])
 
 
 def test_batches() -> None:

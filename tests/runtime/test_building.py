@@ -60,6 +60,43 @@ def test_a_rank_with_both_replicas_has_a_copy() -> None:
         assert layer.weight is not copied.weight and torch.equal(layer.weight, copied.weight)
 
 
+def test_copies_of_two_stages_share_what_the_stages_share() -> None:
+    layers = [nn.Linear(3, 3) for _ in range(6)]
+    layers[1].weight = layers[4].weight
+    made = plan("chimera", [2, 2, 2], ranks=3, placement="bidirectional")
+    stages = tuple(replace(stage, rank=1) for stage in made.problem.stages)
+    four = schedc.runtime.build_stages(layers, replace(made, problem=replace(made.problem, stages=stages)), 1)
+    weights = {layer.weight for module in four.values() for layer in module if isinstance(layer, nn.Linear)}
+    assert len(weights) == 10
+    assert not any(module.ties_of_ranks for module in four.values())
+
+
+def test_a_weight_of_two_ranks_is_known_by_one_name() -> None:
+    layers = [nn.Linear(3, 3) for _ in range(6)]
+    layers[1].weight = layers[4].weight = layers[0].weight
+    made = plan("1f1b", [3, 3])
+    found = [schedc.runtime.build_stages(layers, made, rank)[rank].ties_of_ranks for rank in range(2)]
+    assert found == [{"0.weight": "0.weight"}, {"0.weight": "1.weight"}]
+    found = [schedc.runtime.build_stages(layers, plan("1f1b", [5, 1]), rank)[rank].ties_of_ranks for rank in range(2)]
+    assert found == [{}, {}]
+
+
+def test_layers_take_tuples_as_a_profile_does() -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            return [x + y, y]
+
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    made = schedc.runtime.build_stages([Two(), Two(), Sum(), nn.Identity()], plan("1f1b", [3, 1]), 0)[0]
+    assert made(torch.ones(1), torch.ones(1)) == 4
+    wrong = schedc.runtime.build_stages([nn.LSTM(2, 2), *LAYERS[:3]], plan("1f1b", [3, 1]), 0)[0]
+    with pytest.raises(InvalidInput, match="what a layer gives must be a tensor or a tuple of tensors; found tuple with tuple"):
+        wrong(torch.ones(1, 2))
+
+
 @pytest.mark.parametrize(
     ("layers", "rank", "says"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
+
+
+CUT_SHORT = {
+    ".metadata": r"/\.metadata: found no metadata of a checkpoint, as of a copy that was cut short: ",
+    "__0_0.distcp": r"/__0_0\.distcp: found \d+ bytes, expected \d+ bytes or more",
+}
 
 
 def plan(method: str, counts: list[int], ranks: int, zero: int | None = None, **options: Any) -> Plan:
@@ -58,15 +66,29 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         assert said.endswith("found no .metadata, expected a folder that save_checkpoint has written")
     for said in four.run(checkpoint_runs.refused, fitting, "twice", path):
         assert said.endswith("/3: found a checkpoint, expected a new folder")
+    for said in four.run(checkpoint_runs.refused, fitting, "twice", f"{path}/.metadata/new"):
+        assert said.endswith("/3/.metadata/new: cannot be written: Not a directory")
     for said in four.run(checkpoint_runs.refused, fitting, "shape", path):
         assert said.endswith("up.weight: found the shape [12, 6], expected [18, 6]")
         assert "\n" not in said
+    for said in four.run(checkpoint_runs.refused, fitting, "float32", path):
+        assert said.endswith("weight: found torch.float64, expected torch.float32, or what it holds without rounding")
+    for number, (name, expected) in enumerate(CUT_SHORT.items()):
+        copy = shutil.copytree(path, tmp_path / f"copy {number}")
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[: len(content) // 2])
+        for said in four.run(checkpoint_runs.refused, fitting, "", str(copy)):
+            assert re.search(expected, said), said
+            assert "\n" not in said
+    (tmp_path / "copy 1" / "__0_0.distcp").write_bytes(bytes(len(content)))
+    for said in four.run(checkpoint_runs.refused, fitting, "changed", str(tmp_path / "copy 1")):
+        assert "cannot be read: " in said and "\n" not in said, said
     for said in four.run(checkpoint_runs.refused, fitting, "optimizer", path):
         assert "momentum_buffer; expected a checkpoint of the same model and the same kind of optimizer" in said
     for said in four.run(checkpoint_runs.refused, fitting, "stages", path):
         assert "stage 0 is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages" in said
     for said in four.run(checkpoint_runs.refused, fitting, "model", path):
-        assert said.endswith("model= lacks a weight of this rank's stages")
+        assert said.endswith("model= lacks a weight of this rank's stages or loss function")
     for said in four.run(checkpoint_runs.refused, sharded, "optimizer", path):
         assert said.startswith("Unsupported: the optimizer's state is sharded over replicas (ZeRO 1); save and load without it")
 

@@ -10,7 +10,7 @@ from stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
 from schedc.runtime.replicas.gradients import set_gradient_type
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def test_functions_of_the_users_own_run_once(name: str, way: str) -> None:
     runs, expected = Counted.runs, [leaf.grad for leaf in leaves] + gradients(stage)
     stage.zero_grad()
     Counted.runs = 0
-    blocks = [Block(stage, [value.requires_grad_(not first)], split=way != "BW") for value in values]
+    blocks = [StageBlock(stage, [value.requires_grad_(not first)], split=way != "BW") for value in values]
     given: list[torch.Tensor | None] = []
     for block in blocks:
         block.take()
@@ -230,7 +230,7 @@ def test_collectives_are_called_in_b(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Counted, "collective", collective)
     stage = nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH), Own())
-    block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=True)
+    block = StageBlock(stage, [torch.randn(2, WIDTH).requires_grad_()], split=True)
     phase = "B"
     block.backward_input((torch.ones(2, WIDTH),))
     assert all(one is None for one in gradients(stage))  # what came for the weights is kept for W
@@ -273,7 +273,9 @@ def test_main_grad(way: str, dummy: bool, recompute: bool) -> None:
         weight.main_grad = torch.zeros(WIDTH, WIDTH).double()
         del weight.grad_added_to_main_grad
     for _ in range(2):
-        block = Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=Buffers(stage) if recompute else None)
+        block = StageBlock(
+            stage, [value.clone().requires_grad_()], split=way != "BW", recompute=Buffers(stage) if recompute else None
+        )
         block.take()
         run_all(block, way, (gradient,))
     assert_equal([weight.main_grad for weight in layers] + gradients(stage), expected)
@@ -295,7 +297,7 @@ def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
         stage(leaf).backward(gradient)
     expected = [leaf.grad for leaf in leaves] + gradients(stage)
     stage.zero_grad()
-    blocks = [Block(compiled, [value.clone().requires_grad_()], split=way != "BW") for value in values]
+    blocks = [StageBlock(compiled, [value.clone().requires_grad_()], split=way != "BW") for value in values]
     given: list[torch.Tensor | None] = []
     for block in blocks:
         block.take()
@@ -331,7 +333,7 @@ def test_the_backward_of_a_compiled_stage_runs_once() -> None:
     """B does all of it; what is left for W is to add up."""
     torch.compiler.reset()
     compiled: Any = torch.compile(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), backend="aot_eager")
-    block = Block(compiled, [torch.randn(2, WIDTH).requires_grad_()], split=True)
+    block = StageBlock(compiled, [torch.randn(2, WIDTH).requires_grad_()], split=True)
     block.backward_input((torch.ones(2, WIDTH),))
     with torch.profiler.profile() as profile:
         block.backward_weight()
@@ -344,7 +346,7 @@ def test_gradients_of_functions_add_up_in_a_wider_type(way: str) -> None:
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), Own(), Halved()).bfloat16()
     set_gradient_type([stage], torch.float32)
     for _ in range(2):
-        block = Block(stage, [torch.randn(2, 5, WIDTH).bfloat16().requires_grad_()], split=way != "BW")
+        block = StageBlock(stage, [torch.randn(2, 5, WIDTH).bfloat16().requires_grad_()], split=way != "BW")
         block.take()
         run_all(block, way, (torch.randn(2, 5, WIDTH).bfloat16(),))
     sums = [one for one in gradients(stage) if one is not None]
@@ -383,7 +385,7 @@ def test_gradients_that_change_between_b_and_w_are_refused(shape: tuple[int, ...
             x = function.apply(layer(x), weight * 1, memory)
         return x
 
-    blocks = [Block(stage, [torch.randn(2, 5, WIDTH).requires_grad_()], split=True) for _ in range(microbatches)]
+    blocks = [StageBlock(stage, [torch.randn(2, 5, WIDTH).requires_grad_()], split=True) for _ in range(microbatches)]
     for block in blocks:
         block.take()
         block.backward_input((torch.randn(2, 5, WIDTH),))

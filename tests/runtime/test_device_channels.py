@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
 from schedc.runtime.transports.gloo import hang_up
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_S = 20.0
-KIND = TensorKind(torch.float32, (3,))
+KIND = TensorMeta(torch.float32, (3,))
 
 
 class Pair:
@@ -381,7 +381,7 @@ def test_nccl_groups_leave_the_process_alone_and_the_compute_its_blocks(rank: in
 
 
 def test_nothing_is_sent_for_a_tensor_without_elements() -> None:
-    empty = TensorKind(torch.bool, (0, 3))
+    empty = TensorMeta(torch.bool, (0, 3))
     with nccl() as pair:
         incoming = pair.ends[1].receive(empty, 0)
         assert tuple(incoming.wait(WAIT_S).shape) == (0, 3)
@@ -505,7 +505,7 @@ def test_staging_on_a_gpu() -> None:
 
     device = torch.device("cuda", 0)
     staging = DeviceStaging(CudaSide(device))
-    kind = TensorKind(torch.bfloat16, (1024, 1024))
+    kind = TensorMeta(torch.bfloat16, (1024, 1024))
     for number in range(20):
         tensor = torch.randn(2048, 2048, device=device)
         for _ in range(10):

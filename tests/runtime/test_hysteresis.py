@@ -20,6 +20,9 @@ STEP_NS = 400_000_000
         (7_999_999, None, False, False),
         (8_000_000, 5, False, True),
         (8_000_000, 4, False, False),
+        (39_999_999, 4, False, False),
+        (40_000_000, 0, False, True),  # 10 % of the step
+        (40_000_000, 0, True, True),
         (0, None, False, False),
         (0, None, True, True),
         (0, 4, True, False),

@@ -16,7 +16,7 @@ from schedc.text.plan.plan_to_file import write_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_LINES = {"fused": 4_600, "split": 5_000}
+MOST_LINES = {"fused": 5_150, "split": 5_550}
 """`python benchmarks/runtime/imported_lines.py` prints the modules. Lower it when it falls; look twice before it is raised."""
 
 

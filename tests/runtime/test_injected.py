@@ -17,7 +17,7 @@ from rank_processes import rank_processes
 
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delays import OwnLink, TraceClock, WireDelay, delay_of, traced_delay
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue
 from schedc.runtime.emulation.timer import wait_until
@@ -28,7 +28,7 @@ from schedc.solvers.driver.registry import constructive
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KIND = TensorKind(torch.float32, (1,))
+KIND = TensorMeta(torch.float32, (1,))
 
 
 class Clock:
@@ -51,7 +51,7 @@ class Looped:
         self.sent.setdefault(tag, []).append(tensor.clone())
         return Handle(None)
 
-    def receive(self, kind: TensorKind, tag: int) -> Any:
+    def receive(self, kind: TensorMeta, tag: int) -> Any:
         return Handle((self, tag))
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delays import OwnLink, WireDelay
 from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, cycles_per_ns, spin
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.base import Ends
 
 MS = 1_000_000
-KIND = TensorKind(torch.float32, (1,))
+KIND = TensorMeta(torch.float32, (1,))
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -36,7 +36,7 @@ class Sent:
     def wait(self, timeout_s: float) -> None:
         pass
 
-    def receive(self, kind: TensorKind, tag: int) -> Any:
+    def receive(self, kind: TensorMeta, tag: int) -> Any:
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ class Receiving:
     def send(self, tensor: torch.Tensor, tag: int) -> Any:
         raise NotImplementedError
 
-    def receive(self, kind: TensorKind, tag: int) -> Received:
+    def receive(self, kind: TensorMeta, tag: int) -> Received:
         spin(self.stream, self.spun_ns, self.rate)
         return Received(self.stream.record_event())
 

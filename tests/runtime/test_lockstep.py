@@ -13,6 +13,8 @@ from rank_processes import Ranks, rank_processes
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schedc.ir.plan import Plan
 
 
@@ -35,6 +37,34 @@ def test_pipelines_move_with_the_same_step(four: Ranks) -> None:
         assert [step for _, step, _ in swaps] == [step for _, step, _ in results[0][0]]
         assert heard == []
     assert [step in (3, 4, 9, 10) for _, step, _ in results[0][0]] == [True, True]
+
+
+@pytest.mark.slow
+def test_experts(four: Ranks, tmp_path: Path) -> None:
+    """One model has one norm, one scale and one checkpoint, though its processes have other weights."""
+    clip = (
+        "Unsupported: processes of the swap_group have different gradients of weights that are not DTensors; give clip_grad_norm_"
+        " local=, the weights of which each process has its own"
+    )
+    for result in four.run(lockstep_runs.experts, PLANS[0], str(tmp_path / "checkpoint")):
+        assert isinstance(result, dict), result
+        unclipped, unsaved = result["said"]
+        assert unclipped == clip
+        assert unsaved.startswith(("InvalidInput: ", "CheckFailed: rank "))
+        assert unsaved.endswith(
+            "is not the same in all processes of the swap_group, and would be saved once; give model=, with a name of its own for"
+            " each"
+        )
+        assert max(result["errors"]) < 1e-5
+        assert result["scale"] == (2.0, True)
+        assert result["loaded"]
+
+
+def test_steps_that_differ_are_refused(four: Ranks) -> None:
+    """Peers that divide by other numbers: their gradients would be summed, or be slices of another loss's."""
+    said = four.run(lockstep_runs.differing, PLANS[0])
+    assert sum(one.startswith("InvalidInput: two pipelines of a swap_group divide the loss by 30 and 10;") for one in said) == 2
+    assert all("two pipelines of a swap_group divide the loss by 30 and 10;" in one for one in said), said
 
 
 def test_one_process_refuses_and_all_stay(four: Ranks) -> None:

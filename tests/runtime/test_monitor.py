@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from link_pairs import SimulatedLink
 from plans import plan_of
 from problems import MS, make_problem
 from rank_processes import rank_processes
@@ -115,6 +116,17 @@ def test_a_link_slows_down_and_recovers() -> None:
     assert (link.watch.excess_ns, link.watch.alarms, link.watch.confirmed, link.watch.rejected) == (0, 2, 2, 0)
 
 
+@pytest.mark.parametrize("to_ms", [20, 60])
+def test_a_plain_change_is_known_when_its_first_step_has_ended(to_ms: int) -> None:
+    """In the middle of that step there is doubt, at its end come pings; and as soon when it has passed."""
+    draw, link = random.Random(to_ms), SimulatedLink(RATE)
+    for latency_ms, steps in ((1, 600), (to_ms, 1), (to_ms, 40), (1, 1), (1, 40)):
+        for _ in range(steps):
+            link.step(lambda latency_ms=latency_ms: lambda: latency_ms * MS + draw.expovariate(1 / 20_000))  # type: ignore[misc]
+        assert link.watch.excess_ns == pytest.approx((latency_ms - 1) * MS, rel=0.05)
+    assert (link.watch.alarms, link.watch.confirmed) == (2, 2)
+
+
 def test_a_link_that_carries_fewer_messages() -> None:
     """Pings one right behind the other tell occupancy from latency."""
     link = Link()
@@ -204,6 +216,25 @@ def test_a_rank_slows_down_and_recovers() -> None:
     assert watch.slowdown() == pytest.approx({Kind.F: 2.0, Kind.B: 1.5, Kind.W: 1.5}, rel=0.05)
     steps(40, {})
     assert watch.slowdown() == {}
+
+
+@pytest.mark.parametrize(("factor", "slow_steps"), [(1.2, 3), (1.5, 2)])
+def test_the_first_ops_of_a_step_are_evidence_while_there_is_doubt(factor: float, slow_steps: int) -> None:
+    """A rank that is slower is known early in its second step, or in its third, in all kinds at once."""
+    draw, watch = random.Random(5), SpeedWatch(RATE)
+
+    def ops(factor: float) -> list[tuple[Op, int]]:
+        kinds = Kind.F, Kind.B, Kind.W
+        return [(Op(kind, 0, at), round(10 * MS * factor * draw.gauss(1, 0.002))) for at in range(12) for kind in kinds]
+
+    for _ in range(600):
+        watch.step(ops(1.0))
+    for _ in range(slow_steps - 1):
+        assert watch.slowdown() == {}
+        watch.step(ops(factor))
+    assert watch.doubtful
+    watch.early(ops(factor)[:9])
+    assert watch.slowdown() == pytest.approx({Kind.F: factor, Kind.B: factor, Kind.W: factor}, rel=0.02)
 
 
 def test_a_plan_with_other_kinds_takes_over_what_is_known() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,16 +14,21 @@ from link_pairs import LinkPair
 from problems import MS, make_problem
 from torch._C._distributed_c10d import HashStore
 
+from schedc.ir.ops import Kind, Op
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.cadence import FIRST, LAST, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
-from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink
+from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink, StampedEnd
 from schedc.runtime.common.failure import ConnectionLost
+from schedc.runtime.common.header import MAX_TENSORS
+from schedc.runtime.common.program import Message, Wire
+from schedc.runtime.execution.channels import Boundaries, Sender
+from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.transports.base import Incoming, Outgoing
 
 RATE = Rate(50)
@@ -57,19 +62,20 @@ class Simulated:
 )
 @settings(max_examples=25)
 def test_both_directions_are_reported_together(calm: int, slow_ns: tuple[int, int], late: int, seed: int) -> None:
-    """Also when they recover, and where they change by unlike amounts or a few steps apart."""
+    """Also when they recover, or a few steps apart where they change so, or where only one is plain."""
+    apart = 3 if slow_ns == (30, 30) else 15
     link = Simulated(seed)
     assert set(link.steps(calm)) == {(False, False)}
     link.latency_ns[0] = slow_ns[0] * MS
     before = link.steps(late)
     link.latency_ns[1] = slow_ns[1] * MS
     seen = before + link.steps(60)
-    assert set(seen) == {(False, False), (True, True)}
+    assert sum(one != other for one, other in seen) <= late + apart
     assert seen[-1] == (True, True)
     assert link.pair.reported_ns == pytest.approx([(ns - 5) * MS for ns in slow_ns], rel=0.1)
     link.latency_ns = [5.0 * MS, 5.0 * MS]
     seen = link.steps(60)
-    assert set(seen) == {(True, True), (False, False)}
+    assert sum(one != other for one, other in seen) <= apart
     assert seen[-1] == (False, False)
 
 
@@ -117,7 +123,7 @@ class _LostEnd:
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         raise ConnectionLost("gone")
 
-    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         raise ConnectionLost("gone")
 
 
@@ -139,7 +145,41 @@ def test_a_lost_connection_does_not_end_the_watch() -> None:
     assert link.stamps.maxlen is not None, "nobody may read them any more"
     out.end, out.kind = _LostEnd(), STAMP
     out.ping()
-    assert out.words.pinged == 0
+    assert out._pings == []
+
+
+class _Tagged:
+    """An end that takes note of the tags."""
+
+    def __init__(self) -> None:
+        self.tags: list[int] = []
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Any:
+        self.tags.append(tag)
+
+    def receive(self, kind: TensorMeta, tag: int) -> Any:
+        raise NotImplementedError
+
+
+def test_pings_and_stamps_have_tags_of_their_own() -> None:
+    """Also beside a first transfer with as many tensors as there can be, and its header."""
+    wire = Wire(
+        source=0,
+        destination=1,
+        name="send_next",
+        receiver_name="recv_prev",
+        transfers=(Op(Kind.F, 0, 0), Op(Kind.F, 0, 1)),
+        messages=tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(2)),
+    )
+    end, link = _Tagged(), OutLink()
+    stamped = StampedEnd(end, end, link, 2, Cadence(HashStore(), 0, 0.0))
+    sender = Sender(wire, Ends(stamped, end), Boundaries(), 1.0)
+    for at in range(2):
+        sender.send(at, (torch.zeros(1),) * MAX_TENSORS)
+    once = set(end.tags)
+    assert len(once) == len(end.tags) == 2 * (MAX_TENSORS + 1) + 1
+    link.ping()
+    assert len(set(end.tags)) == len(once) + 1
 
 
 def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.MonkeyPatch) -> None:

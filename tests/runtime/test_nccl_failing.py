@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
 from schedc.runtime.transports.base import Ends
@@ -22,7 +22,7 @@ from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.nccl import NcclTransport, end_with_peer
 
 WAIT_S = 20.0
-KIND = TensorKind(torch.float32, (3,))
+KIND = TensorMeta(torch.float32, (3,))
 COUNT = 6
 WIRE = Wire(
     source=0,

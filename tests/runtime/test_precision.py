@@ -13,7 +13,7 @@ from stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
 from schedc.runtime.replicas.gradients import set_gradient_type
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_every_weight_of_a_block_adds_up_in_the_wider_type(way: str) -> None:
     set_gradient_type([stage], torch.float32)
     sums: list[torch.Tensor] = []
     for _ in range(3):
-        block = Block(stage, [torch.randn(2, 5, WIDTH).bfloat16().requires_grad_()], split=way != "BW")
+        block = StageBlock(stage, [torch.randn(2, 5, WIDTH).bfloat16().requires_grad_()], split=way != "BW")
         block.take()
         (given,) = run_all(block, way, (torch.randn(2, 5, WIDTH).bfloat16(),))
         assert given is not None

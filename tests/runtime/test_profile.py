@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from schedc.analysis.comparison.times import Times
+from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
@@ -112,7 +112,7 @@ def profiled(layer: nn.Module, inputs: torch.Tensor | None = None, **more: Any) 
 
 
 def measured(name: str = "block", *, time_ns: int = 100, structure: str = "block", held: int = 8, repeat: int = 1) -> MeasuredLayer:
-    times = Times((time_ns - 1, time_ns, time_ns + 1))
+    times = SampledTimes((time_ns - 1, time_ns, time_ns + 1))
     return MeasuredLayer(
         name=name,
         repeat=repeat,
@@ -350,6 +350,24 @@ def gives_a_number(_output: Any, _targets: Any) -> Any:
             r"layer 'a': loss_fn gives a tensor of shape \[2\], expected a scalar tensor",
         ),
         (Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.ones(2), loss_fn=gives_a_number), "loss_fn gives float"),
+        (
+            Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.full((2,), torch.nan)),
+            r"layer 'a': it gives NaN, in a tensor of shape \[2\]; expected inputs and weights as in training",
+        ),
+        (
+            Model(layers=nn.Sequential(nn.Linear(2, 2)), inputs=torch.ones(2)),  # type: ignore[arg-type]
+            r"layers\[0\] of the model: found Linear, expected a pair of a name and an nn.Module",
+        ),
+        (
+            Model(layers=[("a", nn.Linear(2, 2)), (2, nn.Linear(2, 2))], inputs=torch.ones(2)),  # type: ignore[list-item]
+            r"layers\[1\] of the model: found \(int, Linear\), expected",
+        ),
+        (Model(layers=A_NUMBER, inputs=torch.ones(2)), "layers of the model: found int, expected pairs of a name and an nn.Module"),
+        (Model(layers=(1 / zero for zero in [0]), inputs=torch.ones(2)), r"layers of the model: ZeroDivisionError: .* \(.*, line"),  # type: ignore[misc]
+        (
+            Model(layers=[("a", nn.Linear(2, 2))], inputs=torch.ones(2, device="meta")),
+            "inputs of the model: found a tensor on the meta device, expected one with values",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(model: Model, expected: str) -> None:
@@ -387,14 +405,14 @@ def test_warnings() -> None:
     assert slow.startswith("f: takes 200% of what a … f take")
     assert grown.startswith("g: more is held after B")
     noisy = MeasuredLayer(
-        **{**{name: getattr(layers[0], name) for name in MeasuredLayer.__slots__}, "forward": Times((50, 100, 150))}
+        **{**{name: getattr(layers[0], name) for name in MeasuredLayer.__slots__}, "forward": SampledTimes((50, 100, 150))}
     )
     assert warnings([noisy], [noisy]) == ("a: forward spreads by 50% of its median; is the machine busy? Try more --repeats",)
 
 
 def test_the_median_and_the_spread() -> None:
-    assert Times((5,)).spread == 0
-    times = Times((100, 90, 110, 1000, 105))
+    assert SampledTimes((5,)).spread == 0
+    times = SampledTimes((100, 90, 110, 1000, 105))
     assert times.median_ns == 105
     assert times.spread == pytest.approx(10 / 105)
 
@@ -422,7 +440,7 @@ def test_the_profile_says_durations_to_four_digits_and_keeps_the_order_of_sizes(
 
 
 def test_the_profile_says_how_far_the_samples_of_each_phase_spread(tmp_path: Path) -> None:
-    noisy = replace(measured(), forward=Times((100, 110, 130)), backward=Times((90, 100, 100, 100)))
+    noisy = replace(measured(), forward=SampledTimes((100, 110, 130)), backward=SampledTimes((90, 100, 100, 100)))
     (entry,) = json.loads(profile_json([profile_layer(noisy)]))["layers"]
     assert entry["spread"] == {"forward": 0.136, "backward_input": 0.01, "backward_weight": 0.01, "backward": 0.025}
     (tmp_path / "profile.json").write_text(profile_json([profile_layer(noisy)]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import random
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import feature_runs
+import numpy
 import pytest
 import torch
 from plans import plan_of
@@ -15,13 +18,16 @@ from problems import make_problem
 from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
+from schedc.errors import Unsupported
 from schedc.runtime.common.program import program_of
-from schedc.runtime.stage.block import Block
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
@@ -80,10 +86,10 @@ def test_only_the_input_is_held(split: bool) -> None:
     gc.disable()
     try:
         stage = Watching([nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Sigmoid()])
-        held = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split)
+        held = StageBlock(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split)
         held.take()
         assert stage.live() == [0, 1, 3, 5]
-        block = Block(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split, recompute=Buffers(stage))
+        block = StageBlock(stage, [torch.randn(2, WIDTH).requires_grad_()], split=split, recompute=Buffers(stage))
         assert stage.live() == [0, 5]
         block.take()
         assert stage.live() == [0]
@@ -115,7 +121,7 @@ def test_a_stage_with_dropout(way: str, device: str) -> None:
         stage.zero_grad()
         own = value.detach().requires_grad_()
         with torch.autocast(device, torch.bfloat16):
-            block = Block(stage, [own], split=way != "BW", recompute=Buffers(stage) if recompute else None)
+            block = StageBlock(stage, [own], split=way != "BW", recompute=Buffers(stage) if recompute else None)
             (output,) = block.take()
             assert output is not None
             after = torch.rand(3, device=where)  # another microbatch, between
@@ -134,14 +140,93 @@ def test_the_second_run_takes_the_same_way_through_the_code() -> None:
         seen.append(torch.is_grad_enabled())
         return x * 2
 
-    block = Block(stage, [torch.ones(2).requires_grad_()], split=False, recompute=Buffers(nn.Module()))
+    block = StageBlock(stage, [torch.ones(2).requires_grad_()], split=False, recompute=Buffers(nn.Module()))
     with torch.no_grad():
         block.backward((torch.ones(2),))
     assert seen == [True, True]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_random_numbers_of_python_and_numpy(way: str) -> None:
+    """A layer left out by either, as stochastic depth does it: the second forward leaves out the same ones."""
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        random.seed(3)
+        numpy.random.seed(3)
+        stage = nn.Sequential(*(Skipped(draw) for draw in (random.random, numpy.random.rand) * 2))
+        blocks = [
+            StageBlock(
+                stage, [torch.randn(2, WIDTH).requires_grad_()], split=way != "BW", recompute=Buffers(stage) if recompute else None
+            )
+            for _ in range(3)
+        ]
+        given = [one for block in blocks for one in (*block.take(), *run_all(block, way, (torch.ones(2, WIDTH),)))]
+        found.append([*given, *gradients(stage), torch.tensor([random.random(), numpy.random.rand()])])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.equal(one, other)
+
+
+class Skipped(nn.Module):
+    """A layer that is left out where a number drawn is below 1/2."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x if self.draw() < 0.5 else torch.tanh(self.layer(x))
+        return result
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_second_forward_that_is_another_is_refused(way: str, dtype: torch.dtype) -> None:
+    """Whose random numbers come from a generator of the job's own, say."""
+    generator = random.Random(0)
+    stage = nn.Sequential(Skipped(generator.random), Skipped(generator.random), Skipped(generator.random)).to(dtype)
+    value, said = torch.ones(2, WIDTH, dtype=dtype), []
+    for _ in range(8):
+        block = StageBlock(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=Buffers(stage))
+        block.take()
+        try:
+            run_all(block, way, (value,))
+        except Unsupported as error:
+            said.append(str(error))
+    assert said
+    assert all(one.startswith("a stage that is recomputed has given something else in its second forward") for one in said)
+
+
+@pytest.mark.parametrize("differs", [None, "number", "complex", "mask"])
+def test_outputs_of_any_type_are_compared(differs: str | None) -> None:
+    runs = iter([0, 1])
+
+    def stage(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        again = next(runs)
+        many = (
+            x,
+            x * torch.tensor(2j if again and differs == "complex" else 1j),
+            x.detach() > (0.5 if again and differs == "mask" else 2),
+        )
+        return many[:2] if again and differs == "number" else many
+
+    block = StageBlock(stage, [torch.ones(3).requires_grad_()], split=False, recompute=Buffers(nn.Module()))
+    with pytest.raises(Unsupported, match="something else") if differs else nullcontext():
+        block.backward((torch.ones(3), torch.ones(3, dtype=torch.complex64), None))
+
+
+def test_rounding_is_not_another_forward() -> None:
+    """Kernels that add in any order; a number that is none."""
+    noise = iter([0.0, 1e-6, 0.0, 1e-6])
+    for value in (1.0, float("nan")):
+        block = StageBlock(lambda x: x * (1 + next(noise)), [torch.full((9,), value)], split=False, recompute=Buffers(nn.Module()))
+        block.backward((torch.ones(9),))
+
+
 def test_an_input_changed_in_place_is_refused() -> None:
-    block = Block(lambda x: x.add_(1) * 2, [torch.ones(2)], split=False, recompute=Buffers(nn.Module()))
+    block = StageBlock(lambda x: x.add_(1) * 2, [torch.ones(2)], split=False, recompute=Buffers(nn.Module()))
     with pytest.raises(RuntimeError, match="input of a stage that is recomputed has been changed in place"):
         block.backward((torch.ones(2),))
 
@@ -198,7 +283,7 @@ def test_buffers_change_once(way: str) -> None:
         buffers = Buffers(stage) if recompute else None
         for training in (False, True):
             stage.train(training)
-            blocks = [Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
+            blocks = [StageBlock(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
             given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
         found.append([*given, *gradients(stage), *stage.buffers()])
     for one, other in zip(*found, strict=True):
@@ -216,7 +301,7 @@ def test_what_a_graph_has_saved_of_a_buffer_stays(way: str) -> None:
         stage = Counting().double()
         stage.reads_steps = recompute
         buffers = Buffers(stage) if recompute else None
-        blocks = [Block(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
+        blocks = [StageBlock(stage, [value.clone().requires_grad_()], split=way != "BW", recompute=buffers) for value in values]
         given = [tensor for block in blocks for tensor in (*block.take(), *run_all(block, way, (gradient,)))]
         found.append([*given, *gradients(stage), *stage.buffers()])
     for one, other in zip(*found, strict=True):

@@ -31,10 +31,10 @@ from schedc.ir.problem import DataParallel
 from schedc.runtime.adapt.adapting import _Leading
 from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.monitor import Monitor
-from schedc.runtime.adapt.proposer import Answer
+from schedc.runtime.adapt.proposer import ProposerAnswer
 from schedc.runtime.common.program import wires_of
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
-from schedc.runtime.replay.replay import Move, Replay, replay
+from schedc.runtime.replay.replay import EmulatedReplay, PlanMove, replay
 from schedc.solvers.driver.registry import constructive
 from schedc.text.plan.plan_to_file import plan_sha256, write_plan
 
@@ -125,12 +125,12 @@ class _Asked:
 
     def __init__(self) -> None:
         self.questions: list[tuple[str, Conditions]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[ProposerAnswer] = []
 
     def ask(self, running: str, conditions: Conditions) -> None:
         self.questions.append((running, conditions))
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ProposerAnswer | None:
         return self.answers.pop() if self.answers else None
 
 
@@ -152,16 +152,16 @@ class _Board:
 def test_an_answer_to_an_older_question_is_not_published() -> None:
     """The proposer keeps the plan of its last answer only, and could not compare with an earlier one that runs."""
     asked, board = _Asked(), _Board()
-    leading = _Leading(asked, board, Hysteresis(), [])  # type: ignore[arg-type]
+    leading = _Leading(asked, board, Hysteresis(), [], 0.0)  # type: ignore[arg-type]
     leading.go_on(None, 1)
     slower = Conditions(links={(0, 1): LinkState(latency_ns=30 * MS)})
     board.measured = {0: slower}
-    asked.answers = [Answer(SLOW, "own", None, False, 10**9, 10**8, "first", b"first")]
+    asked.answers = [ProposerAnswer(SLOW, "own", None, False, 10**9, 10**8, "first", b"first")]
     leading.go_on(None, 2)
     leading.go_on(None, 3)
     assert asked.questions == [("own", SLOW), ("own", slower)]
     assert board.published == []
-    asked.answers = [Answer(slower, "own", None, False, 10**9, 10**8, "second", b"second")]
+    asked.answers = [ProposerAnswer(slower, "own", None, False, 10**9, 10**8, "second", b"second")]
     leading.go_on(None, 4)
     assert board.published == [b"second"]
 
@@ -212,8 +212,8 @@ def test_each_stretch_has_a_row_and_each_plan_a_line(capsys: pytest.CaptureFixtu
     plan = tight_plan()
     both = Conditions(links=dict.fromkeys(((0, 1), (1, 0)), LinkState(latency_ns=15 * MS)))
     trace = LinkTrace(((100 * MS, both), (400 * MS, AS_PLANNED), (9000 * MS, both)))
-    move = Move(run=2, refusal=None, plan=1, conditions=both, before_ns=128 * MS, after_ns=100 * MS)
-    found = Replay(
+    move = PlanMove(run=2, refusal=None, plan=1, conditions=both, before_ns=128 * MS, after_ns=100 * MS)
+    found = EmulatedReplay(
         runs_ns=(40 * MS, 130 * MS, 101 * MS, 103 * MS, 45 * MS),
         begun_ns=(0, 100 * MS, 200 * MS, 290 * MS, 410 * MS),
         plan_of_run=(0, 0, 1, 1, 0),

@@ -99,6 +99,12 @@ def test_whenever_each_rank_calls(four: Ranks, at: list[int], late: int) -> None
     assert_trains(results, plans, [0] * step + [1] * (7 - step))
 
 
+def test_all_call_in_a_step_before_its_loss(four: Ranks) -> None:
+    """The next step is the new plan's."""
+    plans = [made("1f1b", 4), made("zb-h1", 4)]
+    assert four.run(swap_runs.swap_in_a_step, plans) == [[0, 0, 1]] * 4
+
+
 def test_a_rank_that_never_calls(four: Ranks) -> None:
     """Nobody waits for it."""
     plans = [made("1f1b"), made("zb-h1")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +12,8 @@ from few_plans import few_plan
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
+
+    from schedc.ir.plan import Plan
 
 
 def assert_small(results: list[Any]) -> None:
@@ -81,6 +85,34 @@ def test_refused_ties(two: Ranks, four: Ranks) -> None:
         assert said.startswith(
             "Unsupported: weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0"
         )
-    again = "InvalidInput: weights of this pipe are tied already; give all of them in one call of tie_weights"
-    assert two.run(training_runs.refused_ties, plan, "again") == [again] * 2
-    assert two.run(training_runs.refused_ties, plan, "same") == ["accepted"] * 2
+    for way in ("same", "one rank"):
+        assert two.run(training_runs.refused_ties, plan, way) == ["accepted"] * 2
+
+
+def built_plan(name: str, counts: list[int], zero: int | None = None) -> Plan:
+    """A plan whose stages have this many of six layers, path by path."""
+    plan = few_plan(name, zero)
+    bounds = list(pairwise([0, *accumulate(counts)]))
+    piece = {stage: position for path in plan.problem.paths for position, stage in enumerate(path)}
+    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(plan.problem.stages))
+    return replace(plan, problem=replace(plan.problem, stages=stages))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("1f1b", [2, 4]), ("interleaved", [1, 1, 2, 2]), ("zb-v", [1, 2, 2, 1]), ("bidirectional", [3, 3])]
+)
+def test_stages_as_built_tie_their_weights(two: Ranks, name: str, counts: list[int]) -> None:
+    """Of layers on several ranks, by themselves; those on one rank share them. The layers take and give tuples."""
+    assert_small(two.run(training_runs.tied_as_built, built_plan(name, counts)))
+
+
+def test_stages_as_built_tie_their_weights_in_two_pipelines(four: Ranks) -> None:
+    assert_small(four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 0)))
+    for said in four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 1)):
+        assert said.startswith("Unsupported: weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with"), said
+
+
+def test_a_loss_without_a_graph_is_refused(two: Ranks) -> None:
+    first, last = two.run(training_runs.loss_without_a_graph, few_plan("1f1b"))
+    assert last.startswith("InvalidInput: stage 1: found a loss without a graph, from which no weight gets a gradient; expected")
+    assert first == f"InvalidInput: rank 1: {last.partition(': ')[2]}"

@@ -115,7 +115,7 @@ def test_a_peer_that_is_killed(tmp_path_factory: pytest.TempPathFactory, way: st
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_peer_that_closes(tmp_path_factory: pytest.TempPathFactory, way: str, culprit: int) -> None:
     with rank_processes(2, tmp_path_factory.mktemp("closed")) as ranks:
-        results = ranks.run(transport_runs.end_in_the_middle, way, "close", culprit, 600.0, limit_s=30)
+        results = ranks.run(transport_runs.end_in_the_middle, way, "close", culprit, 15.0, limit_s=60)
     assert results[culprit] == []
     assert_lost(results[1 - culprit], way, culprit)
 

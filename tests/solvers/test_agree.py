@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING
 
 import pytest
 from brute_force import SearchTooLarge, optimum
 from small_problems import small_problem
 
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.options import GreedyOptions
@@ -33,10 +35,16 @@ def milp(problem: Problem) -> Solved:
 
 
 def agree(problem: Problem) -> None:
-    """Both models have the same optimum, which is their bound; what comes of it differs where a link's order is theirs."""
+    """Both models have the same optimum, which is their bound; what comes of it differs where a link's order is theirs.
+
+    The MILP rounds odd nanoseconds of seconds down to a coarser grid, and so its bound by less than a thousandth.
+    """
     one = milp(problem)
     other = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(workers=1))
     assert other.status == "OPTIMAL"
+    if gcd(*(time for stage in problem.stages for time in stage.durations_ns(Kind.F))) < 100 < one.objective_ns >> 20:
+        assert 0.999 * other.lower_bound_ns < one.lower_bound_ns <= other.lower_bound_ns <= one.objective_ns
+        return
     assert one.lower_bound_ns == other.lower_bound_ns
     if one.lower_bound_ns == one.objective_ns:
         assert one.objective_ns == other.objective_ns or other.objective_ns > other.lower_bound_ns
@@ -63,9 +71,9 @@ def test_milp_equals_cpsat_on_trunks(seed: int) -> None:
 
 @pytest.mark.slow
 def test_milp_equals_cpsat_on_200_problems() -> None:
-    """With those above; but for two on which HiGHS takes as long as on all others together."""
+    """In small numbers, with those above; but for two on which HiGHS takes as long as on all others together."""
     for seed in {*range(25, 202)} - {83, 101}:
-        agree(small_problem(seed, shared_trunks=seed % 2 == 1))
+        agree(small_problem(seed, shared_trunks=seed % 2 == 1, may_be_odd=False))
 
 
 @pytest.mark.slow
@@ -74,7 +82,7 @@ def test_milp_equals_brute_force(objective: Objective) -> None:
     """Where the model leaves nothing to a link, its optimum is the optimum; elsewhere its bound is below it."""
     equal = 0
     for seed in range(30):
-        problem = small_problem(seed, objective=objective)
+        problem = small_problem(seed, objective=objective, may_be_odd=False)
         expected_ns = brute_force(problem)
         if expected_ns is None:
             continue

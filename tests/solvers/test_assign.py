@@ -145,7 +145,35 @@ def test_what_is_fast_stays() -> None:
 
 
 def test_a_ring_of_one_takes_nothing() -> None:
-    assert ring_ns(MessageCost(latency_ns=5), 1, 100, 3) == 0
+    assert ring_ns(MessageCost(latency_ns=5), job(0, 1, 1), 100) == 0
+
+
+def test_gradients_take_longer_than_a_message_in_proportion() -> None:
+    """Where a link has the time of a message of 4 bytes, as where it has the bandwidth that follows from that."""
+    given = job(5, 2, 2)
+    steps = []
+    for cost in (MessageCost(latency_ns=5, transfer_ns=40), MessageCost(latency_ns=5, bytes_per_second=10**8)):
+        network = Network(site_of_rank=(0,) * 4, within=cost)
+        steps.append(Timer(replace(given, network=network, gradient_bytes=(10**6, 10**12))).step(range(4)))
+    assert steps[0] == steps[1]
+    assert steps[0].rings_ns[1] > 900_000 * steps[0].rings_ns[0]
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (4, 5)])
+def test_a_message_of_no_known_size_says_nothing_of_gradients(sizes: tuple[int, int]) -> None:
+    given = job(5, 2, 2)
+    stages = tuple(replace(each, message_bytes=sizes[0], gradient_message_bytes=sizes[1]) for each in given.problem.stages)
+    cost = MessageCost(latency_ns=5, transfer_ns=40)
+    given = replace(
+        given,
+        problem=replace(given.problem, stages=stages),
+        network=Network(site_of_rank=(0,) * 4, within=cost),
+        gradient_bytes=(9, 9),
+    )
+    for search in (assign, assign_nodes):
+        with pytest.raises(InvalidInput, match=r"^links: found a transfer of 40 ns between nodes 0 and 1, expected a bandwidth"):
+            search(given, LIMITS)
+    assert assign_nodes(replace(given, gradient_bytes=(0, 0)), LIMITS).node_of == (0, 1, 2, 3)
 
 
 def test_refusals() -> None:

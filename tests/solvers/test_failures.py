@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from brute_force import optimum
 from problems import m70, make_problem
 from small_problems import small_problem
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
-    from schedc.models.cpsat.variables import Variables as CpsatVariables
+    from schedc.models.cpsat.variables import CpSatVariables as CpsatVariables
     from schedc.solvers.common.incumbent import Improvement
 
 PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
@@ -68,11 +69,13 @@ def test_a_schedule_whose_microbatches_cross_is_proven(method: str) -> None:
     assert compiled.plan.certificate.bound.is_solvers
 
 
-def test_no_bound_follows_where_the_model_does_not_hold_all_schedules() -> None:
-    """CP-SAT's stage span lets microbatches of different paths pass each other in one order only."""
+def test_the_bound_of_a_stage_span_whose_microbatches_cross() -> None:
+    """Microbatches of two paths pass each other, and either rank may begin with one of the other's."""
     problem = replace(crossing(), objective=Objective.STAGE_SPAN)
     found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=LIMITS)
-    assert (found.objective_ns, found.lower_bound_ns) == (60, 0)
+    best_ns = optimum(problem)
+    assert best_ns is not None
+    assert 0 < found.lower_bound_ns <= best_ns <= found.objective_ns
 
 
 @pytest.mark.parametrize("method", ["auto", "cpsat"])
@@ -143,7 +146,7 @@ def test_a_mistake_in_building_a_model_is_no_proof(monkeypatch: pytest.MonkeyPat
 def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A constraint that nothing meets: the solvers say that there is no schedule, while one is known."""
 
-    def late_in_milp(variables: milp.Variables) -> None:
+    def late_in_milp(variables: milp.MilpVariables) -> None:
         variables.model += variables.start[Op(Kind.F, 0, 0)] >= variables.objective + 1
 
     def late_in_cpsat(variables: CpsatVariables) -> None:
@@ -238,7 +241,7 @@ def test_the_gap(objective_ns: int, bound_ns: int, gap: float) -> None:
 def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """No verifier would accept the plan, so none is written; the message says which bound it is and by how much."""
     real = best_bound(PROBLEM)
-    monkeypatch.setattr("schedc.compile.best_bound", lambda _: replace(real, value_ns=10_000))
+    monkeypatch.setattr("schedc.compile.lower_bounds", lambda _: (replace(real, value_ns=10_000),))
     with pytest.raises(
         Defect, match=f"test: {real.name}: the lower bound of 10000 ns is above the objective of a known schedule, "
     ):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem, problems
+from tiny_problems import tiny_problem
 
+from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
@@ -176,6 +179,28 @@ def test_a_stage_on_two_paths() -> None:
     made = list_schedule(problem, plain_rule(5))
     assert verify_schedule(problem, made.schedule) == ()
     assert made.end_ns == simulate(problem, made.schedule).makespan_ns
+
+
+def test_the_least_limit_of_stages_that_recompute_is_enough() -> None:
+    """Which is less than all inputs and the largest recomputation of a rank together; a byte less is refused."""
+    tight = 0
+    for seed in range(250):
+        random = Random(seed)
+        problem = tiny_problem(random, most_ops=40)
+        least = minimum_limit_bytes(problem)
+        if not any(stage.recompute for stage in problem.stages) or not all(least):
+            continue
+        again = [max(stage.recomputed_bytes for stage in problem.stages if stage.rank == rank) for rank in range(problem.ranks)]
+        problem = replace(problem, memory_limit_bytes=tuple(size + random.choice((0, 0, 1, 2)) for size in least))
+        needed = [need_bytes(problem, rank) + more for rank, more in enumerate(again)]
+        tight += any(limit is not None and limit < need for limit, need in zip(problem.memory_limit_bytes, needed, strict=True))
+        for n_sub in (1, 2):
+            made = list_schedule(problem, plain_rule(len(problem.stages), n_sub=n_sub, weight_lag=random.randint(0, 2)))
+            assert verify_schedule(problem, made.schedule) == ()
+            assert made.end_ns == simulate(problem, made.schedule).makespan_ns
+        with pytest.raises(Unsupported, match="one microbatch holds"):
+            list_schedule(replace(problem, memory_limit_bytes=(least[0] - 1, *least[1:])), plain_rule(len(problem.stages)))
+    assert tight > 10
 
 
 def test_a_limit_below_one_microbatch_is_refused() -> None:

@@ -17,11 +17,12 @@ import pytest
 from problems import m70
 
 from schedc.bench.instances import instances
-from schedc.compile import compile_problem
-from schedc.errors import InvalidInput
+from schedc.compile import certify, check_plan, compile_problem
+from schedc.ir.plan import MadeBy
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
 from schedc.solvers.driver.portfolio import Ended
+from schedc.solvers.templates.one_f_one_b import one_f_one_b
 from schedc.text.plan.plan_file import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -213,9 +214,24 @@ def test_why_the_work_ended() -> None:
     assert compile_problem(EIGHT, method="local{rounds=1}").ended == Ended.EXHAUSTED
 
 
-def test_a_time_limit_that_the_checks_alone_would_break_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"found a time limit of 5 s for 240000 compute ops, .* expected at least 46 s"):
-        compile_problem(m70(0, 0, microbatches=10_000, in_flight=8), limits=Limits(time_s=5))
+def test_a_plan_is_written_though_the_checks_alone_break_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedc.compile.CHECKS_S_PER_OP", 10.0)
+    assert check_plan(compile_problem(m70(2, 2), limits=Limits(time_s=0.1)).plan) == ()
+
+
+def test_a_plan_whose_bounds_a_clock_cut_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = m70(2, 2)
+    made_by = MadeBy(schedc="0", method="1f1b")
+    full = certify(problem, one_f_one_b(problem), made_by)
+    assert full.made_by.reproducible
+    monkeypatch.setattr("schedc.compile.LEAST_BOUNDS_S", 0.0)
+    limits = Limits(time_s=0.0)
+    cut = certify(problem, one_f_one_b(problem), made_by, limits=limits)
+    assert not cut.made_by.reproducible
+    assert cut.certificate.lower_bound_ns <= full.certificate.lower_bound_ns
+    assert check_plan(cut) == ()
+    assert not compile_problem(problem, method="1f1b", limits=limits).plan.made_by.reproducible
+    assert compile_problem(problem, method="1f1b", limits=replace(limits, deterministic=0.1)).plan.made_by.reproducible
 
 
 @pytest.mark.slow

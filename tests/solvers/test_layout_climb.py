@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from random import Random
 
@@ -21,7 +20,7 @@ from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table
 from schedc.solvers.layout import climb
 from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
-from schedc.solvers.layout.climb import Kept, LayoutClimb
+from schedc.solvers.layout.climb import KeptDraft, LayoutClimb
 from schedc.solvers.layout.draft import Draft
 from schedc.verify.layout import verify_layout
 
@@ -35,15 +34,13 @@ def chain(forward_ns: list[int], ranks: int, capacity_bytes: int | None = None) 
             backward_ns=(2 * each,),
             activation_bytes=10,
             activation_after_input_bytes=4,
-            parameters=5,
+            static_bytes=10,
         )
         for each in forward_ns
     )
     network = Network(site_of_rank=(0,) * ranks, within=MessageCost(latency_ns=1))
     devices = (Device(capacity_bytes=capacity_bytes),) * ranks
-    return Workload(
-        name="chain", microbatches=8, layers=layers, devices=devices, network=network, static_bytes_per_parameter=Fraction(2)
-    )
+    return Workload(name="chain", microbatches=8, layers=layers, devices=devices, network=network)
 
 
 HEADED = chain([20, 20, 20, 20, 20, 20, 20, 20, 90], 4)
@@ -85,7 +82,7 @@ def test_the_search_is_repeatable_and_never_worse_than_the_baselines() -> None:
     for _ in range(2):
         reports: list[int] = []
 
-        def report(_evaluated: int, best: Kept, reports: list[int] = reports) -> None:
+        def report(_evaluated: int, best: KeptDraft, reports: list[int] = reports) -> None:
             reports.append(best.value_ns)
 
         search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), seed=2, plain=True)
@@ -159,7 +156,6 @@ def test_it_finds_a_layout_where_memory_holds_hardly_more_than_one_does() -> Non
             workload,
             devices=tuple(Device(speed=device.speed, capacity_bytes=ample) for device in workload.devices),
             network=replace(workload.network, links=()),
-            static_bytes_per_parameter=Fraction(1),
         )
         problem = problem_of(free, Draft(cuts, tuple(ranks), again).layout())
         limits = [limit for limit in problem.memory_limit_bytes if limit is not None]
@@ -178,7 +174,7 @@ def test_an_interruption_leaves_what_was_found() -> None:
     class Stop(BaseException):
         pass
 
-    def stop(_evaluated: int, _best: Kept) -> None:
+    def stop(_evaluated: int, _best: KeptDraft) -> None:
         raise Stop
 
     search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), plain=True)

@@ -11,7 +11,7 @@ from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import layout_search, layout_trials, layouts
-from schedc.solvers.driver.layout_options import Options
+from schedc.solvers.driver.layout_options import LayoutOptions
 from schedc.solvers.driver.layout_trials import HANDED_ON
 from schedc.solvers.layout.baselines import named_layouts
 
@@ -24,7 +24,7 @@ LIKE = Workload(name="like", microbatches=4, layers=(LAYER,) * 8, devices=(Devic
 
 def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
     """Like layers: the even partitions are the balanced ones, which come first and are handed on by name."""
-    options = Options(LIKE)
+    options = LayoutOptions(LIKE)
     named = named_layouts(LIKE, OpenLayout(chunks=2))
     assert len(named) == 6
     for name in sorted(named, key=lambda name: name.startswith("even")):

@@ -143,7 +143,7 @@ def test_a_bound_where_fused_backwards_are_faster() -> None:
 
 def test_cut_weights_fill_gaps() -> None:
     """A problem whose gaps are shorter than its W."""
-    problem = small_problem(275)
+    problem = small_problem(275, may_be_odd=False)
     whole = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
     cut = solve_milp(problem, whole.schedule, limits=NO_LIMITS, weight_parts=2)
     assert cut.status == "OPTIMAL"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,17 +12,24 @@ from example_counts import examples
 from fused_problems import fused_problem
 from hypothesis import given
 from hypothesis import strategies as st
+from mixed_problems import mixed_problem
 from problems import make_problem, problems, with_fused_backward
 from random_schedules import random_schedules
+from tiny_problems import random_schedule
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.kernel.facts import facts_of
+from schedc.solvers.kernel.order_evaluator import room_of, time_orders
+from schedc.solvers.kernel.sampled_orders import value_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
-from schedc.solvers.search.polish import polish_schedule
+from schedc.solvers.search.polish import durations_by_visit_ns, packed_orders, polish_schedule
+from schedc.solvers.search.polish_sampled import sampled_of
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @examples(60)
-@given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False), st.integers(0, 5))
+@given(problems(max_ranks=4, max_microbatches=5), st.integers(0, 5))
 def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     try:
         start = constructive("greedy{n_sub=1}")(problem)
@@ -39,6 +47,28 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
+
+
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 1500), marks=pytest.mark.slow)])
+def test_the_clock_is_the_simulators(seeds: range) -> None:
+    """Stage span and makespan, with several stages on a rank, all-gathers and reduce-scatters, and trunks shared by all of it."""
+    seen: set[tuple[str, bool, bool, bool]] = set()
+    for seed in seeds:
+        random = Random(seed)
+        problem = mixed_problem(random, most_ops=40, data_parallel=seed % 3 > 0)
+        schedules = [made for _ in range(3) if (made := random_schedule(random, problem)) is not None]
+        slower = replace(problem, links=tuple(replace(link, latency_ns=link.latency_ns + 7) for link in problem.links))
+        facts, room = facts_of(problem), room_of(facts_of(problem))
+        sampled = sampled_of([problem, slower], (1.0, 3.0), (0, 0), 0.0)
+        for schedule in schedules:
+            orders = packed_orders(problem, facts, schedule, exchanges=False)
+            one_ns, other_ns = (simulate(each, schedule).objective_ns(problem.objective) for each in (problem, slower))
+            assert time_orders(facts, durations_by_visit_ns(problem), orders, room) == one_ns, seed
+            copies = facts_of(problem), durations_by_visit_ns(problem)
+            assert value_of(*copies, sampled, orders, room, 1e18) == pytest.approx(one_ns / 4 + other_ns * 3 / 4), seed
+            case = problem.data_parallel is not None, problem.objective is Objective.STAGE_SPAN
+            seen |= {("several stages", *case, len(problem.stages) > problem.ranks), ("trunk", *case, facts.in_turn)}
+    assert len(seen) == 2 * 2**3
 
 
 def test_it_repairs_an_order_that_is_plainly_bad() -> None:
@@ -72,7 +102,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 @examples(60)
 @given(st.data())
 def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> None:
-    problem = data.draw(problems(max_ranks=3, max_microbatches=4, shared_trunks=False))
+    problem = data.draw(problems(max_ranks=3, max_microbatches=4))
     problem = with_fused_backward(problem, *data.draw(st.sampled_from([(1, 2), (9, 10), (1, 1), (11, 10)])))
     start = data.draw(random_schedules(problem, whole=True))
     timed = polish_schedule(problem, start, evaluations=1, rounds=1, seed=0)

@@ -10,9 +10,9 @@ from problems import m70, make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.cli.rendering.results import compiled_json
-from schedc.compile import compile_problem
+from schedc.compile import check_plan, compile_problem
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import portfolio, searches
@@ -243,6 +243,21 @@ def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str,
         with pytest.raises(Unsupported):
             compile_problem(SEVERAL_CHUNKS, method=f"{search}{{rounds=7}}", limits=limits)
     assert given == [7, 1, 3]
+
+
+def test_bounds_and_methods_without_time_leave_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has time before there is a schedule, one is made all the same, and what its certificate claims is true."""
+    monkeypatch.setattr("schedc.compile.BOUNDS_SHARE", 0.0)
+    monkeypatch.setattr("schedc.compile.LEAST_BOUNDS_S", 0.0)
+    monkeypatch.setattr("schedc.solvers.driver.portfolio.CONSTRUCTIVE_S", 0.0)
+    monkeypatch.setattr("schedc.solvers.driver.portfolio.SMALL_OPS", 0)
+    for method in ("auto", "cpsat"):
+        compiled = compile_problem(SEVERAL_CHUNKS, method=method, limits=Limits(time_s=0.0))
+        claims = compiled.plan.certificate
+        assert (compiled.plan.made_by.method, compiled.ended) == ("greedy{n_sub=1}", Ended.OUT_OF_TIME)
+        assert check_plan(compiled.plan) == ()
+        assert 0 < claims.lower_bound_ns <= best_bound(SEVERAL_CHUNKS).value_ns
+        assert claims.bound not in (BoundName.IDLE_GAPS, BoundName.WARM_UP)
 
 
 def test_a_clock_that_cuts_a_search_short_is_told() -> None:

@@ -46,6 +46,14 @@ def test_never_above_the_optimum(seed: int) -> None:
     assert 0 < found.lower_bound_ns <= least_ns
 
 
+def test_ranks_for_which_there_was_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound_ns = refuted(STARVED, limits=replace(LIMITS, time_s=60.0)).lower_bound_ns
+    monkeypatch.setattr("schedc.solvers.exact.refute.RANKS_SHARE", 0.0)
+    found = refuted(STARVED, limits=replace(LIMITS, time_s=60.0))
+    assert found.cut_short
+    assert found.lower_bound_ns <= bound_ns
+
+
 @pytest.mark.parametrize("tick_ns", [1, 3_000_000_007])
 def test_never_above_the_optimum_on_a_coarse_grid(tick_ns: int) -> None:
     """Durations of seconds that have no common divisor: a tick is several nanoseconds, and all is rounded down."""

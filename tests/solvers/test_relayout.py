@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from random import Random
 
 import pytest
@@ -43,7 +43,8 @@ def workload(random: Random, *, capacity: int | None = None) -> Workload:
                 activation_after_input_bytes=1,
                 message_bytes=1,
                 gradient_message_bytes=1,
-                parameters=random.randint(1, 9),
+                parameters=(count := random.randint(1, 9)),
+                static_bytes=4 * count,
                 position=(position, position + 1),
             )
         )
@@ -53,7 +54,6 @@ def workload(random: Random, *, capacity: int | None = None) -> Workload:
         layers=tuple(layers),
         devices=(Device(capacity_bytes=capacity),) * RANKS,
         network=Network(site_of_rank=(0,) * RANKS, within=MessageCost(latency_ns=500, bytes_per_second=10**8)),
-        static_bytes_per_parameter=Fraction(4),
     )
 
 
@@ -111,7 +111,7 @@ def move_ns(given: Workload, cuts: tuple[int, ...]) -> int:
 def test_a_rank_that_is_full_gets_no_layer() -> None:
     random = Random(5)
     roomy = workload(random)
-    layers = tuple(replace(layer, parameters=10) for layer in roomy.layers)
+    layers = tuple(replace(layer, parameters=10, static_bytes=40) for layer in roomy.layers)
     start = problem_of(roomy, layout((3, 6)))
     plan = plan_of(start, rule_table(start))
     free = relayout(plan, replace(roomy, layers=layers), slow(1, 2.5), steps=STEPS)
@@ -139,6 +139,27 @@ def test_a_move_must_pay() -> None:
         assert few.objective_ns == few.stay_ns == many.stay_ns
     slower = Conditions(slowdown=slow(0, 2.0).slowdown, links={(0, 1): LinkState(bytes_per_second=10**4)})
     assert relayout(plan, given, slower, steps=STEPS, bytes_per_parameter=Fraction(8)).move_ns != many.move_ns
+
+
+def test_a_link_with_the_time_of_a_message_takes_layers_as_one_with_a_bandwidth() -> None:
+    """A message is 1 byte, and takes 10 us; a layer is many. Where messages have several sizes, nobody knows what it takes."""
+    given = workload(Random(1))
+    found = []
+    for cost in (MessageCost(latency_ns=500, bytes_per_second=10**5), MessageCost(latency_ns=500, transfer_ns=10_000)):
+        costly = replace(given, network=Network(site_of_rank=(0,) * RANKS, within=cost))
+        start = problem_of(costly, layout((3, 6)))
+        found.append(relayout(plan_of(start, rule_table(start)), costly, slow(0, 2.5), steps=STEPS))
+    one, other = found
+    assert one.moved
+    assert (one.moved, one.move_ns, one.gain_ns) == (other.moved, other.move_ns, other.gain_ns)
+    sizes = replace(costly, layers=(*costly.layers[:2], replace(costly.layers[2], message_bytes=2), *costly.layers[3:]))
+    plan = plan_of(start := problem_of(sizes, layout((3, 6))), rule_table(start))
+    with pytest.raises(InvalidInput, match=r"found a transfer of 10 us between ranks 0 and 1, expected a bandwidth: layers cross"):
+        relayout(plan, sizes, slow(0, 2.5), steps=STEPS)
+    measured = {pair: LinkState(bytes_per_second=10**5) for pair in permutations(range(RANKS), 2)}
+    assert relayout(plan, sizes, Conditions(slowdown=slow(0, 2.5).slowdown, links=measured), steps=STEPS).moved
+    nothing = replace(sizes, layers=tuple(replace(layer, static_bytes=0) for layer in sizes.layers))
+    assert relayout(plan, nothing, slow(0, 2.5), steps=STEPS).move_ns == 500
 
 
 def test_refusals() -> None:

@@ -64,9 +64,17 @@ class Scripted:
         self._script = script
 
     def conditions(self) -> Conditions | None:
-        assert self.adaptation is not None
-        settled = sum(swap.state != "pending" for swap in self.adaptation.swaps)
+        swaps = [] if self.adaptation is None else self.adaptation.swaps
+        settled = sum(swap.state != "pending" for swap in swaps)
         return self._script[min(settled, len(self._script) - 1)]
+
+
+class Signalling(Scripted):
+    """One that may be asked at any time."""
+
+    def __init__(self, script: Sequence[Conditions | None]) -> None:
+        super().__init__(script)
+        self.changed = threading.Event()
 
 
 class Garbled(Bulletin):
@@ -94,6 +102,7 @@ def adapt_while_training(
     most_s: float = MOST_S,
     known: str | None = None,
     choosing: int | None = None,
+    kind: type[Scripted] = Scripted,
 ) -> dict[str, Any]:
     """Train until this many swaps are settled, or for so long, and then a few steps more.
 
@@ -107,6 +116,7 @@ def adapt_while_training(
         most_s: how long to wait for them.
         known: the folder of a family, which the leader alone is given.
         choosing: the rank that chooses inside the step; None: none.
+        kind: of the monitors.
 
     Returns:
         The largest relative error of a gradient, the digests of the plans that ran, each swap's state, step and reason, warnings,
@@ -116,7 +126,7 @@ def adapt_while_training(
     count = len(plan.problem.paths[0])
     whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
     both = [*nn.ModuleList(stages.values()).parameters(), *whole.parameters()]
-    monitor = Scripted(scripts[rank])
+    monitor = kind(scripts[rank])
     worst, names, longest_s = 0.0, [plan.made_by.method], 0.0
     threads: list[str] = []
 

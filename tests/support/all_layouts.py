@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ def tiny_workload(
             activation_after_input_bytes=random.randint(0, size),
             message_bytes=random.randint(0, 3),
             gradient_message_bytes=random.randint(0, 3),
-            parameters=random.randint(0, 3),
+            static_bytes=random.randint(0, 3),
         )
 
     chain = tuple(layer() for _ in range(layers))
@@ -97,13 +98,16 @@ def tiny_workload(
         for b in range(ranks)
         if a != b and random.random() < 0.7
     )
+    devices = tuple(one if alike else device() for _ in range(ranks))
+    network = Network(site_of_rank=(0,) * ranks, links=random.choice([(), links]))
+    if kind != "capacity" or random.choice([True, False]):
+        chain = tuple(replace(each, static_bytes=0) for each in chain)
     return Workload(
         name="tiny",
         microbatches=microbatches,
         layers=chain,
-        devices=tuple(one if alike else device() for _ in range(ranks)),
-        network=Network(site_of_rank=(0,) * ranks, links=random.choice([(), links])),
-        static_bytes_per_parameter=Fraction(random.choice([0, 1])) if kind == "capacity" else Fraction(0),
+        devices=devices,
+        network=network,
         data_parallel=collectives,
         split_backward=split,
         objective=random.choice([Objective.MAKESPAN, Objective.MAKESPAN, Objective.STAGE_SPAN]),

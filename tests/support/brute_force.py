@@ -7,6 +7,7 @@ otherwise. So every order of every rank is tried once, and none is assumed to be
 
 from __future__ import annotations
 
+from itertools import chain, pairwise, permutations, product
 from typing import TYPE_CHECKING
 
 from pipeline_state import FAR, Facts, State
@@ -36,7 +37,8 @@ def timing(problem: Problem, schedule: Schedule) -> tuple[int, int]:
         ValueError: the schedule deadlocks.
     """
     facts = Facts(problem, schedule.parts)
-    state = State(facts)
+    firsts = (dict.fromkeys(op.stage for op in order if op.kind == Kind.F) for order in schedule.orders)
+    state = State(facts, list(chain.from_iterable(firsts)))
     at = [0] * problem.ranks
     while any(busy is not None for busy in state.running) or any(i < len(o) for i, o in zip(at, schedule.orders, strict=True)):
         for rank, order in enumerate(schedule.orders):
@@ -81,6 +83,7 @@ def best_schedule(
     best_log: list[tuple[int, Op]] = []
     log: list[tuple[int, Op]] = []
     seen: dict[object, int] = {}
+    before_in_gathers: dict[int, int] = {}
     visited = 0
 
     def hopeless(state: State) -> bool:
@@ -172,13 +175,34 @@ def best_schedule(
 
     def out_of_turn(state: State, op: Op) -> bool:
         if op.kind != Kind.F or op.part > 0 or problem.path(op.microbatch)[0] != op.stage:
-            return False
+            return out_of_gathers(state, op)
         before = facts.before.get(op.microbatch) if problem.in_order else facts.twins.get(op.microbatch) if symmetry else None
         key = (Kind.F, op.stage, before)
-        return before is not None and key not in state.complete and key not in state.parts_done
+        waits = before is not None and key not in state.complete and key not in state.parts_done
+        return waits or out_of_gathers(state, op)
 
-    visit_moment(State(facts))
+    def out_of_gathers(state: State, op: Op) -> bool:
+        """Whether it is an F of a stage that is gathered after one of which no F has started: stages are gathered as first used."""
+        if op.kind != Kind.F or op.stage not in before_in_gathers:
+            return False
+        begun = state.complete | state.parts_done.keys()
+        return not any(kind == Kind.F and stage == before_in_gathers[op.stage] for kind, stage, _ in begun)
+
+    for gathers in orders_of_gathers(facts):
+        seen.clear()
+        rank_of = [stage.rank for stage in problem.stages]
+        before_in_gathers = {b: a for a, b in pairwise(gathers) if rank_of[a] == rank_of[b]}
+        visit_moment(State(facts, gathers))
     if best == FAR:
         return None, None
     orders = tuple(tuple(op for at, op in best_log if at == rank) for rank in range(problem.ranks))
     return best, Schedule(orders=orders, parts=tuple(parts))
+
+
+def orders_of_gathers(facts: Facts) -> list[list[int]]:
+    """All orders in which the ranks can gather their stages, rank after rank; one where nothing is gathered: none counts then."""
+    problem = facts.problem
+    if problem.data_parallel is None or not problem.data_parallel.all_gather_ns:
+        return [[]]
+    mine = [[stage for stage in sorted(facts.visitors) if problem.stages[stage].rank == rank] for rank in range(problem.ranks)]
+    return [list(chain.from_iterable(each)) for each in product(*map(permutations, mine))]

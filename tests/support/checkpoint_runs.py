@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from loss_module_runs import Tempered
 from pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, relative_error
 from replicated_runs import grid
 from torch import nn
@@ -14,7 +15,6 @@ import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.shared_weights import weights_digest
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
-from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -35,7 +35,9 @@ def optimizer_of(weights: list[nn.Parameter], kind: str) -> Any:
     return torch.optim.AdamW(weights, lr=0.05) if kind == "adamw" else torch.optim.SGD(weights, lr=0.1, momentum=0.9)
 
 
-def steps_beside(pipe: Pipe, optimizer: Any, whole: nn.Sequential, reference: Any, batches: range) -> list[float]:
+def steps_beside(
+    pipe: Pipe, optimizer: Any, whole: nn.Sequential, reference: Any, batches: range, loss_fn: Any = loss_fn
+) -> list[float]:
     """A step of the pipe and of the whole model on each of these batches: the errors of this rank's weights after them."""
     for number in batches:
         inputs, targets = make_batch(pipe.plan, number)
@@ -96,25 +98,24 @@ def tied_layers() -> list[nn.Module]:
 
 
 def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
-    """Two steps under each plan in turn, by a checkpoint between two, of tied weights and some without a gradient.
+    """Two steps under each plan in turn, by a checkpoint between two: tied weights, some without a gradient, one of the loss.
 
     Gives the error of the weights against a model that never stopped; a line where loading into an optimizer without the state of a
     weight is not refused.
     """
-    whole = nn.Sequential(*tied_layers())
-    reference = optimizer_of(list(whole.parameters()), "adamw")
+    whole, tempered = nn.Sequential(*tied_layers()), Tempered()
+    reference = optimizer_of([*whole.parameters(), *tempered.parameters()], "adamw")
     errors: list[float] = []
     for number, plan in enumerate(plans):
         stages = schedc.runtime.build_stages(tied_layers(), plan, rank)
+        own, ends = Tempered(), plan.problem.paths[0][-1] in stages
         mine = list(dict.fromkeys(weight for module in stages.values() for weight in module.parameters()))
-        optimizer = optimizer_of(mine, "adamw")
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
-            on_both = len(plan.problem.stages) == 2
-            if on_both:
-                tie_weights(pipe, {"table": next(stages[rank][-rank].parameters())})
+        optimizer = optimizer_of([*mine, *own.parameters()] if ends else mine, "adamw")
+        with schedc.runtime.load(plan, stages=stages, loss_fn=own, timeout_s=60) as pipe:
             if number:
                 load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
-            errors += steps_beside(pipe, optimizer, whole, reference, range(2 * number, 2 * number + 2))
+            errors += steps_beside(pipe, optimizer, whole, reference, range(2 * number, 2 * number + 2), tempered)
+            errors.append(relative_error(own.temperature.detach(), tempered.temperature.detach()) if ends else 0.0)
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
             del optimizer.state[next(iter(optimizer.state))]
             try:
@@ -139,6 +140,9 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
                 if isinstance(layer, Layer):
                     layer.up = nn.Linear(WIDTH, 3 * WIDTH).double()
                     layer.down = nn.Linear(3 * WIDTH, WIDTH).double()
+    if way == "float32":
+        for module in stages.values():
+            module.float()
     if way == "stages":
         stages = {stage: nn.ModuleList([module])[0] if stage else nn.Sequential(module) for stage, module in stages.items()}
     weights = [weight for module in stages.values() for weight in module.parameters()]
@@ -151,6 +155,6 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
             load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
             pipe.gather()
     except SchedcError as error:
-        assert all(map(torch.equal, before, weights))
+        assert way == "changed" or all(map(torch.equal, before, weights))
         return f"{type(error).__name__}: {error}"
     return f"loaded {[weights_digest(module) for module in stages.values()]}"

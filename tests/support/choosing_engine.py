@@ -81,14 +81,7 @@ def run_choosing(
                     continue
                 rank.running, again = None, True
                 if _ends_block(schedule, op):
-                    stage = problem.stages[op.stage]
-                    after = stage.activation_after_input_bytes
-                    rank.held -= {
-                        Kind.F: 0,
-                        Kind.B: stage.activation_bytes - after,
-                        Kind.W: after,
-                        Kind.BW: stage.activation_bytes,
-                    }[op.kind]
+                    rank.held -= _released(problem, op)
                 message = made(clock, op)
                 if message is not None:
                     pair = ends(problem, message)
@@ -104,7 +97,10 @@ def run_choosing(
                 ready = [
                     queue[0]
                     for queue in rank.queues
-                    if queue and _ready(clock, queue[0], rank, arrival_ns, now_ns) and now_ns >= weights_ns.get(queue[0].stage, 0)
+                    if queue
+                    and _leaves_room(clock, queue[0], rank)
+                    and _ready(clock, queue[0], rank, arrival_ns, now_ns)
+                    and now_ns >= weights_ns.get(queue[0].stage, 0)
                 ]
                 next_by_plan = min((queue[0] for queue in rank.queues if queue), key=place.__getitem__, default=None)
                 if planned_ns is not None:
@@ -148,8 +144,36 @@ def _ends_block(schedule: Schedule, op: Op) -> bool:
     return op.part < 0 or parts is None or op.part == len(parts.shares) - 1
 
 
+def _leaves_room(clock: Clock, op: Op, rank: _Rank) -> bool:
+    """Whether all that it runs in front of will find room: of what the plan holds then, and all that its own queue leaves."""
+    problem, schedule = clock.problem, clock.schedule
+    order = next(each for each in schedule.orders if op in each)
+    mine = (Kind.F,) if op.kind is Kind.F else (Kind.B, Kind.BW)
+    held, needs, leaves = 0, [], []
+    for each in order[: order.index(op) + 1]:
+        before, held = held, held + _taken(problem, each)
+        needs.append(held)
+        if _ends_block(schedule, each):
+            held -= _released(problem, each)
+        leaves.append(max(0, held - before) if each.kind in mine else 0)
+    if op.kind is Kind.W or not leaves[-1]:
+        return True
+    return all(
+        each in rank.ran or each.kind is Kind.W or each.kind in mine or needs[at] + sum(leaves[at:]) <= rank.room
+        for at, each in enumerate(order[: order.index(op)])
+        if _taken(problem, each)
+    )
+
+
+def _released(problem: Problem, op: Op) -> int:
+    stage = problem.stages[op.stage]
+    whole, after = stage.activation_bytes + stage.recomputed_bytes, stage.activation_after_input_bytes
+    return {Kind.F: 0, Kind.B: whole - after, Kind.W: after, Kind.BW: whole}[op.kind]
+
+
 def _taken(problem: Problem, op: Op) -> int:
-    return problem.stages[op.stage].activation_bytes if op.kind is Kind.F and op.part <= 0 else 0
+    stage, first = problem.stages[op.stage], op.part <= 0
+    return {Kind.F: stage.activation_bytes, Kind.W: 0}.get(op.kind, stage.recomputed_bytes) if first else 0
 
 
 def _unfinished(rank: _Rank, stage: int) -> bool:

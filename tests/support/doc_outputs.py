@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 __all__ = ["FILES", "ROOT", "commands_of", "written"]
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 _BLOCK = re.compile(
     r"(?P<head><!-- output:\s(?P<command>.*?)\s*-->\n+```\w*\n)(?P<shown>.*?)(?P<end>^```$)", re.DOTALL | re.MULTILINE

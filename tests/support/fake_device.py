@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
 
 WAIT_S = 20.0
 
@@ -93,7 +93,7 @@ class FakeMemory:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
 
-    def empty(self, kind: TensorKind, owner: FakeStream) -> torch.Tensor:
+    def empty(self, kind: TensorMeta, owner: FakeStream) -> torch.Tensor:
         nbytes = nbytes_of(kind)
         if not nbytes:
             return torch.empty(kind.shape, dtype=kind.dtype)
@@ -129,7 +129,7 @@ class FakeDevice:
         self.streams = [self.compute]
         self.memory = FakeMemory()
 
-    def computed(self, value: float, kind: TensorKind) -> torch.Tensor:
+    def computed(self, value: float, kind: TensorMeta) -> torch.Tensor:
         """A tensor of the compute's, filled when the compute comes to it."""
         tensor = self.memory.empty(kind, self.compute)
         address = self.memory.address(tensor).view(kind.dtype)
@@ -194,7 +194,7 @@ class FakeSide:
     def mark_compute(self) -> FakeMark:
         return self.device.compute.mark()
 
-    def empty(self, kind: TensorKind) -> torch.Tensor:
+    def empty(self, kind: TensorMeta) -> torch.Tensor:
         return self.device.memory.empty(kind, self.stream)
 
     def lend(self, tensor: torch.Tensor) -> None:
@@ -222,6 +222,9 @@ class FakeLane:
         shared: dict[tuple[int, int], queue.SimpleQueue[_Letter]] = {}
         closed = threading.Event()
         return FakeLane(0, shared, closed), FakeLane(1, shared, closed)
+
+    def size(self) -> int:
+        return 2
 
     def rank(self) -> int:
         return self._rank
@@ -310,6 +313,9 @@ class FakeNccl:
     def pair(first: FakeDevice, second: FakeDevice) -> tuple[FakeNccl, FakeNccl]:
         carried: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         return FakeNccl(first, 0, carried), FakeNccl(second, 1, carried)
+
+    def size(self) -> int:
+        return 2
 
     def rank(self) -> int:
         return self._rank

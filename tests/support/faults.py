@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
@@ -34,13 +34,20 @@ class Faults:
     """Whether it does not connect at all."""
     wires: frozenset[tuple[int, int]] | None = None
     """The wires on which this happens, (source, destination); None: all."""
+    once: bool = False
+    """Whether a wire that is connected again is sound."""
 
 
 def faulty(connect: Callable[[Wire, Groups], Ends], faults: Faults) -> Callable[[Wire, Groups], Ends]:
     """A way to connect that fails so."""
+    seen: set[tuple[int, int, str]] = set()
 
     def connected(wire: Wire, groups: Groups) -> Ends:
         ends = connect(wire, groups)
+        key = wire.source, wire.destination, wire.name
+        if faults.once and key in seen:
+            return ends
+        seen.add(key)
         if faults.wires is not None and (wire.source, wire.destination) not in faults.wires:
             return ends
         if faults.connect:
@@ -88,7 +95,7 @@ class _Faulty:
         outgoing = self._inner.send(tensor, tag)
         return outgoing if how is None else _Fails(outgoing, how)
 
-    def receive(self, kind: TensorKind, tag: int) -> Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         how = self._faults.receive.get(self._received)
         self._received += 1
         if how == "raise":

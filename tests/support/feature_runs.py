@@ -6,11 +6,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_piece, make_stages, piece_of, relative_error
+from pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from replicated_runs import live_tensors, whole_batch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import schedc.runtime
+from schedc.runtime.adapt.monitor import Monitor
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -218,6 +220,9 @@ class Changing(nn.Module):
         y = x * self.weight
         if self.calls < 3:
             return y, x
+        if self.way == "wrapped":
+            wrapper: Any = TwoTensor
+            return wrapper(y, y), x
         return {"fewer": y, "more": (y, x, x), "graph": (y.detach(), x), "shape": (y, x[:1]), "type": (y, x.long())}[self.way]
 
 
@@ -232,6 +237,26 @@ def change(rank: int, plan: Plan, way: str) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "stepped"
+
+
+def on_another_default_device(rank: int, plan: Plan, channels: Any) -> list[bool]:
+    """Whether steps give the same gradients, and evaluations the same loss, where tensors are made on a device without values."""
+    found: list[list[torch.Tensor]] = []
+    for device in (None, "meta"):
+        stages, batch, monitor = make_stages(plan, rank), make_batch(plan, 0), Monitor(least_gap_s=0)
+        torch.set_default_device(device)
+        try:
+            with schedc.runtime.load(
+                plan, stages=stages, loss_fn=loss_fn, channels=channels, observe=monitor, wrap=monitor.wrap
+            ) as pipe:
+                losses = [pipe.step(*batch, weights=[1.0] * plan.problem.microbatches), pipe.evaluate(*batch)]
+            monitor.close()
+        finally:
+            torch.set_default_device(None)
+        found.append(
+            [*losses, *(weight.grad for stage in stages.values() for weight in stage.parameters() if weight.grad is not None)]
+        )
+    return [torch.equal(one, other) for one, other in zip(*found, strict=True)]
 
 
 def recomputed_under_autocast(rank: int, plan: Plan, recompute: Any) -> bool:
@@ -256,3 +281,39 @@ def losses_of_microbatches(rank: int, plan: Plan) -> tuple[list[float], list[flo
 def live_recomputed(rank: int, plan: Plan) -> list[int]:
     """`live_tensors` with recomputation."""
     return live_tensors(rank, plan, 1, recompute=True)
+
+
+class Conjugating(nn.Module):
+    """A layer of complex numbers that conjugates what it takes or gives, and has an imaginary part of it as a second output."""
+
+    def __init__(self, *, takes: bool) -> None:
+        super().__init__()
+        self.takes = takes
+        self.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor, part: torch.Tensor | None = None) -> Any:
+        if part is None:
+            y = x.to(torch.complex128) @ self.weight
+            return (y if self.takes else y.conj()), y.conj().imag
+        return (x.conj() if self.takes else x) @ self.weight * part
+
+
+def conjugate(rank: int, plan: Plan) -> list[float]:
+    """Steps in which one stage or the other conjugates what crosses: the errors of losses and gradients."""
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (output.real * targets + 2 * output.imag * targets).mean()
+
+    errors = []
+    for takes in (False, True):
+        torch.manual_seed(0)
+        pieces = [Conjugating(takes=takes) for _ in range(2)]
+        inputs, targets = torch.randn(2, plan.problem.microbatches, 3, dtype=torch.float64)
+        expected = loss(pieces[1](*pieces[0](inputs)), targets)
+        torch.autograd.backward(expected)
+        own = pieces[rank]
+        right, own.weight.grad = own.weight.grad, None
+        with schedc.runtime.load(plan, stages={rank: own}, loss_fn=loss, timeout_s=60) as pipe:
+            errors.append(abs(pipe.step(inputs, targets).item() - expected.item()))
+        errors.append(relative_error(own.weight.grad, right))
+    return errors

@@ -14,6 +14,7 @@ import re
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from math import gcd
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["COMPILED", "CONSTRUCTIVE", "SEARCHES", "Finding", "check_job", "load"]
+__all__ = ["COMPILED", "CONSTRUCTIVE", "SEARCHES", "Finding", "check_job", "load", "too_little_memory"]
 
 CONSTRUCTIVE = (
     *TEMPLATE_NAMES,
@@ -151,10 +152,10 @@ def load(text: str, directory: Path) -> Problem:
             parallel = dataclasses.replace(parallel, trunk=names.get(parallel.trunk, parallel.trunk))
         problem = dataclasses.replace(problem, links=links, data_parallel=parallel)
     if "vary" in extra:
-        random = Random(extra["vary"])
+        random, scale_ns = Random(extra["vary"]), extra.get("scale_ns", 1)
 
         def each() -> tuple[int, ...]:
-            return tuple(random.randint(0, 6) for _ in range(problem.microbatches))
+            return tuple(scale_ns * random.randint(0, 6) for _ in range(problem.microbatches))
 
         stages = [
             dataclasses.replace(stage, forward_ns=each(), backward_input_ns=each(), backward_weight_ns=each(), backward_ns=each())
@@ -212,6 +213,8 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "BW < B + W": any(fused < apart for fused, apart in both),
         "BW > B + W": any(fused > apart for fused, apart in both),
         "a duration of 0": 0 in durations,
+        "in odd numbers": max(durations) > 10**7 and gcd(*durations) == 1,
+        "several stages on a rank": len(problem.stages) > problem.ranks,
         "a shared trunk": len(trunks) > len(set(trunks)),
         "memory limits": any(limit is not None for limit in problem.memory_limit_bytes),
         "collectives": problem.data_parallel is not None,
@@ -235,7 +238,7 @@ class _Known:
 def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
     """The cheap checks; returns the schedules that are valid."""
     thorough, random = checks.thorough, checks.random("schedules")
-    infeasible = _too_little_memory(problem)
+    infeasible = too_little_memory(problem)
     with checks.step("bounds"):
         bounds = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
     if checks.findings:
@@ -278,7 +281,7 @@ def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
     return known
 
 
-def _too_little_memory(problem: Problem) -> bool:
+def too_little_memory(problem: Problem) -> bool:
     """Whether a limit does not hold one microbatch, by the compiler's own account."""
     limits = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
     return any(limit is not None and limit < least for limit, least in limits)
@@ -380,7 +383,7 @@ def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
             checks.counts["brute force: optimum"] += 1
             if best_ns is None and known:
                 checks.fail("brute force: finds no schedule", known[0].name)
-            if best_ns is not None and _too_little_memory(problem):
+            if best_ns is not None and too_little_memory(problem):
                 checks.fail("infeasible: brute force finds a schedule", f"{best_ns} ns")
     fused = Kind.B if problem.split_backward else Kind.BW
     starts = [

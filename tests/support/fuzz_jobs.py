@@ -53,13 +53,18 @@ def _value(value: object) -> str:
 
 
 class _Draw:
-    """What is drawn for one job: values of one scale, so that much happens at the same time, and a few that are odd."""
+    """What is drawn for one job: values of one scale, so that much happens at the same time, and a few that are odd.
+
+    Half of the jobs are in the numbers of measured ones: odd nanoseconds of steps of seconds, odd bytes of GiB.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.unit = random.choice(["ns", "ns", "us", "ms", "s"])
         self.most = random.choice([1, 2, 3, 6, 12])
         self.least = random.choice([0, 1, 1])
+        self.is_measured = random.random() < 0.5
+        self.scale_ns = random.randrange(10**7 + 1, 3 * 10**7, 2) if self.is_measured else 1
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -67,7 +72,15 @@ class _Draw:
     def duration(self, least: int | None = None) -> str:
         if self.chance(0.02):
             return self.random.choice(["0 ns", "1 ns", "1.5 us", "0.001 ms", "999 ns"])
-        return f"{self.random.randint(self.least if least is None else least, max(self.most, 1))} {self.unit}"
+        count = self.random.randint(self.least if least is None else least, max(self.most, 1))
+        if self.is_measured:
+            return f"{count * self.scale_ns + (self.random.randint(1, 99) if count else 0)} ns"
+        return f"{count} {self.unit}"
+
+    def held(self, least: int) -> int:
+        """The bytes of an activation."""
+        count = self.random.randint(least, 4)
+        return count * self.random.randrange(2**29 + 1, 2**31, 2) + self.random.randint(0, 999) if self.is_measured else count
 
     def size(self, least: int, most: int) -> str:
         return f"{self.random.randint(least, most)} B"
@@ -118,7 +131,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
         job["topology"] = topology
     if draw.chance(0.3):
         job["data_parallel"] = _data_parallel(draw, placed, crossed)
-    if draw.chance(0.4):
+    if draw.chance(0.7):
         job["objective"] = {"minimize": random.choice(["makespan", "stage-span", "stage-span"])}
     if draw.chance(0.1):
         job["solver"] = {"method": "greedy", "gap": 0.01, "seed": 3, "time_limit": "1 s"}
@@ -128,7 +141,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
             names = [random.choice(names)]  # one for all
         extra["trunks"] = {f"site{a}>site{b}": random.choice(names) for a, b in crossed}
     if draw.chance(0.1) and pipeline["semantics"] != "torch":
-        extra["vary"] = random.randrange(1000)
+        extra["vary"], extra["scale_ns"] = random.randrange(1000), draw.scale_ns
     if draw.chance(0.15):
         job["devices"] = {"speed": [random.choice([1, 1, 0.5, 0.7, 3]) for _ in range(pipeline["ranks"])]}
     if draw.chance(0.2) and "memory" not in job and pipeline["semantics"] != "torch":
@@ -176,7 +189,7 @@ def _profile(draw: _Draw, pipeline: dict[str, Any], placed: Placement, bandwidth
         profile["backward"] = draw.many(draw.duration, counts)
     held = None
     if draw.chance(0.75):
-        held = [random.randint(0 if draw.chance(0.1) else 1, 4) for _ in range(placed.pieces)]
+        held = [draw.held(0 if draw.chance(0.1) else 1) for _ in range(placed.pieces)]
         after = [random.randint(0, whole) for whole in held]
         if draw.chance(0.4):
             held, after = [held[0]] * placed.pieces, [min(after[0], held[0])] * placed.pieces

@@ -15,7 +15,7 @@ import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.emulation.injected import Injection, inject_links
 from schedc.runtime.execution.channels import TAGS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-KIND = TensorKind(torch.float32, (3,))
+KIND = TensorMeta(torch.float32, (3,))
 
 
 def wire_of(source: int, destination: int, count: int) -> Wire:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
-    from schedc.runtime.adapt.proposer import Answer, Proposer
+    from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
 
 MOST_S = 60.0
 LOOK_S = 0.0002
@@ -82,7 +82,7 @@ class Asked:
         self.waits = True
         self._ask(running_sha256, conditions)
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ProposerAnswer | None:
         """As `Proposer.answer`."""
         answer = self._answer()
         self.waits = self.waits and answer is None

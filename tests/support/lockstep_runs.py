@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,14 @@ import torch
 from pipeline_runs import loss_fn, make_batch, make_stages
 from replicated_runs import grid
 from torch import nn
+from training_runs import Plain
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from schedc.runtime.training.clipping import clip_grad_norm_
+from schedc.runtime.training.scaling import GradScaler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,3 +84,112 @@ def load_with_peers(process: int, plans: Sequence[Plan]) -> str:
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"
+
+
+class Experts(nn.Module):
+    """A layer that all processes have, and one expert for each."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense = nn.Linear(3, 3)
+        torch.manual_seed(process)
+        self.expert = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.dense(x) + self.expert(x)
+        return result
+
+
+class Summed(ReplicaHooks):
+    """Sums over two pipelines the gradients of what both have."""
+
+    pipelines = 2
+
+    def __init__(self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._weights, self._group = weights, group
+
+    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
+        for weight in self._weights:
+            torch.distributed.all_reduce(weight.grad, group=self._group)
+        return self.total(loss) / 2
+
+    def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        total = value.clone()
+        torch.distributed.all_reduce(total, getattr(torch.distributed.ReduceOp, "MAX" if largest else "SUM"), group=self._group)
+        return total
+
+
+def experts(process: int, plan: Plan, path: str) -> dict[str, Any]:
+    """Two pipelines that share some weights and have an expert each: what clipping, scaling and checkpoints say and do."""
+    pipeline, peers = grid(2, 2)
+    stage = pipeline.rank()
+    module = Experts(process)
+    found: dict[str, Any] = {"said": [], "errors": []}
+
+    def told(work: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            work(*arguments, **options)
+        except SchedcError as error:
+            found["said"].append(f"{type(error).__name__}: {error}")
+
+    with schedc.runtime.load(
+        plan,
+        stages={stage: module},
+        loss_fn=nn.functional.mse_loss,
+        timeout_s=60,
+        pipeline_group=pipeline,
+        replicas=Summed([*module.dense.parameters()], peers),
+        swap_group=peers,
+        check_loss=False,
+    ) as pipe:
+        torch.manual_seed(10 + peers.rank())
+        batch = torch.randn(2, 2 * plan.problem.microbatches, 3)
+        pipe.step(*batch)
+        told(clip_grad_norm_, pipe, 1.0)
+        for p in (2.0, 1.0, math.inf):
+            norms: Any = [
+                [float(torch.nn.utils.get_total_norm([one.grad for one in part.parameters() if one.grad is not None], p))]
+                for part in (module.dense, module.expert)
+            ]
+            every: list[Any] = [None] * 4
+            torch.distributed.all_gather_object(every, norms)
+            each = torch.tensor([*(one for dense, _ in every[:2] for one in dense), *(one for _, own in every for one in own)])
+            expected = float(torch.linalg.vector_norm(each, p))
+            norm = clip_grad_norm_(pipe, expected / 2, p, local=module.expert.parameters()).item()
+            after = clip_grad_norm_(pipe, math.inf, p, local=module.expert.parameters()).item()
+            found["errors"] += [abs(norm / expected - 1), abs(2 * after / expected - 1)]
+        optimizer: Any = Plain([*module.parameters()])
+        scaler = GradScaler(pipe, init_scale=4.0)
+        pipe.step(*batch, scale=scaler.get_scale())
+        if process == 1:
+            module.expert.weight.grad.fill_(math.inf)  # type: ignore[union-attr]
+        before = module.dense.weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        found["scale"] = scaler.get_scale(), torch.equal(before, module.dense.weight)
+        told(save_checkpoint, pipe, path, model=nn.ModuleDict({str(stage): module}))
+        named = nn.ModuleDict({f"{stage}_dense": module.dense, f"{stage}_expert_{peers.rank()}": module.expert})
+        save_checkpoint(pipe, path, model=named)
+        torch.distributed.barrier()
+        kept = [weight.detach().clone() for weight in module.parameters()]
+        with torch.no_grad():
+            for weight in module.parameters():
+                weight.zero_()
+        load_checkpoint(pipe, path, model=named)
+        found["loaded"] = all(torch.equal(one, two) for one, two in zip(kept, module.parameters(), strict=True))
+    return found
+
+
+def differing(process: int, plan: Plan) -> str:
+    """What a step says where each pipeline divides by its own number of tokens."""
+    pipeline, peers = grid(2, 2)
+    stages = make_stages(plan, pipeline.rank())
+    try:
+        with schedc.runtime.load(
+            plan, stages=stages, loss_fn=loss_fn, timeout_s=60, pipeline_group=pipeline, swap_group=peers
+        ) as pipe:
+            pipe.step(*make_batch(plan, 0), divide_by=(30, 10)[peers.rank()])
+    except SchedcError as error:
+        return f"{type(error).__name__}: {error}"
+    return "stepped"

@@ -13,11 +13,13 @@ from torch import nn
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.common.observer import Observer, OpTimes
-from schedc.runtime.stage.block import Block
+from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
@@ -138,7 +140,7 @@ def live_things(rank: int, plan: Plan) -> tuple[list[int], list[int]]:
     class Blocks(Observer):
         def op(self, times: OpTimes) -> None:
             if not counts:
-                blocks.append(sum(type(thing) is Block for thing in gc.get_objects()))
+                blocks.append(sum(type(thing) is StageBlock for thing in gc.get_objects()))
 
     with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60, observe=Blocks()) as pipe:
         for step in range(4):
@@ -195,16 +197,21 @@ def boundary(rank: int, plan: Plan, dtype: torch.dtype, shape: Sequence[int], sh
 
 
 def refuse(
-    rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]], seeds: Sequence[int] | None = None, **more: Any
+    rank: int,
+    plans: Sequence[Any],
+    stages: Sequence[Sequence[int]],
+    seeds: Sequence[int] | None = None,
+    own: Mapping[int, nn.Module] | None = None,
+    **more: Any,
 ) -> str:
-    """Load what is given for this rank, stages made from its seed; the refusal.
+    """Load what is given for this rank, its own stages or such as are made from its seed; the refusal.
 
     `more` goes to `load`.
     """
     torch.manual_seed(seeds[rank] if seeds else 0)
-    own = {stage: nn.Linear(2, 2) for stage in stages[rank]}
+    made = {stage: nn.Linear(2, 2) for stage in stages[rank]} if own is None else own
     try:
-        pipe = schedc.runtime.load(plans[rank], stages=own, timeout_s=60, **{"loss_fn": loss_fn, **more})
+        pipe = schedc.runtime.load(plans[rank], stages=made, timeout_s=60, **{"loss_fn": loss_fn, **more})
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     pipe.close()
@@ -278,6 +285,34 @@ def refuse_without_loss(rank: int, plans: Sequence[Any], stages: Sequence[Sequen
     return refuse(rank, plans, stages, loss_fn=None)
 
 
+def refuse_each(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> str:
+    """`refuse`, with options of its own for each rank."""
+    return refuse(rank, plans, stages, **options[rank])
+
+
+def refuse_monitored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]]) -> str:
+    """`refuse`, where rank 0 alone has a monitor."""
+    return refuse(rank, plans, stages, observe=Observer() if rank else Monitor())
+
+
+def refuse_sharing(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]]) -> str:
+    """`refuse`, where rank 1 would choose its order, and both have peers that would not know."""
+    alone = [dist.new_group([0]), dist.new_group([1])]
+    more: Any = {"kind": ChoosingPipe} if rank else {}
+    return refuse(rank, plans, stages, swap_group=alone[rank], **more)
+
+
+def refuse_built(rank: int, plans: Sequence[Any], sizes: Sequence[Sequence[int]]) -> str:
+    """`refuse`, with stages of layers that have a width of this rank's sizes; 0: something that has no weights."""
+    own = schedc.runtime.build_stages([nn.Linear(2, size) if size else nn.Identity() for size in sizes[rank]], plans[rank], rank)
+    return refuse(rank, plans, [[], []], own=own)
+
+
+def refuse_wide(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]]) -> str:
+    """`refuse`, where stage 0 is wider than the others."""
+    return refuse(rank, plans, stages, own={stage: nn.Linear(2, 2 if stage else 3) for stage in stages[rank]})
+
+
 def refuse_mirrored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]]) -> str:
     """`refuse` for a bidirectional plan, all stages with the same weights."""
     torch.manual_seed(0)
@@ -290,13 +325,13 @@ def refuse_mirrored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[i
 
 
 def wrong_batches(rank: int, plan: Plan) -> list[str]:
-    """What steps say to inputs that do not fit; each with a pipe of its own, the last with one that has failed."""
+    """What steps say to targets that do not fit; each with a pipe of its own, the last with one that has failed."""
     said = []
-    for inputs in (None, [torch.ones(1, 2)] * 3, torch.ones(6, 2)):
+    for targets in (None, [torch.ones(1, 2)] * 3, torch.ones(6, 2)):
         pipe = schedc.runtime.load(plan, stages={rank: nn.Linear(2, 2)}, loss_fn=lambda y, _: y.mean(), timeout_s=60)
-        for given in (inputs, None):
+        for _ in range(2):
             try:
-                pipe.step(given, torch.ones(4, 2))
+                pipe.step(torch.ones(4, 2), targets)
             except SchedcError as error:
                 said.append(f"{type(error).__name__}: {error}")
     return [*said[::2], said[-1]]

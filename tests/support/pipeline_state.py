@@ -135,7 +135,8 @@ class State:
         "work",
     )
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, gathers: Sequence[int]) -> None:
+        """Before anything has run; `gathers` has the stages in the order of their all-gathers, rank after rank."""
         problem = facts.problem
         self.now = 0
         self.running: list[tuple[int, Op] | None] = [None] * problem.ranks
@@ -153,10 +154,8 @@ class State:
         self.weights_left = dict(facts.visitors)
         self.gathered = dict.fromkeys(facts.visitors, 0)
         parallel = problem.data_parallel
-        if parallel is not None:
-            if any(len(problem.stages_on(rank)) > 1 for rank in range(problem.ranks)):
-                raise ValueError("collectives are only searched with one stage per rank")
-            for stage in sorted(facts.visitors, key=lambda stage: problem.stages[stage].rank) if parallel.all_gather_ns else ():
+        if parallel is not None and parallel.all_gather_ns:
+            for stage in gathers:
                 self.gathered[stage] = self.collective(facts, stage, parallel.all_gather_ns[stage])
         for microbatch in range(problem.microbatches):
             stage = problem.path(microbatch)[0]
@@ -220,6 +219,9 @@ class State:
                     yield self.next_op(facts, Kind.W, visit)
                 continue
             if facts.neighbour(stage, microbatch, 1) is None or self.is_there(True, visit):
+                limit = problem.memory_limit_bytes[rank]
+                if limit is not None and self.held[rank] + problem.stages[stage].recomputed_bytes > limit:
+                    continue
                 b_begun, bw_begun = ((kind, *visit) in self.parts_done for kind in (Kind.B, Kind.BW))
                 if problem.split_backward and not bw_begun:
                     yield self.next_op(facts, Kind.B, visit)
@@ -235,8 +237,9 @@ class State:
         duration = sum(pieces) if op.part == WHOLE else pieces[op.part]
         if self.begun[rank] is None:
             self.begun[rank] = self.now
-        if op.kind == Kind.F and op.part <= 0:
-            self.held[rank] += facts.problem.stages[op.stage].activation_bytes
+        if op.kind != Kind.W and op.part <= 0:
+            costs = facts.problem.stages[op.stage]
+            self.held[rank] += costs.activation_bytes if op.kind == Kind.F else costs.recomputed_bytes
         self.running[rank] = (self.now + duration, op)
         self.declined[rank] = frozenset()
         self.work[rank] -= duration
@@ -262,7 +265,8 @@ class State:
             self.complete |= {block}
             stage = facts.problem.stages[op.stage]
             after = stage.activation_after_input_bytes
-            released = {Kind.F: 0, Kind.B: stage.activation_bytes - after, Kind.W: after, Kind.BW: stage.activation_bytes}
+            whole = stage.activation_bytes + stage.recomputed_bytes
+            released = {Kind.F: 0, Kind.B: whole - after, Kind.W: after, Kind.BW: whole}
             self.held[rank] -= released[op.kind]
             sends.append((rank, op.stage, op.microbatch, op))
         for _, _, microbatch, op in sorted(sends):

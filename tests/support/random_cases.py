@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from problems import problems
 from random_schedules import random_schedules
 
+from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel, Problem
 
 if TYPE_CHECKING:
@@ -50,4 +51,18 @@ def cases(
             trunk=draw(st.sampled_from([None, *names])),
         )
         problem = dataclasses.replace(problem, data_parallel=parallel)
-    return problem, draw(random_schedules(problem))
+    schedule = draw(random_schedules(problem))
+    if draw(st.booleans()):
+        cut = {parts.stage for parts in schedule.parts if parts.kind in (Kind.B, Kind.BW)}
+        again = [0 if stage in cut else draw(st.integers(0, 4)) for stage in range(len(problem.stages))]
+        stages = tuple(
+            dataclasses.replace(
+                stage,
+                recompute=size > 0,
+                recomputed_bytes=size,
+                activation_after_input_bytes=draw(st.integers(0, max(size, stage.activation_after_input_bytes))),
+            )
+            for stage, size in zip(problem.stages, again, strict=True)
+        )
+        problem = dataclasses.replace(problem, stages=stages)
+    return problem, schedule

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.costs import MessageCost
@@ -42,7 +41,7 @@ OF_1F1B, OVER_LEAST = 0.6, 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A model's layers; `parameters` of each are the bytes that it holds all the time."""
+    """A model's layers."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -89,7 +88,6 @@ def workload_of(chain: Chain, *, ranks: int, microbatches: int, is_limited: bool
         layers=chain.layers,
         devices=(Device(),) * ranks,
         network=Network(site_of_rank=tuple(rank * sites // ranks for rank in range(ranks)), between=between),
-        static_bytes_per_parameter=Fraction(1),
     )
     return replace(workload, devices=(Device(capacity_bytes=_limit_bytes(workload)),) * ranks) if is_limited else workload
 
@@ -100,7 +98,7 @@ def _limit_bytes(workload: Workload) -> int:
     counts = in_flight_of_1f1b(placed, workload.microbatches)
     for (first, last), count in zip(balanced_partition(workload, placed, frozenset()), counts, strict=True):
         layers = workload.layers[first:last]
-        static, held = sum(layer.parameters for layer in layers), sum(layer.activation_bytes for layer in layers)
+        static, held = sum(layer.static_bytes for layer in layers), sum(layer.activation_bytes for layer in layers)
         least, most = max(least, static + held), max(most, static + count * held)
     return round(max(OF_1F1B * most, OVER_LEAST * least))
 
@@ -125,7 +123,7 @@ def _layer(entry: dict[str, Any]) -> Layer:
         activation_after_input_bytes=round(held) // 2,
         message_bytes=output,
         gradient_message_bytes=output,
-        parameters=static,
+        static_bytes=static,
     )
 
 

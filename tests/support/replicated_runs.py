@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from pipeline_runs import SAMPLES, TOKENS, Layer, loss_fn, make_piece, make_stages, piece_of, relative_error
+from pipeline_runs import SAMPLES, TOKENS, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from torch import nn
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -226,6 +228,39 @@ class Failing(nn.Module):
             raise ValueError("this stage cannot go on")
         result: torch.Tensor = self.inner(x)
         return result
+
+
+def refuse_batches(rank: int, plan: Plan, chooses: bool = False) -> tuple[list[str], bool]:
+    """Two steps, and the same two with batches between them that do not fit: what these say, and whether gradients are equal."""
+    pipelines = dist.get_world_size() // plan.problem.ranks
+    pipeline_group, replicas = grid(pipelines, plan.problem.ranks)
+    groups: dict[str, Any] = {"pipeline_group": pipeline_group}
+    if pipelines > 1:
+        groups["data_parallel_group"] = replicas
+    stages = make_stages(plan, rank % plan.problem.ranks)
+    weights = [weight for module in stages.values() for weight in module.parameters()]
+    said, found = list[str](), []
+    kind = ChoosingPipe if chooses else Pipe
+    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, kind=kind, **groups) as pipe:
+        zero = plan.problem.data_parallel is not None and plan.problem.data_parallel.zero_stage > 0
+        owned = [shard.weight for shard in pipe.shards()] if zero else weights
+        for refuses in (False, True):
+            for step in range(2):
+                inputs, targets = make_batch(plan, step)
+                wrong: list[Any] = (
+                    [["none"] * 4] if not step else [inputs[:4], inputs[:7], [inputs[:2]] * 3, None] if refuses else []
+                )
+                for number, batch in enumerate([*wrong, *wrong[1:]]):
+                    try:
+                        (pipe.step if number < len(wrong) else pipe.evaluate)(batch, targets[:7])
+                    except schedc.runtime.BatchRefused as error:
+                        said.append(str(error))
+                pipe.step(inputs, targets)
+            found.append([weight.grad for weight in owned])
+            for weight in (*weights, *owned):
+                weight.grad = None
+    same = all(torch.equal(one, other) for one, other in zip(*found, strict=True) if one is not None and other is not None)
+    return said, same and len(found[0]) > 0
 
 
 def fail_replicated(rank: int, plan: Plan, culprit: int) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 import schedc.runtime
 from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.session import loading
-from schedc.runtime.transports.base import Channel, Ends
+from schedc.runtime.transports.base import Ends, P2PChannel
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorKind
+    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
 
@@ -55,7 +55,7 @@ class _Counted:
         self._counts[self._name] += 1
         return self._inner.send(tensor, tag)
 
-    def receive(self, kind: TensorKind, tag: int) -> Any:
+    def receive(self, kind: TensorMeta, tag: int) -> Any:
         self._counts[self._name] += 1
         return self._inner.receive(kind, tag)
 
@@ -69,9 +69,9 @@ def on_failing(faults: Sequence[Faults], *, delegate: bool = True, counts: Count
         ends: Ends = inner(wire, groups)
         return ends._replace(data=_Counted(ends.data, counted, name))
 
-    channels = [Channel("gloo", partial(connect, "gloo", faulty(gloo_apart, own))) for own in faults]
+    channels = [P2PChannel("gloo", partial(connect, "gloo", faulty(gloo_apart, own))) for own in faults]
     if delegate:
-        channels.append(Channel("the delegate", partial(connect, "delegate", connect_delegate)))
+        channels.append(P2PChannel("the delegate", partial(connect, "delegate", connect_delegate)))
     before = vars(loading)["connection"]
     vars(loading)["connection"] = lambda *_: lambda source, destination: channels
     try:

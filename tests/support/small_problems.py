@@ -1,4 +1,7 @@
-"""Seeded random problems that an exact solver settles at once: every placement, unequal stages, links, memory, collectives."""
+"""Seeded random problems that an exact solver settles at once: every placement, unequal stages, links, memory, collectives.
+
+Every other five are in odd nanoseconds of seconds and odd bytes of GiB, unless they may not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from odd_numbers import odd
 from problems import make_problem
 
 from schedc.ir.problem import DataParallel, Objective
@@ -17,7 +21,9 @@ if TYPE_CHECKING:
 PLACEMENTS = ("unidirectional", "loop", "wave", "bidirectional", "explicit")
 
 
-def small_problem(seed: int, *, objective: Objective = Objective.MAKESPAN, shared_trunks: bool = False) -> Problem:
+def small_problem(
+    seed: int, *, objective: Objective = Objective.MAKESPAN, shared_trunks: bool = False, may_be_odd: bool = True
+) -> Problem:
     """The problem of this number: at most 3 ranks and 4 microbatches, 2 and 3 where a rank has several stages.
 
     Its memory limits hold at least one microbatch. With `shared_trunks` some links share a trunk, on which the models may serve
@@ -54,4 +60,5 @@ def small_problem(seed: int, *, objective: Objective = Objective.MAKESPAN, share
             all_gather_ns=random.choice([(), tuple(random.randint(0, 10) for _ in range(size))]),
             trunk="trunk" if shared_trunks and random.random() < 0.5 else None,
         )
-    return replace(problem, objective=objective, data_parallel=parallel)
+    problem = replace(problem, objective=objective, data_parallel=parallel)
+    return odd(problem, random).problem if may_be_odd and seed // len(PLACEMENTS) % 2 else problem

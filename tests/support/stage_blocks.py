@@ -10,7 +10,7 @@ from torch.multiprocessing import reductions
 
 if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.block import Block
+    from schedc.runtime.stage.block import StageBlock
 
 WIDTH = 6
 WAYS = ("BW", "B W", "B W/0 W/1 W/2")
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         return result
 
 
-def run_all(block: Block, way: str, gradients: Value) -> Value:
+def run_all(block: StageBlock, way: str, gradients: Value) -> Value:
     """The backward of a block in one of the `WAYS`; the inputs' gradients."""
     if way == "BW":
         block.backward(gradients)

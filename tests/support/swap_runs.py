@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,26 @@ def swap_while_training(
         "swaps": [(swap.state, swap.step, swap.reason) for swap in swaps],
         "warnings": [f"{warning.category.__name__}: {warning.message}" for warning in heard],
     }
+
+
+def swap_in_a_step(rank: int, plans: Sequence[Plan]) -> list[int]:
+    """All ranks call `swap` in step 1, in a thread, while its last microbatch runs forward: the plans of the steps."""
+    stages, ran, calls = make_stages(plans[0], rank), [], list[int]()
+    with schedc.runtime.load(plans[0], stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
+
+        def forward(module: nn.Module, inputs: Any) -> None:
+            calls.append(1)
+            if len(calls) == 2 * plans[0].problem.microbatches:
+                thread = threading.Thread(target=pipe.swap, args=(plans[1],))
+                thread.start()
+                thread.join()
+
+        for module in stages.values():
+            module.register_forward_pre_hook(forward)
+        for step in range(3):
+            ran.append(plans.index(pipe.plan))
+            pipe.step(*make_batch(pipe.plan, step))
+    return ran
 
 
 def swap_wrongly(rank: int, plan: Plan) -> list[str]:

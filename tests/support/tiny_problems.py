@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from schedc.ir.problem import Problem
+    from schedc.ir.problem import Problem, Stage
 
 __all__ = ["random_parts", "random_schedule", "tiny_problem"]
 
@@ -27,7 +27,7 @@ def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) 
     """Up to 3 ranks and 3 microbatches, with at most `most_ops` ops: any placement, unequal costs and links, fused or split."""
     while True:
         ranks, microbatches, split = random.randint(1, 3), random.randint(1, 3), random.random() < 0.5
-        placement = "unidirectional" if data_parallel else random.choice(["unidirectional", "loop", "wave", "bidirectional"])
+        placement = random.choice(["unidirectional", "loop", "wave", "bidirectional"])
         chunks = 2 if placement in ("loop", "wave") else 1
         if microbatches * ranks * chunks * (3 if split else 2) <= most_ops:
             break
@@ -47,6 +47,11 @@ def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) 
         split_backward=split,
     )
     stages = problem.stages
+    limits = problem.memory_limit_bytes
+    if random.random() < 0.3:  # some recompute
+        stages = tuple(_recomputing(random, stage) if random.random() < 0.7 else stage for stage in stages)
+        more = [max(stage.recomputed_bytes for stage in stages if stage.rank == rank) for rank in range(ranks)]
+        limits = tuple(None if limit is None else limit + each for limit, each in zip(limits, more, strict=True))
     if random.random() < 0.4:  # fused measured apart from B and W
         stages = tuple(
             replace(s, backward_ns=(random.randint(1, s.backward_input_ns[0] + s.backward_weight_ns[0]),)) for s in stages
@@ -72,7 +77,7 @@ def tiny_problem(random: Random, *, most_ops: int, data_parallel: bool = False) 
             trunk=random.choice([None, *sorted({link.trunk for link in problem.links if link.trunk})]),
         )
     objective = random.choice([Objective.MAKESPAN, Objective.MAKESPAN, Objective.STAGE_SPAN])
-    return replace(problem, stages=stages, data_parallel=parallel, objective=objective)
+    return replace(problem, stages=stages, memory_limit_bytes=limits, data_parallel=parallel, objective=objective)
 
 
 def random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
@@ -109,14 +114,14 @@ def random_schedule(random: Random, problem: Problem, parts: Sequence[Parts] = (
         for waiting in chains:
             if waiting:
                 op, rank = waiting[0], problem.rank_of(waiting[0])
-                limit, need = problem.memory_limit_bytes[rank], problem.stages[op.stage].activation_bytes
+                limit = problem.memory_limit_bytes[rank]
                 if (
                     op.kind == Kind.F
                     and problem.in_order
                     and op.microbatch > min(outside[problem.path_of[op.microbatch]], default=FAR)
                 ):
                     continue
-                if op.kind != Kind.F or op.part > 0 or limit is None or held[rank] + need <= limit:
+                if limit is None or held[rank] + taken(problem.stages[op.stage], op) <= limit:
                     able.append(waiting)
         if not able:
             return None
@@ -125,14 +130,29 @@ def random_schedule(random: Random, problem: Problem, parts: Sequence[Parts] = (
         stage, rank = problem.stages[op.stage], problem.rank_of(op)
         orders[rank].append(op)
         outside[problem.path_of[op.microbatch]].discard(op.microbatch)
-        if op.kind == Kind.F:
-            held[rank] += stage.activation_bytes if op.part <= 0 else 0
-        elif op.part == WHOLE or op.part == counts[op.kind, op.stage] - 1:
-            whole, after = stage.activation_bytes, stage.activation_after_input_bytes
+        held[rank] += taken(stage, op)
+        if op.kind != Kind.F and (op.part == WHOLE or op.part == counts[op.kind, op.stage] - 1):
+            whole, after = stage.activation_bytes + stage.recomputed_bytes, stage.activation_after_input_bytes
             held[rank] -= {Kind.B: whole - after, Kind.W: after, Kind.BW: whole}[op.kind]
             if op.kind == Kind.B:
                 chains.append(_pieces(random, Kind.W, op.stage, op.microbatch, counts))
     return Schedule(orders=tuple(map(tuple, orders)), parts=tuple(parts))
+
+
+def _recomputing(random: Random, stage: Stage) -> Stage:
+    """The stage, recomputing: what W needs may be more or less than its input."""
+    of_input, again = random.randint(0, stage.activation_bytes), random.randint(1, 4)
+    after_input = random.randint(0, again)
+    return replace(
+        stage, recompute=True, activation_bytes=of_input, activation_after_input_bytes=after_input, recomputed_bytes=again
+    )
+
+
+def taken(stage: Stage, op: Op) -> int:
+    """What the op takes of its rank's memory when it starts."""
+    if op.part > 0 or op.kind == Kind.W:
+        return 0
+    return stage.activation_bytes if op.kind == Kind.F else stage.recomputed_bytes
 
 
 def _each(random: Random, microbatches: int) -> tuple[int, ...]:

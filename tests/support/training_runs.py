@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from evaluation_runs import whole_model
-from pipeline_runs import Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
+from pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from replicated_runs import grid, tie, whole_batch
 from torch import nn
 
@@ -221,8 +221,10 @@ def refused_ties(rank: int, plan: Plan, way: str) -> str:
     stages = make_stages(plan, rank % plan.problem.ranks)
     biases = [next(weight for weight in module.parameters() if weight.dim() == 1) for module in stages.values()]
     given = {"bias": biases[0]}
-    if way == "alone" and rank:
+    if way in {"alone", "one rank"} and rank:
         given = {}
+    if way == "one rank":  # another module of it has the weight as well
+        next(iter(stages.values())).register_parameter("again", biases[0])
     if way == "foreign" and rank:
         given = {"bias": nn.Parameter(torch.zeros(2))}
     if way == "differs" and rank:
@@ -233,8 +235,85 @@ def refused_ties(rank: int, plan: Plan, way: str) -> str:
     try:
         with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
             tie_weights(pipe, given)
-            if way == "again":
-                tie_weights(pipe, given)
+    except SchedcError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+class Marked(nn.Module):
+    """A layer that gives the next one a tensor without a gradient as well."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, mark: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.inner(x)
+        return (y, torch.arange(3.0).to(y)) if mark is None else (y * mark[1], mark)
+
+
+class Last(nn.Module):
+    """Takes what they give."""
+
+    def __init__(self, table: nn.Parameter) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: torch.Tensor, mark: torch.Tensor) -> torch.Tensor:
+        return x @ self.table.t() + mark[0]
+
+
+def whole_tied() -> list[nn.Module]:
+    """Six layers; the first and the last share a weight, and the second and the third."""
+    torch.manual_seed(0)
+    table = nn.Embedding(TOKENS, WIDTH)
+    inner = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    inner[1].weight = inner[0].weight
+    weight = table.weight
+    assert isinstance(weight, nn.Parameter)
+    return [layer.double() for layer in (Marked(table), *map(Marked, inner), Last(weight))]
+
+
+def tied_as_built(rank: int, plan: Plan) -> list[float] | str:
+    """Steps of stages from `build_stages`, whose layers share weights and give tuples, and errors beside the model in one piece."""
+    pipelines = dist.get_world_size() // plan.problem.ranks
+    groups: Any = {}
+    if pipelines > 1:
+        groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(pipelines, plan.problem.ranks), strict=True))
+    number, own = divmod(rank, plan.problem.ranks)
+    layers, whole = whole_tied(), whole_tied()
+    everything = nn.ModuleList(whole)
+    stages = schedc.runtime.build_stages(layers, plan, own)
+    errors = []
+    try:
+        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
+            for step in range(2):
+                inputs, targets = whole_batch(plan, pipelines, step)
+                pipe.step(inputs.chunk(pipelines)[number], targets.chunk(pipelines)[number])
+                values: Any = (inputs,)
+                for layer in whole:
+                    values = layer(*values)
+                torch.autograd.backward(loss_fn(values, targets))
+                norm = torch.nn.utils.clip_grad_norm_(everything.parameters(), 0.5)
+                errors.append(relative_error(clip_grad_norm_(pipe, 0.5), norm))
+                for stage, module in stages.items():
+                    first = plan.problem.stages[stage].layers[0]  # type: ignore[index]
+                    for at, layer in enumerate(module, first):
+                        for name, weight in layer.named_parameters():
+                            errors.append(relative_error(weight.grad, whole[at].get_parameter(name).grad))
+                table = layers[0].get_parameter("inner.weight")
+                mine = [weight for module in stages.values() for weight in module.parameters()]
+                tie_weights(pipe, {"table": table} if any(table is weight for weight in mine) else {})  # it is already
+    except SchedcError as error:
+        return f"{type(error).__name__}: {error}"
+    return errors
+
+
+def loss_without_a_graph(rank: int, plan: Plan) -> str:
+    """What a step says whose loss does not depend on any weight."""
+    try:
+        with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=lambda y, t: loss_fn(y.detach(), t)) as pipe:
+            pipe.step(*make_batch(plan, 0))
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"

@@ -20,7 +20,7 @@ import schedc.runtime
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorKind
+from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
@@ -119,7 +119,7 @@ def exchange(
             elif what == "done":
                 under_way.pop(number).wait(wait_s)
             elif what == "post":
-                under_way[number] = ends.data.receive(TensorKind(dtype, shape), tag)
+                under_way[number] = ends.data.receive(TensorMeta(dtype, shape), tag)
             else:
                 value = under_way.pop(number).wait(wait_s)
                 expected = payload(number, dtype, shape)
@@ -133,7 +133,7 @@ def end_in_the_middle(rank: int, way: str, how: str, culprit: int, timeout_s: fl
     said: list[Any] = []
     groups = Groups(timeout_s)
     ends = connect(way, groups)
-    kind = TensorKind(torch.float32, (4,))
+    kind = TensorMeta(torch.float32, (4,))
     if rank == 0:
         first: Any = ends.data.send(torch.ones(4), 0)
     else:
@@ -254,5 +254,5 @@ class _Untagged(GlooTransport):
     def send(self, tensor: torch.Tensor, tag: int) -> Any:
         return super().send(tensor, 0)
 
-    def receive(self, kind: TensorKind, tag: int) -> Any:
+    def receive(self, kind: TensorMeta, tag: int) -> Any:
         return super().receive(kind, 0)

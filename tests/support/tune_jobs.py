@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.frontend.job_source import source_of_table
 from schedc.tune.request import read_request
@@ -11,9 +11,9 @@ from schedc.tune.request import read_request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.tune.request import Request
+    from schedc.tune.request import TuneRequest
 
-__all__ = ["CONFIG", "TINY", "tiny_request", "write_tiny"]
+__all__ = ["CONFIG", "EXPERTS", "TINY", "tiny_request", "write_tiny"]
 
 CONFIG = {
     "model_type": "llama",
@@ -31,6 +31,19 @@ CONFIG = {
     "attention_bias": False,
     "mlp_bias": False,
     "torch_dtype": "bfloat16",
+}
+EXPERTS = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 6,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+    "intermediate_size": 1024,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": False,
 }
 TINY = """\
 [model]
@@ -53,9 +66,11 @@ def write_tiny(directory: Path, text: str = TINY) -> Path:
     return job
 
 
-def tiny_request(directory: Path, *, sites: tuple[int, ...] = (4,), **sections: dict[str, object]) -> Request:
-    """The tiny job on these sites, with the keys of the sections in place of its own."""
-    (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+def tiny_request(
+    directory: Path, *, sites: tuple[int, ...] = (4,), config: dict[str, Any] = CONFIG, **sections: dict[str, object]
+) -> TuneRequest:
+    """The tiny job on these sites, of the model of this config, with the keys of the sections in place of its own."""
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     table: dict[str, dict[str, object]] = {
         "model": {"config": "config.json", "device": "h100", "sequence": 1024},
         "tune": {"batch": 8, "microbatch_sizes": [1, 2]},

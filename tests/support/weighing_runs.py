@@ -125,3 +125,26 @@ def refused_weights(rank: int, plan: Plan, weights: list[float]) -> str:
 def refused_divisor(rank: int, plan: Plan, divide_by: float) -> str:
     """As `refused`."""
     return refused(rank, plan, divide_by=divide_by)
+
+
+def refused_step(rank: int, plan: Plan, given: list[dict[str, Any]], evaluate: bool = False) -> str:
+    """What a step, or an evaluation, says where each pipeline, or each rank of the only one, is given something else.
+
+    `call` among it names another method, or `clip`, which adds up a number.
+    """
+    ranks = plan.problem.ranks
+    pipelines = dist.get_world_size() // ranks
+    groups: Any = {}
+    if pipelines > 1:
+        groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(pipelines, ranks), strict=True))
+    try:
+        with schedc.runtime.load(plan, stages=make_stages(plan, rank % ranks), loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
+            own = dict(given[rank // ranks if pipelines > 1 else rank])
+            call = own.pop("call", "evaluate" if evaluate else "step")
+            if call == "clip":
+                pipe.hooks.total(torch.ones((), dtype=torch.float64))
+            else:
+                getattr(pipe, call)(*(() if call == "gather" else whole_batch(plan, 1, 0)), **own)
+    except SchedcError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"

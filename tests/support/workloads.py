@@ -47,7 +47,6 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
         devices=tuple(replace(random.choice(DEVICES), speed=random.choice(SPEEDS)) for _ in range(ranks)),
         network=_network(random, ranks),
         static_bytes=for_stages(5),
-        static_bytes_per_parameter=random.choice([Fraction(0), Fraction(16), Fraction(7, 3)]),
         data_parallel=None
         if zero is None
         else DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=for_stages(9), all_gather_ns=for_stages(9) if zero else ()),
@@ -95,6 +94,7 @@ def _layer(random: Random, microbatches: int, position: tuple[int, int] | None) 
         gradient_message_bytes=random.randint(0, 9),
         forward_again_ns=random.choice([None, durations_ns()]),
         parameters=random.randint(0, 9),
+        static_bytes=random.randint(0, 99),
         position=position,
     )
 

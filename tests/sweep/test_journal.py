@@ -8,13 +8,13 @@ import pytest
 
 from schedc.errors import InvalidInput
 from schedc.sweep.journal import HEAD, Journal, journal_path
-from schedc.sweep.one_job import Answer, Status
+from schedc.sweep.one_job import JobAnswer, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ONE = Answer(status=Status.PLANNED, won_by="greedy", makespan_ns=5, gap=0.5, reproducible=True)
-TWO = Answer(status=Status.CRASHED, error='died: "\n" ✗', attempts=3)
+ONE = JobAnswer(status=Status.PLANNED, won_by="greedy", makespan_ns=5, gap=0.5, reproducible=True)
+TWO = JobAnswer(status=Status.CRASHED, error='died: "\n" ✗', attempts=3)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return journal_path(tmp_path / "table.csv")
 
 
-def written(path: Path, *answers: tuple[str, Answer]) -> bytes:
+def written(path: Path, *answers: tuple[str, JobAnswer]) -> bytes:
     with Journal(path) as journal:
         journal.append(answers)
     return path.read_bytes()

@@ -10,7 +10,7 @@ from sweeps import STAND_IN, sweep_in
 from schedc.sweep import asker as asker_module
 from schedc.sweep.journal import Journal
 from schedc.sweep.local import processes_for, run_here
-from schedc.sweep.one_job import Answer, Status
+from schedc.sweep.one_job import JobAnswer, Status
 from schedc.sweep.run import kept_keys, run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr(asker_module, "WORKER", ("-c", STAND_IN.format(body=body.replace("\n", "\n    "))))
 
 
-def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, Answer]:
+def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, JobAnswer]:
     """The answers by microbatches, each of which must come once."""
     found = []
     with Journal(path) as journal:
@@ -59,7 +59,7 @@ if microbatches == 20: sys.exit("boom")""",
     assert sorted(answers) == list(range(1, 41))
     assert {each for each, answer in answers.items() if answer.attempts == 2} == {1, 7, 8, 40}
     crashed = answers.pop(20)
-    assert crashed == Answer(
+    assert crashed == JobAnswer(
         status=Status.CRASHED, attempts=3, error="its process died 3 times, and last ended with status 1: boom"
     )
     assert all(answer.makespan_ns == each for each, answer in answers.items())
@@ -67,7 +67,7 @@ if microbatches == 20: sys.exit("boom")""",
         assert len(kept_keys(sweep, journal)) == 39
     stand_in(monkeypatch, "pass")
     again = run_all(sweep, tmp_path / "journal")
-    assert again == answers | {20: Answer(status=Status.PLANNED, makespan_ns=20)}, "the others are not run again"
+    assert again == answers | {20: JobAnswer(status=Status.PLANNED, makespan_ns=20)}, "the others are not run again"
 
 
 def test_a_job_far_beyond_its_limit_is_killed(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from sweeps import sweep_in
 
-from schedc.sweep.one_job import Answer, Status, answer_to
+from schedc.sweep.one_job import JobAnswer, Status, answer_to
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.sweep.one_job import Request
+    from schedc.sweep.one_job import JobRequest
 
 
-def request(folder: Path, more: str = "") -> Request:
+def request(folder: Path, more: str = "") -> JobRequest:
     (job,) = sweep_in(folder, f'job = "job.toml"\n{more}').jobs
     return job.request
 
@@ -50,7 +50,7 @@ def test_a_job_without_a_plan_is_an_answer_with_the_reason(tmp_path: Path, more:
     answer = answer_to(request(tmp_path, more))
     assert answer.status == status
     assert error in answer.error
-    assert dataclasses.replace(answer, seconds=None, processor_seconds=None, peak_memory_bytes=None) == Answer(
+    assert dataclasses.replace(answer, seconds=None, processor_seconds=None, peak_memory_bytes=None) == JobAnswer(
         status=status, error=answer.error
     )
 

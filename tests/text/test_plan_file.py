@@ -44,7 +44,16 @@ def test_equal_plans_have_equal_bytes() -> None:
 def test_fields_that_random_plans_lack() -> None:
     plan = small_plan()
     stages = tuple(
-        replace(stage, forward_ns=(1, 2, 3, 4), message_bytes=7, gradient_message_bytes=9, layers=(index, index + 1))
+        replace(
+            stage,
+            forward_ns=(1, 2, 3, 4),
+            message_bytes=7,
+            gradient_message_bytes=9,
+            layers=(index, index + 1),
+            static_bytes=(None, 0, 5)[index],
+            parameters=(0, 7, 8)[index],
+            expert_parameters=(0, 7, 0)[index],
+        )
         for index, stage in enumerate(plan.problem.stages)
     )
     links = (
@@ -59,6 +68,15 @@ def test_fields_that_random_plans_lack() -> None:
     certificate = replace(plan.certificate, solver_log_sha256="cd", objective=Objective.STAGE_SPAN)
     plan = replace(plan, problem=problem, made_by=made_by, parts=parts, certificate=certificate)
     assert parse_plan(plan_json(plan), "x") == plan
+
+
+def test_a_plan_that_does_not_say_what_stages_hold_all_the_time_is_read() -> None:
+    plan = small_plan()
+    assert "static_bytes" not in json.loads(plan_json(plan))["costs"]
+    known = replace(plan, problem=replace(plan.problem, stages=tuple(replace(s, static_bytes=3) for s in plan.problem.stages)))
+    table = json.loads(plan_json(known))
+    assert table["costs"].pop("static_bytes") == [3, 3, 3]
+    assert parse_plan(json.dumps(table).encode(), "x") == plan
 
 
 def test_the_layout_is_the_format() -> None:
@@ -193,7 +211,23 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "more held than there is": (
         lambda p: p["costs"].update(activation_after_input_bytes=[0, 9, 0]),
-        "costs.activation_after_input_bytes[1]: found 9, expected at most the stage's activation_bytes, 2",
+        "costs.activation_after_input_bytes[1]: found 9, expected at most what the stage holds in all, 2",
+    ),
+    "recomputed, though it does not": (
+        lambda p: p["costs"].update(recomputed_bytes=[0, 9, 0]),
+        "costs.recomputed_bytes[1]: found 9, expected 0, as the stage does not recompute",
+    ),
+    "more parameters of experts than there are": (
+        lambda p: p["pipeline"]["stages"][1].update(parameters=3, expert_parameters=4),
+        "pipeline.stages[1].expert_parameters: found 4, expected at most the stage's parameters, 3",
+    ),
+    "static bytes of one stage alone": (
+        lambda p: p["costs"].update(static_bytes=[7]),
+        "costs.static_bytes: found 1 values, expected 3, one for each of pipeline.stages",
+    ),
+    "static bytes below 0": (
+        lambda p: p["costs"].update(static_bytes=[7, -1, None]),
+        "costs.static_bytes[1]: found -1, expected a whole number from 0 to 9007199254740991",
     ),
     "one part": (
         lambda p: p["costs"].update(parts=[{"kind": "W", "stage": 0, "shares": [1]}]),

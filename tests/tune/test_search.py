@@ -9,26 +9,26 @@ import pytest
 from tune_jobs import tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
-from schedc.errors import InvalidInput, NoPlanFound
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound
 from schedc.solvers.common.interruption import Interruption
 from schedc.tune.baselines import Baseline
 from schedc.tune.candidates import candidates
 from schedc.tune.estimates import simple_bound_ns, totals_of
 from schedc.tune.jobs import job_of
 from schedc.tune.request import PROFILE
-from schedc.tune.rows import State
+from schedc.tune.rows import CandidateState
 from schedc.tune.search import TuneLimits, tune, work_bound_ns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.tune.request import Request
+    from schedc.tune.request import TuneRequest
     from schedc.tune.search import Tuned
 
 GREEDY = "greedy{n_sub=1}"
 
 
-def tuned(request: Request, *, prune: bool = True, method: str = GREEDY, time_s: float | None = None) -> Tuned:
+def tuned(request: TuneRequest, *, prune: bool = True, method: str = GREEDY, time_s: float | None = None) -> Tuned:
     """What is found by one fast method."""
     limits = TuneLimits(prune=prune, time_s=time_s, candidate_s=0.0)
     return tune(request, method=method, limits=limits, interruption=Interruption())
@@ -57,12 +57,17 @@ def test_what_is_pruned_could_not_be_the_best(sections: dict[str, dict[str, obje
     pruned, all_compiled = tuned(request), tuned(request, prune=False)
     assert pruned.best.step_ns == all_compiled.best.step_ns
     step_of = {row.candidate: row.step_ns for row in all_compiled.rows}
-    no_room = {row.candidate for row in all_compiled.rows if row.state is State.NO_ROOM}
-    assert {row.candidate for row in pruned.rows if row.state is State.NO_ROOM} <= no_room
-    assert {row.state for row in all_compiled.rows} <= {State.BEST, State.PLANNED, State.NO_ROOM, State.NO_PLAN}
+    no_room = {row.candidate for row in all_compiled.rows if row.state is CandidateState.NO_ROOM}
+    assert {row.candidate for row in pruned.rows if row.state is CandidateState.NO_ROOM} <= no_room
+    assert {row.state for row in all_compiled.rows} <= {
+        CandidateState.BEST,
+        CandidateState.PLANNED,
+        CandidateState.NO_ROOM,
+        CandidateState.NO_PLAN,
+    }
     for row in pruned.rows:
         step_ns = step_of[row.candidate]
-        if row.state is State.BOUNDED:
+        if row.state is CandidateState.BOUNDED:
             assert row.bound_ns is not None
             assert pruned.best.step_ns is not None
             assert row.bound_ns >= pruned.best.step_ns
@@ -124,9 +129,9 @@ def test_a_pipeline_across_sites_has_its_share_of_what_connects_them(tmp_path: P
 def test_auto_takes_baselines_first_and_then_searches(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, tune={"ranks": [4], "microbatch_sizes": [2], "recompute": ["none"]})
     found = tuned(request, method="auto", time_s=0.0)
-    assert found.best.state is State.BEST
+    assert found.best.state is CandidateState.BEST
     assert found.plan.certificate.makespan_ns == found.best.step_ns
-    assert {row.state for row in found.rows[1:]} <= {State.NOT_REACHED, State.BOUNDED, State.PLANNED}
+    assert {row.state for row in found.rows[1:]} <= {CandidateState.NOT_REACHED, CandidateState.BOUNDED, CandidateState.PLANNED}
 
 
 def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +139,7 @@ def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeyp
     monkeypatch.setattr("schedc.tune.search.baseline_of", lambda *_: nothing)
     alone = {"ranks": [2], "microbatch_sizes": [2], "recompute": ["none"], "placements": ["unidirectional"]}
     found = tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(candidate_s=0.0), interruption=Interruption())
-    assert (found.best.state, found.best.why_not) == (State.BEST, "")
+    assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")
     with pytest.raises(NoPlanFound, match="holds too much"):
         tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(time_s=0.0), interruption=Interruption())
 
@@ -144,13 +149,21 @@ def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:
     interruption = Interruption()
     interruption.requested = True
     found = tune(request, limits=TuneLimits(), interruption=interruption)
-    assert [row.state for row in found.rows[:1]] == [State.BEST]
-    assert State.NOT_REACHED in {row.state for row in found.rows[1:]} <= {State.NOT_REACHED, State.BOUNDED, State.NO_ROOM}
+    assert [row.state for row in found.rows[:1]] == [CandidateState.BEST]
+    assert (
+        CandidateState.NOT_REACHED
+        in {row.state for row in found.rows[1:]}
+        <= {CandidateState.NOT_REACHED, CandidateState.BOUNDED, CandidateState.NO_ROOM}
+    )
 
 
 def test_where_nothing_fits_the_message_says_why(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, memory={"capacity": "20 MB"})
-    with pytest.raises(NoPlanFound, match=r"^tiny: none of \d+ candidates has a plan; .* a rank needs .* and has 19.1 MiB"):
+    told = r"^tiny: none of \d+ candidates has room: .* take 1.8 GiB or more in all, and 4 devices have 71.7 MiB \(17.9 MiB each"
+    with pytest.raises(Infeasible, match=told):
+        tuned(request)
+    request = tiny_request(tmp_path, memory={"capacity": "600 MB"})
+    with pytest.raises(NoPlanFound, match=r"^tiny: none of \d+ candidates has a plan; with 4 ranks and 1 in a microbatch: .* MiB"):
         tuned(request)
 
 

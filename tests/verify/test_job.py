@@ -43,6 +43,10 @@ OTHER: dict[type, dict[str, Any]] = {
         "gradient_message_bytes": 99,
         "layers": (3, 9),
         "recompute": True,
+        "recomputed_bytes": 9,
+        "static_bytes": 9,
+        "parameters": 9,
+        "expert_parameters": 2,
     },
     Link: {"source": 8, "destination": 9, "latency_ns": 99, "transfer_ns": 99, "bytes_per_second": 99, "trunk": "another"},
     DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},
@@ -73,16 +77,28 @@ def test_every_field_of_the_problem_is_compared(name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in (Stage, Link, DataParallel) for name in OTHER[kind]])
 def test_every_field_of_what_a_problem_holds_is_compared(kind: type, name: str) -> None:
-    problem = replace(PLAN.problem, data_parallel=PARALLEL)
+    stages = tuple(replace(stage, static_bytes=1, parameters=3) for stage in PLAN.problem.stages)
+    problem = replace(PLAN.problem, data_parallel=PARALLEL, stages=stages)
     if kind is DataParallel:
         other, place = replace(problem, data_parallel=replace(PARALLEL, **{name: OTHER[kind][name]})), "costs.data_parallel"
     else:
         section = "stages" if kind is Stage else "links"
         last = getattr(problem, section)[-1]
-        changed = (*getattr(problem, section)[:-1], replace(last, **{name: OTHER[kind][name]}))
+        values = {name: OTHER[kind][name]} | ({"recompute": True} if name == "recomputed_bytes" else {})
+        changed = (*getattr(problem, section)[:-1], replace(last, **values))
         changes: dict[str, Any] = {section: changed}
         other, place = replace(problem, **changes), f"costs.{section}[{len(changed) - 1}]"
     assert place in places(problem, other)
+
+
+@pytest.mark.parametrize("values", [{"static_bytes": 1}, {"parameters": 1}])
+def test_a_plan_without_what_stages_hold_is_the_job_s(values: Any) -> None:
+    """Plans that were made before stages had it. That they differ counts where it is known, also of one stage alone."""
+    stages = PLAN.problem.stages
+    known = tuple(replace(stage, **values) for stage in stages)
+    assert places(PLAN.problem, replace(PLAN.problem, stages=known)) == []
+    assert places(replace(PLAN.problem, stages=(*known[:1], *stages[1:])), replace(PLAN.problem, stages=known)) != []
+    assert places(replace(PLAN.problem, stages=known), PLAN.problem) != []
 
 
 def test_the_compared_fields_follow_from_the_dataclass() -> None:

@@ -301,8 +301,9 @@ def test_random_corruptions_are_caught(data: st.DataObject, plan: Plan) -> None:
 
 
 def test_bounds_that_are_computed_again() -> None:
-    """The small plan claims 120 of 241 ns by `work`."""
-    assert verify_plan(SMALL, bounds={BoundName.WORK: 120, BoundName.PATH: 241}) == ()
+    """The small plan claims 120 of 241 ns by `work`; it may claim less than is known."""
+    for known_ns in (120, 121):
+        assert verify_plan(SMALL, bounds={BoundName.WORK: known_ns, BoundName.PATH: 241}) == ()
     wrong = verify_plan(SMALL, bounds={BoundName.WORK: 119, BoundName.PATH: 50})
     assert [(entry.rule, entry.place) for entry in wrong] == [("bounds", "certificate.lower_bound_ns")]
     above = verify_plan(SMALL, bounds={BoundName.WORK: 120, BoundName.PATH: 242})

@@ -1,0 +1,78 @@
+"""Files of every version that has been are read: each folder beside this file holds what one version wrote."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import schedc
+
+from schedc.analysis.simulation.simulate import simulate
+from schedc.frontend.job import load_job
+from schedc.frontend.job_source import source_of_file
+from schedc.sweep.journal import Journal
+from schedc.text.family_file import read_family
+from schedc.text.plan.plan_file import read_plan
+from schedc.text.trace_file import read_trace
+from schedc.tune.request import read_request
+from schedc.verify.plan.checks import verify_plan
+
+V1 = Path(__file__).parent / "v1"
+WITHOUT = "--set pipeline.recompute=none --set memory.capacity='200 MiB'"
+COMMANDS = {
+    "verify plan.json --job job.toml": "plan.json",
+    "verify old.plan.json --job job.toml": "old.plan.json",
+    "verify open.plan.json --job open.toml --json": '"violations": []',
+    "verify family/plan-2.json": "plan-2.json",
+    "compare plan.json trace.json": "fixed",
+    "report plan.json --trace trace.json -o page.html": "",
+    "report open.plan.json --compiled compiled.json -o page.html": "",
+    "simulate plan.json --links links.csv": "stage span 329.622 ms",
+    f"lint schedule.csv --job job.toml {WITHOUT}": "schedule.csv: sound",
+    "plot table.csv --x pipeline.microbatches -o curve.svg": "curve.svg",
+    "diff plan.json open.plan.json": "makespan",
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = shutil.copytree(V1, tmp_path / "v1")
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("here")
+def test_commands_take_files_of_version_1(command: str) -> None:
+    done = schedc(*shlex.split(command))
+    assert done.returncode == (1 if command.startswith("diff") else 0), done.stderr
+    assert COMMANDS[command] in done.stdout
+
+
+@pytest.mark.parametrize(("name", "job", "objective_ns"), [("plan", "job", 241_085_599), ("open.plan", "open", 63_813_623)])
+def test_plans_and_jobs_of_version_1_mean_what_they_meant(name: str, job: str, objective_ns: int) -> None:
+    plan = read_plan(V1 / f"{name}.json")
+    assert verify_plan(plan) == ()
+    assert plan.certificate.objective_ns == objective_ns
+    assert simulate(plan.problem, plan.schedule()).objective_ns(plan.problem.objective) == objective_ns
+    loaded = load_job(V1 / f"{job}.toml")
+    assert loaded.given_problem in (plan.problem, None)
+    assert {path.name for path in loaded.files} >= {f"{job}.toml", "profile.json", "topology.toml"}
+
+
+def test_others_of_version_1_hold_what_they_held(here: Path) -> None:
+    family = read_family(here / "family" / "family.json")
+    assert [len(family.plans), len(family.conditions)] == [3, 3]
+    trace = read_trace(here / "trace.json")
+    assert len(trace.ranks) == 4
+    with Journal(here / "table.csv.journal") as journal:
+        assert sorted(answer.objective_ns or 0 for answer in journal.answers.values()) == [241_085_599, 274_469_599]
+    assert read_request(source_of_file(here / "tune.toml")).capacity_bytes == 80_000_000_000
+
+
+def test_every_file_of_version_1_is_there() -> None:
+    names = {os.path.relpath(path, V1) for path in V1.rglob("*") if path.is_file()}
+    assert len(names) == 22

@@ -1,0 +1,42 @@
+"""Kinds of stages × ways to run them; `benchmarks/runtime/matrix.py` runs every pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from matrix import VALUES, cells, check_cell
+from matrix_stages import OVER_PROCESSES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rank_processes import Ranks
+
+QUICK = (1, 2, 4, 7, 10, 13, 16, 22, 27, 31, 32, 41, 45, 48, 54, 60, 62)
+"""Cells that take little time, with each kind of stage and each choice of every way in one at least."""
+
+
+def test_cells_are_right_or_refused(four: Ranks, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    found = cells()
+    for number in QUICK:
+        (folder := tmp_path / str(number)).mkdir()
+        assert check_cell(found[number], four, folder, counts) == []
+    assert counts["right"] >= len(QUICK) - 3
+
+
+def test_every_choice_is_in_a_quick_cell() -> None:
+    found = cells()
+    for name, values in VALUES.items():
+        assert {getattr(found[number], name) for number in QUICK} == {*values}
+
+
+def test_every_pair_is_in_a_cell() -> None:
+    """But replicas of stages that are spread over processes."""
+    found = cells()
+    for a, b in combinations(VALUES, 2):
+        pairs = {(getattr(cell, a), getattr(cell, b)) for cell in found}
+        missing = {(x, y) for x in VALUES[a] for y in VALUES[b]} - pairs
+        assert all((a, b) == ("kind", "replicas") and x in OVER_PROCESSES for x, _ in missing)
