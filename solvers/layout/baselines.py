@@ -6,10 +6,12 @@ partition alone adapts, to compute and memory; placement and schedule are those 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir.layout import Layout
+from schedc.ir.workload import Semantics
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.solvers.layout.laid_out import laid_out
@@ -28,6 +30,8 @@ __all__ = ["MIST_LIKE", "Attempt", "attempts", "baselines", "named_layouts", "st
 METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
 """Those that exist for each placement; for one that the job gives: all of them."""
 MIST_LIKE = "balanced unidirectional 1f1b"
+RECOMPUTED = " recomputed"
+"""After the name of a layout all of whose stages recompute."""
 
 
 class Attempt(NamedTuple):
@@ -76,24 +80,34 @@ def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
 def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:
     """Layouts by name: even and balanced partitions, or the given one, in the known placements, or the given one.
 
-    Some may be unsound: memory need not hold what they hold, nor every two ranks be connected.
+    Where recomputation is open and memory limited, the balanced and given ones are there twice, without and with all stages
+    recomputed: where memory is short, layouts with room are far from those without. Some may be unsound: memory need not hold what
+    they hold, nor every two ranks be connected.
     """
     found = {}
     for name, placed in _placements(workload, open_layout).items():
-        stages = len(placed.rank_of_stage)
-        again = frozenset(stage for stage in range(stages) if open_layout.recomputes(stage))
-        partitions = {"given": open_layout.layers_of_stage}
-        if open_layout.layers_of_stage is None:
-            partitions = {"even": _even(len(workload.layers), stages), "balanced": balanced_partition(workload, placed, again)}
-        for kind, layers_of_stage in partitions.items():
-            found[f"{kind} {name}"] = Layout(
-                rank_of_stage=placed.rank_of_stage,
-                paths=placed.paths,
-                layers_of_stage=layers_of_stage or (),
-                recomputed=again,
-                placement=name.partition(" ")[0],
-            )
+        stages = range(len(placed.rank_of_stage))
+        given = frozenset(stage for stage in stages if open_layout.recomputes(stage))
+        for again, suffix in ((given, ""), (frozenset(stages), RECOMPUTED))[: 2 if _may_save(workload, open_layout) else 1]:
+            partitions = {"given": open_layout.layers_of_stage}
+            if open_layout.layers_of_stage is None:
+                even = {} if suffix else {"even": _even(len(workload.layers), len(stages))}
+                partitions = even | {"balanced": balanced_partition(workload, placed, again)}
+            for kind, layers_of_stage in partitions.items():
+                found[f"{kind} {name}{suffix}"] = Layout(
+                    rank_of_stage=placed.rank_of_stage,
+                    paths=placed.paths,
+                    layers_of_stage=layers_of_stage or (),
+                    recomputed=again,
+                    placement=name.partition(" ")[0],
+                )
     return found
+
+
+def _may_save(workload: Workload, open_layout: OpenLayout) -> bool:
+    """Whether stages may recompute, and some rank's memory is limited."""
+    limited = any(each != replace(each, limit_bytes=None, in_flight=None, capacity_bytes=None) for each in workload.devices)
+    return open_layout.recompute_is_open and workload.semantics is not Semantics.TORCH and limited
 
 
 def stage_count(workload: Workload, open_layout: OpenLayout) -> int | None:

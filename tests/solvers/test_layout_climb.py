@@ -76,6 +76,18 @@ def test_a_given_placement_or_partition_is_kept() -> None:
     assert {layout.layers_of_stage for layout in named_layouts(HEADED, OpenLayout(layers_of_stage=bounds)).values()} == {bounds}
 
 
+def test_where_memory_is_short_the_named_layouts_recompute_too() -> None:
+    wanted = OpenLayout(chunks=2, recompute_is_open=True)
+    short = chain([20, 20, 20, 20, 20, 20, 20, 20, 90], 4, capacity_bytes=65)
+    named = named_layouts(short, wanted)
+    again = named["balanced unidirectional recomputed"]
+    assert again.recomputed == frozenset(range(4))
+    assert not named["balanced unidirectional"].recomputed
+    assert not any("recomputed" in name for name in named_layouts(HEADED, wanted))  # without a limit there is no use in it
+    assert not any("recomputed" in name for name in named_layouts(short, OpenLayout(chunks=2)))
+    assert all("recomputed" in each.name for each in baselines(short, wanted))  # only these have room
+
+
 @pytest.mark.slow
 def test_the_search_is_repeatable_and_never_worse_than_the_baselines() -> None:
     found = []
