@@ -59,10 +59,15 @@ def test_all_jobs_are_valid_and_the_same_for_the_same_seed(tmp_path: Path) -> No
 
 
 def test_a_wrong_simulator_is_found_and_the_job_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verifier's replay takes a nanosecond more for each transfer of latency 0: the kind says so, and two ranks are left."""
+    """The verifier's replay takes a nanosecond more for each transfer: the kind says so, and two ranks are left."""
     import schedc.verify.plan.replay as replay
 
-    monkeypatch.setattr(replay._Node, "arrival", property(lambda node: (node.left[0] + 1, 0)))
+    add = replay._Nodes.add
+
+    def late(nodes: replay._Nodes, occupies_ns: int, latency_ns: int | None = None) -> int:
+        return add(nodes, occupies_ns, 0 if latency_ns is None else latency_ns + 1)
+
+    monkeypatch.setattr(replay._Nodes, "add", late)
 
     def fails(job: dict[str, object]) -> bool:
         found = check_job(job_text(job), "seed", tmp_path, Counter())

@@ -50,7 +50,7 @@ CPSAT_OPS = 12_000
 """Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
 
 SMALL_OPS = 5_000
-"""Up to this many compute ops the methods that make a schedule at once take about a second together, and no clock ends them."""
+"""Up to this many compute ops the methods that make a schedule at once take about a second together."""
 
 CONSTRUCTIVE_S = 3.0
 """However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
@@ -58,8 +58,11 @@ CONSTRUCTIVE_S = 3.0
 MEANWHILE_S = 4.0
 """Where the local searches still wait for compiled code, and a clock ends the work, CP-SAT goes first for this many seconds."""
 
-LAST_RESORTS = ("greedy{n_sub=1}", "sequential")
-"""What makes a schedule soonest, and what always does; where the time is up and there is none yet, nothing ends them."""
+ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
+"""Of a large problem it makes one schedule, not one for each of several rules."""
+
+LAST_RESORTS = (ONE_RULE, "sequential")
+"""What makes a good schedule soonest, and what always makes one; where the time is up and there is none yet, nothing ends them."""
 
 NOTHING_BETTER = "found nothing better"
 """Of a search that worked."""
@@ -167,7 +170,7 @@ def solve(
         elif not known:
             if problem.num_ops > SMALL_OPS:
                 compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
-            with interruption.alarm(constructive_s if problem.num_ops > SMALL_OPS else None):
+            with interruption.alarm(constructive_s):
                 try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
@@ -293,6 +296,8 @@ def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_n
 def candidate_names(problem: Problem) -> tuple[str, ...]:
     """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
     greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+    if problem.num_ops > SMALL_OPS:
+        greedy = (ONE_RULE, *greedy)  # a clock may end what comes after it
     cuts = ("n_sub=1", "n_sub=4") if problem.num_ops <= SMALL_OPS else ("n_sub=1",)
     # Where all are fused, there is nothing to cut.
     some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]

@@ -92,7 +92,7 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
             partitions = {"given": open_layout.layers_of_stage}
             if open_layout.layers_of_stage is None:
                 even = {} if suffix else {"even": _even(len(workload.layers), len(stages))}
-                partitions = even | {"balanced": balanced_partition(workload, placed, again)}
+                partitions = {**even, "balanced": balanced_partition(workload, placed, again)}
             for kind, layers_of_stage in partitions.items():
                 found[f"{kind} {name}{suffix}"] = Layout(
                     rank_of_stage=placed.rank_of_stage,

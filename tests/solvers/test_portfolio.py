@@ -16,8 +16,12 @@ from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver import portfolio, searches
-from schedc.solvers.driver.portfolio import Ended, solve, try_methods
+from schedc.solvers.driver.portfolio import ONE_RULE, Ended, candidate_names, solve, try_methods
+from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.heuristics import greedy
+from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.text.plan.plan_to_file import plan_json
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Improvement, Incumbent
     from schedc.solvers.common.options import LocalOptions
+    from schedc.solvers.kernel.list_scheduler import ListSchedule
+    from schedc.solvers.kernel.rule import Rule
 
 MS = 1_000_000
 
@@ -254,10 +260,29 @@ def test_bounds_and_methods_without_time_leave_a_plan(monkeypatch: pytest.Monkey
     for method in ("auto", "cpsat"):
         compiled = compile_problem(SEVERAL_CHUNKS, method=method, limits=Limits(time_s=0.0))
         claims = compiled.plan.certificate
-        assert (compiled.plan.made_by.method, compiled.ended) == ("greedy{n_sub=1}", Ended.OUT_OF_TIME)
+        assert (compiled.plan.made_by.method, compiled.ended) == (ONE_RULE, Ended.OUT_OF_TIME)
         assert check_plan(compiled.plan) == ()
         assert 0 < claims.lower_bound_ns <= best_bound(SEVERAL_CHUNKS).value_ns
         assert claims.bound not in (BoundName.IDLE_GAPS, BoundName.WARM_UP)
+
+
+def test_of_a_large_problem_one_rule_comes_before_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock may end the choice among rules; then the schedule of one is there."""
+    small, large = m70(2, 0.25, microbatches=8), m70(2, 0.25, microbatches=256)
+    assert ONE_RULE not in candidate_names(small)
+    names = candidate_names(large)
+    assert names.index(TEMPLATE_NAMES[-1]) < names.index(ONE_RULE) < names.index("greedy")
+    rules: list[Rule] = []
+
+    class Counting(ListScheduler):
+        def __call__(self, rule: Rule) -> ListSchedule:
+            rules.append(rule)
+            return super().__call__(rule)
+
+    monkeypatch.setattr(greedy, "ListScheduler", Counting)
+    monkeypatch.setattr(greedy, "CHOOSING_BLOCKS", 300)  # as of a problem so large that rules are compared on a part of it
+    assert verify_schedule(large, constructive(ONE_RULE)(large)) == ()
+    assert len(rules) == 1
 
 
 def test_a_clock_that_cuts_a_search_short_is_told() -> None:

@@ -88,16 +88,20 @@ def check_peak_memory(plan: Plan) -> Iterator[Violation]:
 
 def _peak_bytes(plan: Plan, rank: RankPlan) -> int:
     last_part = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in plan.parts}
-    held = peak = 0
-    for op in rank.compute:
-        stage = plan.problem.stages[op.stage]
+    takes, leaves = {}, {}
+    for index in plan.problem.stages_on(rank.rank):
+        stage = plan.problem.stages[index]
         again, kept = stage.recomputed_bytes, stage.activation_after_input_bytes
-        if op.part in (WHOLE, 0):
-            held += {Kind.F: stage.activation_bytes, Kind.B: again, Kind.W: 0, Kind.BW: again}[op.kind]
+        whole = stage.activation_bytes + again
+        takes[index] = {Kind.F: stage.activation_bytes, Kind.B: again, Kind.W: 0, Kind.BW: again}
+        leaves[index] = {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole}
+    held = peak = 0
+    for kind, index, _, part in rank.compute:
+        if part in (WHOLE, 0):
+            held += takes[index][kind]
             peak = max(peak, held)
-        if op.part == WHOLE or op.part == last_part[op.kind, op.stage]:
-            whole = stage.activation_bytes + again
-            held -= {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole}[op.kind]
+        if part == WHOLE or part == last_part[kind, index]:
+            held -= leaves[index][kind]
     return peak
 
 

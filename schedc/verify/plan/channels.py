@@ -108,20 +108,19 @@ def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]
     """Every message that crosses ranks is sent and received once, on the channel of its two ranks, and nothing else is."""
     carried: set[tuple[bool, Op]] = set()
     for end in channel_ends(plan):
+        pair, receives = end.pair, end.channel.receives
         for index, op in enumerate(end.channel.transfers):
-            place = f"{end.place}.transfers[{index}]"
             need = needs.get(op)
             if need is None:
-                yield Violation("transfers", place, f"{token(op)} is needed by no other rank")
-            elif end.pair != (need.source, need.destination):
-                message = (
-                    f"{token(op)} goes from rank {need.source} to rank {need.destination}, not from {end.pair[0]} to {end.pair[1]}"
-                )
-                yield Violation("transfers", place, message)
-            elif (end.channel.receives, op) in carried:
-                yield Violation("transfers", place, f"{token(op)} is a duplicate")
+                message = f"{token(op)} is needed by no other rank"
+            elif pair != (need.source, need.destination):
+                message = f"{token(op)} goes from rank {need.source} to rank {need.destination}, not from {pair[0]} to {pair[1]}"
+            elif (receives, op) in carried:
+                message = f"{token(op)} is a duplicate"
             else:
-                carried.add((end.channel.receives, op))
+                carried.add((receives, op))
+                continue
+            yield Violation("transfers", f"{end.place}.transfers[{index}]", message)
     for need in needs.values():
         for receives, rank, does in ((False, need.source, "sends"), (True, need.destination, "receives")):
             if (receives, need.op) not in carried:
@@ -151,14 +150,15 @@ def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violatio
             continue
         length = len(plan.ranks[end.rank].compute)
         for index, (post, op) in enumerate(zip(posts, transfers, strict=False)):
-            place = f"{end.place}.post_before[{index}]"
             if not 0 <= post < length:
-                yield Violation("post-before", place, f"found {post}, expected an index of the {length} ops in compute")
+                message = f"found {post}, expected an index of the {length} ops in compute"
             elif index and post < posts[index - 1]:
-                yield Violation("post-before", place, f"found {post} behind {posts[index - 1]}, expected ascending indices")
+                message = f"found {post} behind {posts[index - 1]}, expected ascending indices"
             elif op in needs and post > needs[op].consumer:
                 message = f"{token(op)} is posted before op {post}, after op {needs[op].consumer}, which waits for it"
-                yield Violation("post-before", place, message)
+            else:
+                continue
+            yield Violation("post-before", f"{end.place}.post_before[{index}]", message)
 
 
 def check_collectives(plan: Plan) -> Iterator[Violation]:

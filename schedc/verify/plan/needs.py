@@ -39,12 +39,13 @@ def needs_of(plan: Plan) -> dict[Op, Need]:
             first.setdefault(block, index)
             last[block] = index
     needs: dict[Op, Need] = {}
-    stages = plan.problem.stages
-    for microbatch in range(plan.problem.microbatches):
-        for before, after in pairwise(plan.problem.path(microbatch)):
-            here, there = stages[before].rank, stages[after].rank
-            if here == there:
-                continue
+    ranks = [stage.rank for stage in plan.problem.stages]
+    crossed = [
+        [(before, after, ranks[before], ranks[after]) for before, after in pairwise(path) if ranks[before] != ranks[after]]
+        for path in plan.problem.paths
+    ]
+    for microbatch, path in enumerate(plan.problem.path_of):
+        for before, after, here, there in crossed[path]:
             back, to = (Kind.B if (Kind.B, stage, microbatch) in last else Kind.BW for stage in (after, before))
             for kind, stage, source, consuming, destination in (
                 (Kind.F, before, here, (Kind.F, after, microbatch), there),

@@ -65,19 +65,20 @@ def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation
 
 def _graph(plan: Plan, needs: Mapping[Op, Need], first_op: list[int], node_of: Mapping[Op, int]) -> list[list[int]]:
     """Per node, compute ops by rank and then transfers, the nodes that wait for it."""
-    waiting: list[list[int]] = [[] for _ in range(first_op[-1] + len(needs))]
+    waiting: list[list[int]] = []
     for begin, end in pairwise(first_op):
-        for node in range(begin, end - 1):
-            waiting[node].append(node + 1)
-    for op, need in needs.items():
-        waiting[first_op[need.source] + need.producer].append(node_of[op])
-        waiting[node_of[op]].append(first_op[need.destination] + need.consumer)
+        waiting += [[node + 1] for node in range(begin, end - 1)]
+        waiting += [[]] * (begin < end)
+    for node, need in enumerate(needs.values(), first_op[-1]):
+        waiting[first_op[need.source] + need.producer].append(node)
+        waiting.append([first_op[need.destination] + need.consumer])
     for rank, channel in channel_ends(plan):
-        for before, after in pairwise(channel.transfers):
-            waiting[node_of[before]].append(node_of[after])
-        for op, post in zip(channel.transfers, channel.post_before, strict=False):
+        nodes = [node_of[op] for op in channel.transfers]
+        for before, after in pairwise(nodes):
+            waiting[before].append(after)
+        for node, post in zip(nodes, channel.post_before, strict=False):
             if 0 < post <= len(plan.ranks[rank].compute):  # others wait for nothing here; `check_post_before` names them
-                waiting[first_op[rank] + post - 1].append(node_of[op])
+                waiting[first_op[rank] + post - 1].append(node)
     return waiting
 
 

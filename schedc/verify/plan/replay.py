@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import WHOLE, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan, RankPlan
@@ -43,51 +43,70 @@ class Replay:
     """Per rank, the end of each op of its compute queue."""
 
 
-_Moment = tuple[int, int]
-"""A nanosecond and a delta within it."""
+@dataclass(slots=True, kw_only=True)
+class _Nodes:
+    """Compute ops, transfers and collectives by number, as columns: what each takes, and what waits for it.
 
-_BEGIN: _Moment = (0, 0)
+    A moment is one number, a nanosecond times `deltas` and a delta within it; no chain of nodes that take no time is as long.
+    """
 
-
-def _later(moment: _Moment, duration_ns: int) -> _Moment:
-    """The end of what starts at the moment and takes this long."""
-    time_ns, delta = moment
-    return (time_ns + duration_ns, 0) if duration_ns else (time_ns, delta + 1)
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A compute op, a transfer or a collective, and what waits for it."""
-
-    occupies_ns: int
+    deltas: int
+    occupies_ns: list[int] = field(default_factory=list)
     """How long it holds its rank, link, trunk or collective resource."""
-    latency_ns: int = 0
-    trunk: str | None = None
-    """None: only its own queue uses what it holds, and the queue's order decides."""
-    producer: _Node | None = None
-    tie: tuple[int, bool] = (0, False)
-    """Source rank and whether it is a collective: the order of those that become ready at one moment."""
-    waits: int = 0
-    """For how many others it still waits."""
-    start: _Moment = _BEGIN
+    latency_ns: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
     """Its start, or before that is known the earliest one that what it waited for allows."""
-    followers: list[_Node] = field(default_factory=list)
-    """What waits until it holds its resource no more."""
-    receivers: list[_Node] = field(default_factory=list)
-    """What waits until it has arrived."""
+    left: list[int] = field(default_factory=list)
+    """When it holds its resource no more, once its start is known."""
+    waits: list[int] = field(default_factory=list)
+    """For how many others it still waits."""
+    behind: list[int] = field(default_factory=list)
+    """The next of its queue, which waits until it holds its resource no more; −1: none."""
+    receiver: list[int] = field(default_factory=list)
+    """What waits until it has arrived; −1: nothing."""
+    followers: dict[int, list[int]] = field(default_factory=dict)
+    """What else waits until it holds its resource no more."""
+    trunk: dict[int, str] = field(default_factory=dict)
+    """Of those that share one; for the others only their own queue uses what they hold, and its order decides."""
+    turn: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
+    """Of those on a trunk the producer (−1: none, ready at the begin of the step), the source rank, and whether it is a collective:
+    the order of those that become ready at one moment."""
 
-    @property
-    def left(self) -> _Moment:
-        return _later(self.start, self.occupies_ns)
+    def add(self, occupies_ns: int, latency_ns: int = 0) -> int:
+        """One more; returns its number."""
+        self.occupies_ns.append(occupies_ns)
+        self.latency_ns.append(latency_ns)
+        self.start.append(0)
+        self.left.append(0)
+        self.waits.append(0)
+        self.behind.append(-1)
+        self.receiver.append(-1)
+        return len(self.start) - 1
 
-    @property
-    def arrival(self) -> _Moment:
-        return _later(self.left, self.latency_ns) if self.latency_ns else self.left
+    def queue(self, nodes: Sequence[int]) -> None:
+        """Each waits for the one before it."""
+        for before, after in pairwise(nodes):
+            self.behind[before] = after
+            self.waits[after] += 1
 
-    @property
-    def turn(self) -> tuple[_Moment, tuple[int, bool]]:
-        """Its place on its trunk: by the moment at which it becomes ready, at the begin of the step for all-gathers."""
-        return (self.producer.left if self.producer else _BEGIN, self.tie)
+    def follow(self, node: int, after: int) -> None:
+        """The node waits until the other holds its resource no more."""
+        self.followers.setdefault(after, []).append(node)
+        self.waits[node] += 1
+
+    def receive(self, node: int, sent: int) -> None:
+        """The node waits until the other has arrived."""
+        self.receiver[sent] = node
+        self.waits[node] += 1
+
+    def later(self, moment: int, duration_ns: int) -> int:
+        """The end of what starts at the moment and takes this long."""
+        return (moment // self.deltas + duration_ns) * self.deltas if duration_ns else moment + 1
+
+    def ready(self, node: int) -> tuple[int, int, bool]:
+        """The place on its trunk of one that waits for nothing else."""
+        producer, source, is_collective = self.turn[node]
+        return (self.left[producer] if producer >= 0 else 0, source, is_collective)
 
 
 def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
@@ -100,120 +119,123 @@ def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
     Raises:
         ValueError: the queues wait for each other in a cycle.
     """
-    compute = [_compute_queue(plan, rank) for rank in plan.ranks]
-    others = [*_transfers(plan, needs, compute), *_collectives(plan, compute)]
-    _run([node for queue in compute for node in queue] + others)
+    count = sum(len(rank.compute) + len(rank.collectives) for rank in plan.ranks) + len(needs)
+    nodes = _Nodes(deltas=2 * count + 1)  # each node and each latency adds one at most
+    compute = [_compute_queue(nodes, plan, rank) for rank in plan.ranks]
+    _add_transfers(nodes, plan, needs, compute)
+    _add_collectives(nodes, plan, compute)
+    _run(nodes)
+    ends_ns = tuple(tuple(nodes.left[node] // nodes.deltas for node in queue) for queue in compute)
     return Replay(
-        makespan_ns=max((node.left[0] for nodes in (*compute, others) for node in nodes), default=0),
-        stage_span_ns=max((queue[-1].left[0] - queue[0].start[0] for queue in compute if queue), default=0),
-        busy_ns=tuple(sum(node.occupies_ns for node in queue) for queue in compute),
-        ends_ns=tuple(tuple(node.left[0] for node in queue) for queue in compute),
+        makespan_ns=max(nodes.left, default=0) // nodes.deltas,
+        stage_span_ns=max(
+            (ends[-1] - nodes.start[queue[0]] // nodes.deltas for queue, ends in zip(compute, ends_ns, strict=True) if ends),
+            default=0,
+        ),
+        busy_ns=tuple(sum(nodes.occupies_ns[node] for node in queue) for queue in compute),
+        ends_ns=ends_ns,
     )
 
 
-def _run(nodes: list[_Node]) -> None:
+def _run(nodes: _Nodes) -> None:
     """Find the start of every node."""
-    free: defaultdict[str, _Moment] = defaultdict(lambda: _BEGIN)
-    at_trunk: list[tuple[str, _Node]] = []
-    known = [node for node in nodes if not node.waits]
+    free: defaultdict[str, int] = defaultdict(int)
+    at_trunk: list[int] = []
+    known = [node for node, waits in enumerate(nodes.waits) if not waits]
     done = 0
     while True:
         while known:
             node = known.pop()
-            if node.trunk is None:
-                known += _freed_by(node)
-                done += 1
+            if node in nodes.trunk:
+                at_trunk.append(node)
             else:
-                at_trunk.append((node.trunk, node))
+                _tell(nodes, node, known)
+                done += 1
         if not at_trunk:
             break
-        trunk, node = first = min(at_trunk, key=lambda entry: (max(entry[1].start, free[entry[0]]), entry[1].turn))
-        at_trunk.remove(first)
-        node.start = max(node.start, free[trunk])
-        free[trunk] = node.left
-        known += _freed_by(node)
+        node = min(at_trunk, key=lambda each: (max(nodes.start[each], free[nodes.trunk[each]]), nodes.ready(each)))
+        at_trunk.remove(node)
+        trunk = nodes.trunk[node]
+        nodes.start[node] = max(nodes.start[node], free[trunk])
+        _tell(nodes, node, known)
+        free[trunk] = nodes.left[node]
         done += 1
-    if done < len(nodes):
-        raise ValueError(f"{len(nodes) - done} of {len(nodes)} ops and transfers wait for each other in a cycle")
+    if done < len(nodes.waits):
+        raise ValueError(f"{len(nodes.waits) - done} of {len(nodes.waits)} ops and transfers wait for each other in a cycle")
 
 
-def _freed_by(node: _Node) -> list[_Node]:
-    """Tell those that wait for the node when they can start; returns those that wait for nothing else."""
-    freed = []
-    for moment, waiting in ((node.left, node.followers), (node.arrival, node.receivers)):
-        for other in waiting:
-            other.start = max(other.start, moment)
-            other.waits -= 1
-            if not other.waits:
-                freed.append(other)
-    return freed
+def _tell(nodes: _Nodes, node: int, known: list[int]) -> None:
+    """Tell those that wait for the node when they can start; those that then wait for nothing else are known."""
+    start, waits, latency_ns = nodes.start, nodes.waits, nodes.latency_ns[node]
+    left = nodes.left[node] = nodes.later(start[node], nodes.occupies_ns[node])
+    others = [(each, left) for each in nodes.followers.get(node, ())]
+    if nodes.behind[node] >= 0:
+        others.append((nodes.behind[node], left))
+    if nodes.receiver[node] >= 0:
+        others.append((nodes.receiver[node], nodes.later(left, latency_ns) if latency_ns else left))
+    for other, moment in others:
+        if moment > start[other]:
+            start[other] = moment
+        waits[other] -= 1
+        if not waits[other]:
+            known.append(other)
 
 
-def _wait(node: _Node, among: list[_Node]) -> None:
-    """Let the node wait among those that another one frees."""
-    among.append(node)
-    node.waits += 1
-
-
-def _compute_queue(plan: Plan, rank: RankPlan) -> list[_Node]:
+def _compute_queue(nodes: _Nodes, plan: Plan, rank: RankPlan) -> range:
     parts_of = {(parts.kind, parts.stage): parts for parts in plan.parts}
-    queue = []
-    for op in rank.compute:
-        duration_ns = plan.problem.duration_ns(op.kind, op.stage, op.microbatch)
-        if op.part != WHOLE:
-            duration_ns = parts_of[op.kind, op.stage].durations_ns(duration_ns)[op.part]
-        queue.append(_Node(duration_ns))
-    for before, after in pairwise(queue):
-        _wait(after, before.followers)
+    durations_ns = {
+        (kind, stage): plan.problem.stages[stage].durations_ns(kind) for kind in Kind for stage in plan.problem.stages_on(rank.rank)
+    }
+    first = len(nodes.start)
+    for kind, stage, microbatch, part in rank.compute:
+        values_ns = durations_ns[kind, stage]
+        duration_ns = values_ns[0] if len(values_ns) == 1 else values_ns[microbatch]
+        if part != WHOLE:
+            duration_ns = parts_of[kind, stage].durations_ns(duration_ns)[part]
+        nodes.add(duration_ns)
+    queue = range(first, len(nodes.start))
+    nodes.queue(queue)
     return queue
 
 
-def _transfers(plan: Plan, needs: Mapping[Op, Need], compute: list[list[_Node]]) -> list[_Node]:
+def _add_transfers(nodes: _Nodes, plan: Plan, needs: Mapping[Op, Need], compute: list[range]) -> None:
     links = {(link.source, link.destination): link for link in plan.problem.links}
-    node_of: dict[Op, _Node] = {}
+    node_of: dict[Op, int] = {}
     for op, need in needs.items():
         link = links[need.source, need.destination]
-        node_of[op] = _Node(
-            link.occupancy_ns(plan.problem.message_bytes(op)),
-            latency_ns=link.latency_ns,
-            trunk=link.trunk,
-            producer=compute[need.source][need.producer],
-            tie=(need.source, False),
-        )
-        _wait(node_of[op], compute[need.source][need.producer].followers)
-        _wait(compute[need.destination][need.consumer], node_of[op].receivers)
+        producer = compute[need.source][need.producer]
+        node = node_of[op] = nodes.add(link.occupancy_ns(plan.problem.message_bytes(op)), link.latency_ns)
+        if link.trunk is not None:
+            nodes.trunk[node], nodes.turn[node] = link.trunk, (producer, need.source, False)
+        nodes.follow(node, producer)
+        nodes.receive(compute[need.destination][need.consumer], node)
     for rank in plan.ranks:
         for channel in rank.channels:
             for op, post in zip(channel.transfers, channel.post_before, strict=False):
                 if post:
-                    _wait(node_of[op], compute[rank.rank][post - 1].followers)
+                    nodes.follow(node_of[op], compute[rank.rank][post - 1])
             if not channel.receives:
-                for before, after in pairwise(channel.transfers):
-                    _wait(node_of[after], node_of[before].followers)
-    return list(node_of.values())
+                nodes.queue([node_of[op] for op in channel.transfers])
 
 
-def _collectives(plan: Plan, compute: list[list[_Node]]) -> list[_Node]:
+def _add_collectives(nodes: _Nodes, plan: Plan, compute: list[range]) -> None:
     parallel = plan.problem.data_parallel
-    nodes: list[_Node] = []
     if parallel is None:
-        return nodes
+        return
     for rank in plan.ranks:
         ops = list(zip(rank.compute, compute[rank.rank], strict=True))
         first = {op.stage: node for op, node in reversed(ops) if op.kind is Kind.F}
         last = {op.stage: node for op, node in ops if op.kind in (Kind.W, Kind.BW)}
         queue = []
         for entry in rank.collectives:
-            tie = (rank.rank, True)
+            producer = -1
             if entry.kind == "AG":
-                node = _Node(parallel.all_gather_ns[entry.stage], trunk=parallel.trunk, tie=tie)
-                _wait(first[entry.stage], node.receivers)
+                node = nodes.add(parallel.all_gather_ns[entry.stage])
+                nodes.receive(first[entry.stage], node)
             else:
-                producer = last[entry.stage]
-                node = _Node(parallel.reduce_scatter_ns[entry.stage], trunk=parallel.trunk, producer=producer, tie=tie)
-                _wait(node, producer.followers)
+                node, producer = nodes.add(parallel.reduce_scatter_ns[entry.stage]), last[entry.stage]
+                nodes.follow(node, producer)
+            if parallel.trunk is not None:
+                nodes.trunk[node], nodes.turn[node] = parallel.trunk, (producer, rank.rank, True)
             queue.append(node)
-        for before, after in pairwise(queue):
-            _wait(after, before.followers)
-        nodes += queue
-    return nodes
+        nodes.queue(queue)

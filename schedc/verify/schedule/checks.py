@@ -20,12 +20,16 @@ from schedc.verify.schedule.order import (
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
 __all__ = ["verify_schedule"]
+
+
+_COMPLETE = ((True, True, True, False), (True, False, False, True))
+"""Which kinds of a block there are, one after the other: F, B and W, or F and BW."""
 
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> tuple[Violation, ...]:
@@ -128,6 +132,8 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
                 first[op] = (rank, index)
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
     for stage, microbatch in problem.blocks():
+        if not counts and _whole(first, stage, microbatch) in _COMPLETE:
+            continue
         place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{microbatch}"
         present = set()
         for kind in Kind:
@@ -150,6 +156,11 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         else:
             for kind in sorted({Kind.B, Kind.W} - present):
                 yield Violation("coverage", place, f"{kind.name}{name} is missing")
+
+
+def _whole(found: Container[tuple[int, int, int, int]], stage: int, microbatch: int) -> tuple[bool, ...]:
+    """By kind, whether the block is there whole."""
+    return tuple((kind, stage, microbatch, WHOLE) in found for kind in range(len(Kind)))
 
 
 def check_need_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
