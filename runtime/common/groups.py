@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -33,7 +34,9 @@ _LOADS: Counter[str] = Counter()
 
 
 def share(group: dist.ProcessGroup, value: T) -> list[T]:
-    """What every rank of a group over gloo gives, by rank.
+    """What every rank of a group over gloo gives, by rank. None leaves before all have it, so that each may close what it has.
+
+    Gloo lets a wait fail for which all has come, where the connection is closed before the thread that waits looks.
 
     Raises:
         RuntimeError: another rank has ended or does not give anything.
@@ -44,6 +47,8 @@ def share(group: dist.ProcessGroup, value: T) -> list[T]:
     longest = max(int(size) for size in sizes)
     given = [torch.zeros(longest, dtype=torch.uint8, device="cpu") for _ in range(group.size())]
     group.allgather([given], [torch.nn.functional.pad(own, (0, longest - own.numel()))]).wait()
+    with suppress(RuntimeError):  # it is closed by a rank that knows that this one has all
+        group.barrier().wait()
     return [pickle.loads(payload.numpy().tobytes()[: int(size)]) for payload, size in zip(given, sizes, strict=True)]
 
 

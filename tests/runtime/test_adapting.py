@@ -44,7 +44,7 @@ def assert_trained(results: Sequence[Any]) -> None:
 
 def assert_gone(pid: int) -> None:
     """The process has ended."""
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 100
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -95,7 +95,7 @@ def test_a_plan_that_comes_torn(two: Ranks, way: str) -> None:
     ("way", "after", "after_s", "reason"),
     [
         ("kill", 0, 0.0, "it ended by SIGKILL"),
-        ("stop", 1, 0.0, "it had no answer after 1 s"),
+        ("stop", 1, 0.0, "it had no answer after 5 s"),
         pytest.param("kill", 1, 0.003, "it ended by SIGKILL", marks=pytest.mark.slow),
         pytest.param("kill", 2, 0.02, "it ended by SIGKILL", marks=pytest.mark.slow),
         pytest.param("kill", 3, 0.05, "it ended by SIGKILL", marks=pytest.mark.slow),

@@ -143,7 +143,7 @@ def test_replicas_sum_their_gradients_in_one_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "line"), [("raises", "another rank has ended"), ("hangs", "no answer in 1 s")])
+@pytest.mark.parametrize(("how", "line"), [("raises", "another rank has ended"), ("hangs", "no answer in 5 s")])
 def test_a_rank_that_fails_ends_the_step_of_all(tmp_path: object, how: str, line: str) -> None:
     with rank_processes(RANKS, tmp_path) as processes:  # type: ignore[arg-type]
         said = processes.run(choosing_runs.fail, plan_by("1f1b"), 1, how)
@@ -159,8 +159,8 @@ def test_a_rank_that_hangs_is_found_though_an_op_waits_for_its_time(tmp_path: Pa
     problem = make_problem(2, 4, in_flight=4, costs_ns=(10_000 * MS, 10_000 * MS, 10_000 * MS))
     plan = plan_of(problem, constructive("1f1b")(problem))
     with rank_processes(2, tmp_path) as processes:
-        said = processes.run(choosing_runs.fail, plan, 1, "hangs", limit_s=30)
-    assert said[0].startswith("TransferFailed: rank 0: BW0.0 waits for BW1.0 from rank 1 on recv_next: no answer in 1 s"), said
+        said = processes.run(choosing_runs.fail, plan, 1, "hangs")
+    assert said[0].startswith("TransferFailed: rank 0: BW0.0 waits for BW1.0 from rank 1 on recv_next: no answer in 5 s"), said
     assert said[1].startswith("TransferFailed"), said
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from schedc.runtime.transports.staging import DeviceStaging
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 KIND = TensorMeta(torch.float32, (3,))
 
 
@@ -308,20 +308,31 @@ def test_nccl_lets_the_host_run_only_so_far_ahead() -> None:
         assert pair.ends[1].receive(KIND, AHEAD + 1)
 
 
-def test_a_host_that_is_blocked_by_the_device() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The watch's: it stands still but for what a test lets pass."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("schedc.runtime.transports.host_watch.monotonic", lambda: clock.now_s)
+    return clock
+
+
+def test_a_host_that_is_blocked_by_the_device(clock: SimpleNamespace) -> None:
     """Nothing that has a limit is called: the watch ends the wires, so that the device goes on, and the next call says why."""
     watch = HostWatch()
     with nccl() as pair:
         pair.ends[1].watch(watch, 0.05)
-        sleep(0.2)  # between two steps
+        clock.now_s = 1.0  # between two steps
+        while watch._heard_s < 1.0:
+            sleep(0.001)
         incoming = pair.ends[1].receive(KIND, 0)
         incoming.wait(WAIT_S)
+        clock.now_s = 2.0
         pair.computed(1)  # blocked: the compute waits for the receive
         with pytest.raises(ConnectionLost, match="in CUDA or in a stage"):
             pair.ends[1].settle(WAIT_S)
 
 
-def test_a_host_that_is_blocked_while_it_connects() -> None:
+def test_a_host_that_is_blocked_while_it_connects(clock: SimpleNamespace) -> None:
     """NCCL waits for the peer without a limit, in the first call; ending the communicator ends that."""
     watch = HostWatch()
     with nccl() as pair:
@@ -330,6 +341,7 @@ def test_a_host_that_is_blocked_while_it_connects() -> None:
         group.abort = ended.set
 
         def connects(*_: Any) -> None:
+            clock.now_s = 1.0
             assert ended.wait(WAIT_S)
             raise RuntimeError("ncclCommInitRank was aborted")
 
@@ -341,14 +353,29 @@ def test_a_host_that_is_blocked_while_it_connects() -> None:
             pair.ends[1].receive(KIND, 0)
 
 
-def test_a_host_that_waits_is_not_blocked() -> None:
-    watch = HostWatch()
+def test_a_host_that_waits_is_not_blocked(clock: SimpleNamespace) -> None:
+    """Whenever the watch looks, ten limits have passed, and the host is heard again before it decides."""
+    watch, looks = HostWatch(), 0
     with nccl() as pair:
-        pair.ends[1].watch(watch, 0.1)
+        under_way = pair.ends[1].under_way
+
+        def looked_at() -> bool:
+            nonlocal looks
+            looks += 1
+            clock.now_s = float(looks)
+            until_s = monotonic() + WAIT_S
+            while watch._heard_s < looks and under_way() and monotonic() < until_s:
+                sleep(0.001)
+            if looks == 5:
+                pair.ends[0].send(torch.ones(3), 0)
+            return bool(under_way())
+
         incoming = pair.ends[1].receive(KIND, 0)
-        threading.Timer(0.4, lambda: pair.ends[0].send(torch.ones(3), 0)).start()
+        pair.ends[1].under_way = looked_at
+        pair.ends[1].watch(watch, 0.1)
         pair.ends[1].settle(WAIT_S)
         assert incoming.wait(WAIT_S).tolist() == [1.0] * 3
+        assert looks >= 5
 
 
 @pytest.mark.parametrize("rank", [3, 5])

@@ -68,8 +68,8 @@ def test_a_rank_that_is_stuck(tmp_path_factory: pytest.TempPathFactory) -> None:
     problem = make_problem(2, 4)
     plan = plan_of(problem, constructive("1f1b")(problem))
     with rank_processes(2, tmp_path_factory.mktemp("stuck")) as ranks:
-        (said,) = ranks.run(pipeline_runs.fail, plan, 0, "stop", 1.0, of=[1])
-    assert said[0].startswith("TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev: no answer in 1 s;")
+        (said,) = ranks.run(pipeline_runs.fail, plan, 0, "stop", 5.0, of=[1])
+    assert said[0].startswith("TransferFailed: rank 1: F1.2 waits for F0.2 from rank 0 on recv_prev: no answer in 5 s;")
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_a_rank_that_is_late_but_not_too_late(four: Ranks) -> None:
 @pytest.mark.slow
 def test_a_rank_that_is_too_late(four: Ranks) -> None:
     """All raise: some because they have waited long enough, then the others, the late one among them, because those are gone."""
-    results = four.run(fault_runs.be_late, planned("1f1b"), 2, 2.0, 0.5)
-    waited = "no answer in 0.5 s; it is stuck or slower than the timeout_s given to load"
+    results = four.run(fault_runs.be_late, planned("1f1b"), 2, None, 5.0)
+    waited = "no answer in 5 s; it is stuck or slower than the timeout_s given to load"
     for rank, (said, own) in enumerate(results):
         assert own == []
         assert said.error.startswith(f"TransferFailed: rank {rank}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
     from fake_device import FakeMark, FakeStream
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 
 
 class OnDevice:

@@ -21,7 +21,7 @@ from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.nccl import NcclTransport, end_with_peer
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 KIND = TensorMeta(torch.float32, (3,))
 COUNT = 6
 WIRE = Wire(

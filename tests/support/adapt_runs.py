@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 EAGER = Hysteresis(cost_s=0.0, expected_steps=1, least_gain=0.0, rest_steps=2)
 """Any gain pays: the plans of tests take nanoseconds."""
-MOST_S = 50.0
+MOST_S = 200.0
 STEP_S = 0.005
 
 
@@ -150,7 +150,7 @@ def adapt_while_training(
                 known=known if rank == 0 else None,
                 hysteresis=EAGER,
                 look_s=0.01,
-                patience_s=1.0 if fault.way == "stop" else 60.0,
+                patience_s=5.0 if fault.way == "stop" else 60.0,
             ) as adaptation,
         ):
             warnings.simplefilter("always")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from pipeline_runs import loss_fn, make_batch, make_stages
+from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 import schedc.runtime
@@ -133,14 +133,16 @@ class Failing(nn.Module):
 def fail(rank: int, plan: Plan, who: int, how: str) -> str:
     """What a rank says when one of them fails in the second step: raises, or is stuck longer than the others wait."""
     stages = make_stages(plan, rank)
+    timeout_s = 5 if how == "hangs" else 60
     try:
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=1, kind=ChoosingPipe) as pipe:
+        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=timeout_s, kind=ChoosingPipe) as pipe:
             pipe.step(*make_batch(plan, 0))
             if rank == who and how == "raises":
                 stages[rank].append(Failing(2))  # type: ignore[operator]
             if rank == who and how == "hangs":
-                time.sleep(4)
+                until_others_give_up()
             pipe.step(*make_batch(plan, 1))
     except (SchedcError, ValueError) as error:
+        gave_up()
         return f"{type(error).__name__}: {error}"
     return "nothing"

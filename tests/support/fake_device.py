@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.header import TensorMeta
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 
 
 class FakeMark:

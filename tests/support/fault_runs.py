@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from pipeline_runs import loss_fn, make_batch, make_stages
+from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 import schedc.runtime
@@ -99,9 +100,9 @@ def die(rank: int, plan: Plan, death: Death, timeout_s: float) -> Said:
 
 
 class Late(nn.Module):
-    """A stage that sleeps once, in its third forward."""
+    """A stage that sleeps once, in its third forward; None: until another rank has given up."""
 
-    def __init__(self, inner: nn.Module, seconds: float) -> None:
+    def __init__(self, inner: nn.Module, seconds: float | None) -> None:
         super().__init__()
         self.inner = inner
         self.seconds = seconds
@@ -110,12 +111,12 @@ class Late(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         if self.calls == 3:
-            time.sleep(self.seconds)
+            until_others_give_up() if self.seconds is None else time.sleep(self.seconds)
         result: torch.Tensor = self.inner(x)
         return result
 
 
-def be_late(rank: int, plan: Plan, culprit: int, seconds: float, timeout_s: float) -> tuple[Said, list[float]]:
+def be_late(rank: int, plan: Plan, culprit: int, seconds: float | None, timeout_s: float) -> tuple[Said, list[float]]:
     """Three steps with a rank that is late once: the error if any, and the losses of the steps."""
     stages = make_stages(plan, rank)
     if rank == culprit:
@@ -126,6 +127,7 @@ def be_late(rank: int, plan: Plan, culprit: int, seconds: float, timeout_s: floa
             for step in range(3):
                 losses.append(pipe.step(*make_batch(plan, step)).item())
     except Exception as error:
+        gave_up()
         return said_to(error), losses
     return Said(None, time.monotonic()), losses
 

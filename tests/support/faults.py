@@ -50,8 +50,7 @@ def faulty(connect: Callable[[Wire, Groups], Ends], faults: Faults) -> Callable[
         seen.add(key)
         if faults.wires is not None and (wire.source, wire.destination) not in faults.wires:
             return ends
-        if faults.connect:
-            ends.close()
+        if faults.connect:  # not closed, as the peer may be connecting still
             raise ConnectionLost("no way to the other rank")
         return ends._replace(data=_Faulty(ends, faults))
 

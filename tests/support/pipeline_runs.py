@@ -214,6 +214,7 @@ def refuse(
         pipe = schedc.runtime.load(plans[rank], stages=made, timeout_s=60, **{"loss_fn": loss_fn, **more})
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
+    dist.barrier()  # none is loading any more
     pipe.close()
     return "accepted"
 
@@ -269,7 +270,7 @@ def load_without(rank: int, plan: Plan, culprit: int, comes: bool) -> str:
         os._exit(1)
     stages = {stage: Ending(1, 1) for stage in make_stages(plan, rank)} if rank == culprit else make_stages(plan, rank)
     try:
-        schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=2.0)
+        schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60.0 if comes else 2.0)
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"

@@ -6,10 +6,12 @@ The functions that they run must be in a module of tests/support, so that a chil
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +31,13 @@ class Ranks:
     def __init__(self, connections: list[Connection]) -> None:
         self._connections = connections
 
-    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60, of: Sequence[int] | None = None) -> list[Any]:
-        """What `function(rank, *arguments)` gives on each rank; an exception as its text; `DEAD` where the process has ended.
+    def run(self, function: Callable[..., Any], *given: Any, limit_s: float = 250, of: Sequence[int] | None = None) -> list[Any]:
+        """What `function(rank, *given)` gives on each rank; an exception as its text; `DEAD` where the process has ended.
 
         All ranks run it; `of` says whose results to wait for, None: all.
         """
         for connection in self._connections:
-            connection.send((function, arguments))
+            connection.send((function, given))
         results: list[Any] = []
         for rank in range(len(self._connections)) if of is None else of:
             connection = self._connections[rank]
@@ -45,6 +47,25 @@ class Ranks:
             except (EOFError, ConnectionResetError):
                 results.append(DEAD)
         return results
+
+
+def gave_up() -> None:
+    """Let a rank that waits `until_others_give_up` go on; for once, as the processes' store keeps it."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().set("gave up", "")
+
+
+def until_others_give_up() -> None:
+    """Be stuck for as long as all others wait."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().wait(["gave up"], timedelta(seconds=250))
+
+
+def without_teller(said: str) -> str:
+    """A refusal as the rank says it that has found it: where two find it, one may hear it from the other first."""
+    return re.sub(r"^(\w+: )rank \d+: ", r"\1", said)
 
 
 def forking(*others: str) -> ForkServerContext:

@@ -132,7 +132,7 @@ def compare(rank: int, plan: Plan, faults: Sequence[Sequence[Faults]], options: 
         group, replicas = grid(options.pipelines, plan.problem.ranks)
         groups = {"pipeline_group": group, "data_parallel_group": replicas}
         place = rank % plan.problem.ranks
-    sound = _train(place, rank, plan, [Faults()], options, groups)
+    sound = _train(place, rank, plan, [Faults()], options._replace(timeout_s=60.0), groups)
     failing = _train(place, rank, plan, faults[rank], options, groups)
     pairs = list(zip(sound["states"], failing.pop("states"), strict=True))
     different = [
