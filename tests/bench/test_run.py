@@ -76,22 +76,22 @@ def test_an_unknown_method_ends_the_run(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "why_not"),
+    ("script", "time_s", "why_not"),
     [
-        ("echo one >&2; echo Boom >&2; exit 3", "crashed, ended with status 3: Boom"),
-        ("kill -KILL $$", "crashed, ended by SIGKILL"),
-        ("sleep 1000 & sleep 1000", "killed after 0.5 s, its time limit being 0.125 s"),
+        ("echo one >&2; echo Boom >&2; exit 3", 60, "crashed, ended with status 3: Boom"),
+        ("kill -KILL $$", 60, "crashed, ended by SIGKILL"),
+        ("sleep 1000 & sleep 1000", 0.125, "killed after 0.5 s, its time limit being 0.125 s"),
     ],
 )
 def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why_not: str
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, time_s: float, why_not: str
 ) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(run_module, "GRACE_S", 0.25)
-    found = list(run([instance, instance], ["1f1b"], limits=Limits(time_s=0.125)))
+    found = list(run([instance, instance], ["1f1b"], limits=Limits(time_s=time_s)))
     assert [row.answer for row in found] == [CellAnswer(why_not=why_not)] * 2
 
 

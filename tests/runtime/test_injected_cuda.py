@@ -61,7 +61,7 @@ def test_a_stamp_is_made_when_the_device_has_computed_the_message() -> None:
     data, control = Sent(), Sent()
     marks = [Computed(), Computed()]
     left = iter(marks)
-    delay = WireDelay(latency_ns=7 * MS, occupancy_ns=(2 * MS, 3 * MS))
+    delay = WireDelay(latency_ns=7 * MS, occupancy_ns=(10**9 * MS, 3 * MS))  # the link is never free in between
     end = DeviceStampedTransport(Ends(data, control), delay, OwnLink(), lambda: next(left))
     outgoing = [end.send(torch.zeros(1), at * TAGS) for at in range(2)]
     assert len(data.tags) == 2
@@ -74,7 +74,7 @@ def test_a_stamp_is_made_when_the_device_has_computed_the_message() -> None:
     for sent in outgoing:
         sent.wait(60)
     first_ns, second_ns = (int(stamp) for stamp in control.values)
-    assert first_ns >= passed_ns + 9 * MS
+    assert first_ns >= passed_ns + (10**9 + 7) * MS
     assert second_ns == first_ns + 3 * MS
     assert set(control.tags).isdisjoint(data.tags)
 

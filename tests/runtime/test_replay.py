@@ -253,7 +253,7 @@ def test_the_proposer_ends_with_the_command_and_not_the_command_with_it(tmp_path
     write_plan(tight_plan(), tmp_path / "plan.json")
     mark = f"SCHEDC_TEST_{uuid.uuid4().hex}"
     code = "import sys, typer; from schedc.cli.emulate import emulate_command; typer.run(emulate_command)"
-    arguments = ["--adapt", "--json", "--scale", "5", "--runs", "3", "--warm-up", "3"]
+    arguments = ["--adapt", "--json", "--scale", "20", "--runs", "3", "--warm-up", "3"]
     caller = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "plan.json"), *arguments],
         env={**os.environ, mark: "1"},

@@ -265,7 +265,7 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
     def report(_: Improvement) -> None:
         if not entered.is_set():
             entered.set()
-            go_on.wait(10)
+            go_on.wait(100)
 
     slow = Schedule(orders=tuple(tuple(Op(kind, s, m) for m in range(4) for kind in (Kind.F, Kind.B, Kind.W)) for s in range(3)))
     incumbent = incumbent_of(PROBLEM)
@@ -276,7 +276,7 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
         threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, BoundName.CPSAT, ("a log",))),
     ]
     first.start()
-    assert entered.wait(10)
+    assert entered.wait(100)
     for other in others:
         other.start()
         other.join(0.2)
@@ -284,6 +284,6 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
     assert [step.found_by for step in incumbent.history] == ["slow"]
     go_on.set()
     for thread in (first, *others):
-        thread.join(10)
+        thread.join(100)
     assert incumbent.found_by == "fast"
     assert [step.objective_ns for step in incumbent.history] == sorted((s.objective_ns for s in incumbent.history), reverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import os
 import signal
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from problems import m70
@@ -80,7 +83,9 @@ def test_what_is_being_imported_is_imported_to_its_end(number: int, tmp_path: Pa
     tmp_path.joinpath(f"{name}.py").write_text(raised, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     interruption = Interruption()
-    seconds = 1e-3 if number == signal.SIGALRM else None
+    clock = SimpleNamespace(perf_counter=lambda: 50.0 * (name in sys.modules))  # the time is up when the import has begun
+    monkeypatch.setattr("schedc.solvers.common.interruption.time", clock)
+    seconds = 40.0 if number == signal.SIGALRM else None
     ended = pytest.raises((KeyboardInterrupt, OutOfTime))
     with interruption.listening(), interruption.alarm(seconds), ended, interruption.raising():
         importlib.import_module(name)
@@ -106,9 +111,9 @@ except OutOfTime:
 
 def test_what_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a callback from C, or while an object is deleted; until somebody is quiet."""
-    monkeypatch.setattr("schedc.solvers.common.interruption.AGAIN_S", 0.05)
+    monkeypatch.setattr("schedc.solvers.common.interruption.AGAIN_S", 0.3)
     interruption, swallowed = Interruption(), 0
-    with interruption.listening(), interruption.alarm(0.05), interruption.raising():
+    with interruption.listening(), interruption.alarm(0.3), interruption.raising():
         while swallowed < 3:
             try:
                 time.sleep(10)
@@ -116,7 +121,7 @@ def test_what_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch
                 swallowed += 1
                 last = raised
         last.by.quiet()
-        time.sleep(0.2)
+        time.sleep(0.6)
 
 
 def test_outside_of_a_region_a_signal_is_a_mark_after_the_time_is_up_too() -> None:
@@ -154,12 +159,21 @@ def test_the_time_is_up_in_a_region_or_where_the_next_begins(listens: bool) -> N
 
 
 def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
-    interruption, stop = Interruption(), threading.Event()
+    interruption, stop, main = Interruption(), threading.Event(), threading.get_ident()
+
+    def waited_for() -> bool:
+        walk = traceback.walk_stack(sys._current_frames()[main])
+        return any(frame.f_code is concurrent.futures.wait.__code__ for frame, _ in walk)
+
+    def work() -> bool:
+        while not waited_for():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        return stop.wait(60)
+
     with interruption.listening(), interruption.raising(), ThreadPoolExecutor(1) as threads:
-        job = threads.submit(stop.wait, 60)
-        timer = _signal_soon(0.1)
+        job = threads.submit(work)
         ended_by = wait_for([job], stop.set)
-        timer.join()
     assert isinstance(ended_by, KeyboardInterrupt)
     assert job.result()
 
