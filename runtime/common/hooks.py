@@ -38,16 +38,19 @@ class ReplicaHooks:
     way: Sequence[float] = ()
     """Before `end_step`: what this pipeline divides its losses by, and scales its gradients with; to be the same in all."""
 
-    def begin_call(self, call: str) -> None:
-        """First of all in a step, an evaluation or a gather: what this pipeline is called for, which is to be the same in all."""
+    def begin_call(self, call: str, *, fits: bool = True) -> None:
+        """First of all in a step, an evaluation or a gather: what this pipeline is called for, which is to be the same in all.
 
-    def all_called(self) -> bool:
-        """Whether all pipelines are called for the same as this one; asked where this one's batch is refused.
-
-        Raises:
-            InvalidInput: they are not.
+        Before a step or an evaluation, `fits` is on the ranks with inputs whether the batch fits in this pipeline.
         """
-        return self.pipelines == 1
+
+    def all_fit(self, fits: bool) -> bool | None:
+        """Then, on the ranks with inputs: whether the batch fits in all pipelines; all have been called for the same.
+
+        Returns:
+            The same in all pipelines. None: it does not fit in this one, and what others say is not known; the pipe is closed.
+        """
+        return fits or (False if self.pipelines == 1 else None)
 
     def begin_step(self) -> None:
         """Before the step's first op. The stages' `.grad` are what they were before the step."""

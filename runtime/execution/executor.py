@@ -66,6 +66,14 @@ class Executor:
         for slot in self._program.instructions[0].posts:
             self._wiring.receivers[slot.wire].post(slot.at)
 
+    def cancel(self) -> None:
+        """Instead of `run`, where the step does not begin; all ranks do this together.
+
+        Raises:
+            TransferFailed: another rank does not come.
+        """
+        self._wiring.renew()
+
     def run(self) -> None:
         """Run all ops of a step; what is sent may still be under way.
 

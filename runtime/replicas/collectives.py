@@ -132,23 +132,22 @@ class ReplicaCollectives(ReplicaHooks):
             raise InvalidInput("there are no shards: the plan is not for ZeRO 1; give the modules' parameters to the optimizer")
         return [shard for _, buckets in sorted(self._shards.items()) for bucket in buckets for shard in bucket.shards]
 
-    def begin_call(self, call: str) -> None:
+    def begin_call(self, call: str, *, fits: bool = True) -> None:
         """Say to the other pipelines what this one does; whether all do the same is looked at before anything else with them.
 
         Raises:
             TransferFailed: a replica is lost.
         """
-        self._pipelines.begin(call)
+        self._pipelines.begin(call, fits=fits)
 
-    def all_called(self) -> bool:
-        """As `ReplicaHooks.all_called`.
+    def all_fit(self, fits: bool) -> bool:
+        """As `ReplicaHooks.all_fit`.
 
         Raises:
             InvalidInput: they are called for something else.
             TransferFailed: a replica is lost, or too late.
         """
-        self._pipelines.check()
-        return True
+        return self._pipelines.check()
 
     def begin_step(self) -> None:
         """Before a step: take the first replica's buffers, and start the all-gathers.

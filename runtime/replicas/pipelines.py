@@ -28,7 +28,6 @@ CALLS = (
     "evaluation",
     "evaluation with weights",
     "gather",
-    "a refused batch",
     "loss",
     "sum",
     "largest number",
@@ -104,24 +103,28 @@ class Pipelines(Groups):
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
         return (self._given, None) if elsewhere else (self.all, self.timeout_s)
 
-    def begin(self, call: str) -> None:
-        """Say to the other pipelines what this one is called for, one of `CALLS`.
+    def begin(self, call: str, *, fits: bool) -> None:
+        """Say to the other pipelines what this one is called for, one of `CALLS`, and whether its batch fits.
 
         Raises:
             TransferFailed: a replica is lost.
         """
-        self._begun = self._say(call, ())
+        self._begun = self._say(call, (float(fits),))
 
-    def check(self) -> None:
-        """Before anything else with the other pipelines: whether all are called for the same, or gloo would end the process.
+    def check(self) -> bool:
+        """Before anything else with the other pipelines: all are called for the same, or gloo would end the process.
+
+        Returns:
+            Whether all have said that their batch fits, where it was not known yet.
 
         Raises:
-            InvalidInput: they are not.
+            InvalidInput: they are called for something else.
             TransferFailed: a replica is lost, or too late.
         """
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            self._hear(begun, f"pipeline {self.rank} waits for what the others are called for")
+        if self._begun is None:
+            return True
+        begun, self._begun = self._begun, None
+        return bool(self._hear(begun, f"pipeline {self.rank} waits for what the others are called for")[:, 0].all())
 
     def share(self, loss: torch.Tensor, way: Sequence[float], *, counts: bool) -> None:
         """Send a step's loss to the other pipelines, its way (`Shares.way`), and whether the step counts for this one.

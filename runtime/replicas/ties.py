@@ -184,13 +184,13 @@ class TiedSums(ReplicaHooks):
             sum_gradients(bucket, doing)
         return loss
 
-    def begin_call(self, call: str) -> None:
+    def begin_call(self, call: str, *, fits: bool = True) -> None:
         """As the inner ones."""
-        self._inner.begin_call(call)
+        self._inner.begin_call(call, fits=fits)
 
-    def all_called(self) -> bool:
+    def all_fit(self, fits: bool) -> bool | None:
         """As the inner ones."""
-        return self._inner.all_called()
+        return self._inner.all_fit(fits)
 
     def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """As the inner ones."""

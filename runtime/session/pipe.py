@@ -15,10 +15,10 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
-from schedc.runtime.execution.beginning import REFUSED, Beginning
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.stage.batches import checked_inputs, cut, same_samples
+from schedc.runtime.session.beginning import Beginning, Given
+from schedc.runtime.stage.batches import same_samples
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
@@ -98,8 +98,7 @@ class Pipe:
         self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
         self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
-        starting, self._ending = ({plan.problem.stages[path[end]].rank for path in plan.problem.paths} for end in (0, -1))
-        self._beginning = Beginning(groups, starting, timeout_s * wiring.patience)
+        self._beginning = Beginning(plan.problem, groups, lockstep, timeout_s * wiring.patience)
         self._samples: int | None = None
         """Of a microbatch of inputs, once they are known to be those of what stages exchange."""
         self._start: StepStart | None = None
@@ -150,18 +149,18 @@ class Pipe:
             parallelism over all pipelines, the same on all processes. The gradients are those of this mean.
 
         Raises:
-            InvalidInput: the batch or the weights do not fit the plan, a stage's output does not have the shape of the one before,
-                or the pipe is closed.
+            InvalidInput: a stage's output does not have the shape of the one before, or the pipe is closed.
             TransferFailed: another rank has ended, failed, or does not answer. Where it has refused the step, as it found something
                 while it ran, all ranks of all pipelines raise that.
-            BatchRefused: the inputs do not fit, on any rank that has some; all ranks raise it, nothing has run, the pipe is open.
+            BatchRefused: the batch or the weights of a rank do not fit; all ranks of all pipelines raise it, nothing has run, the
+                pipe is open.
             NonFiniteLoss: the loss of a microbatch is infinite or NaN; all ranks of all pipelines raise it, after the step. The
                 pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
         ending, refused = self._losses_of, None
         with self._closing_on_errors():
-            inputs, targets = self._begin("step", inputs, targets, weights, divide_by)
-            total = self._step(inputs, targets, self._shares(weights, divide_by, scale))
+            given = Given(inputs, targets, weights, divide_by, scale)
+            total = self._step(*self._begin("step", given), self._shares(given))
             if self._mover is not None and self._mover.pending and self._offered:
                 refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
                 if refused is None and self._observer is not None:
@@ -200,11 +199,12 @@ class Pipe:
         with self._closing_on_errors():
             from schedc.runtime.session.evaluation import Evaluation
 
-            inputs, targets = self._begin("evaluation", inputs, targets, weights, divide_by, only_outputs=outputs is not None)
+            given = Given(inputs, targets, weights, divide_by, outputs=outputs is not None)
+            own = self._begin("evaluation", given)
             parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
             again = self._until_it_counts if self.retries else None
-            losses_for = partial(self._losses_for, 0, self._shares(weights, divide_by))
-            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(inputs, targets, outputs, again)
+            losses_for = partial(self._losses_for, 0, self._shares(given))
+            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(*own, outputs, again)
         return total
 
     @property
@@ -324,40 +324,12 @@ class Pipe:
                 raise refusal from error
             raise
 
-    def _begin(
-        self,
-        call: str,
-        inputs: Batch | None,
-        targets: Batch | None,
-        weights: Weights | None,
-        divide_by: float | None,
-        *,
-        only_outputs: bool = False,
-    ) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
-        """Say to other pipelines what this one is called for, and hear whether the call begins; this rank's microbatches.
-
-        Only a rank with a last stage looks at weights, and at targets, which it need not have where `only_outputs` are wanted.
-        """
-        steps, rank, count, own = call == "step", self.groups.rank, self._plan.problem.microbatches, None
-        given: list[Sequence[Microbatch] | None] = [None, None]
-        try:
-            if self._beginning.starts:
-                given[0] = checked_inputs(inputs, count, rank, self._samples if steps else None)
-            if rank in self._ending and not (only_outputs and targets is None):
-                given[1] = cut(targets, count, "targets", rank)
-        except InvalidInput as error:
-            own = error
-        added = weights is not None and divide_by is None and rank in self._losses_of
-        named = REFUSED if own is not None and self._beginning.starts else f"{call} with weights" if added else call
-        self.hooks.begin_call(named)
-        if own is not None and self._beginning.starts and self.lockstep is not None:
-            raise own  # the others of the swap_group may have begun, and their stages wait for this one's
-        refused = self._beginning.check(own, self.hooks, self._executor.prepare if steps else None)
-        if refused is not None:
-            if steps:
-                self._wiring.renew()
-            raise refused
-        return given[0], given[1]
+    def _begin(self, call: str, given: Given) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
+        """This rank's microbatches, once all ranks of all pipelines begin."""
+        samples, executor = (self._samples, self._executor) if call == "step" else (None, None)
+        if given.weights is not None and given.divide_by is None and self.groups.rank in self._losses_of:
+            call = f"{call} with weights"
+        return self._beginning.agree(call, given, self._plan.problem.microbatches, samples, self.hooks, executor)
 
     def _losses_for(self, word: int | Callable[[], int], shares: Shares | None) -> Losses:
         """What takes the losses of a step or an evaluation."""
@@ -368,13 +340,14 @@ class Pipe:
         """What this pipeline's losses are divided by, and the scale of the gradients."""
         return (float(self._plan.problem.microbatches * self.hooks.pipelines), 1.0) if shares is None else shares.way
 
-    def _shares(self, weights: Weights | None, divide_by: float | None, scale: float = 1.0) -> Shares | None:
+    def _shares(self, given: Given) -> Shares | None:
         """Of the microbatches, where they are not even and this rank needs them."""
-        if self.groups.rank not in self._losses_of or (weights is None and divide_by is None and scale == 1):
+        if self.groups.rank not in self._losses_of or given.is_even:
             return None
         from schedc.runtime.stage.weighing import weigh
 
-        return weigh(weights, divide_by, scale, self.groups.rank, self._plan.problem.microbatches, self.hooks)
+        how = given.weights, given.divide_by, given.scale
+        return weigh(*how, self.groups.rank, self._plan.problem.microbatches, self.hooks)
 
     def _step(
         self, inputs: Sequence[Microbatch] | None, targets: Sequence[Microbatch] | None, shares: Shares | None

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
-from schedc.runtime.transports.gloo import finish
+from schedc.runtime.transports.words import LOSSES, Words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +51,8 @@ class Losses:
         Raises:
             TransferFailed: a connection is lost.
         """
-        self._group = group
+        self._words = Words(group, LOSSES)
+        self._peers = [peer for peer in range(group.size()) if peer != rank]
         self._rank = rank
         self._expected = expected
         self._timeout_s = timeout_s
@@ -63,11 +63,10 @@ class Losses:
         self._parts = {
             root: torch.zeros(len(expected[root]) + BESIDES, dtype=torch.float64, device="cpu") for root in sorted(expected)
         }
-        self._work: list[tuple[dist.Work, str, int]] = []
         self._copy: tuple[torch.Tensor, torch.Event] | None = None
         for root, part in self._parts.items():
             if root != rank:
-                self._start(group.recv, part, root, f"rank {rank} waits for the loss from rank {root}")
+                self._words.receive(part, root, f"rank {rank} waits for the loss from rank {root}")
 
     def add(self, microbatch: int, loss: torch.Tensor) -> None:
         """Take the loss of one microbatch; after the last of this rank's, bring them to all ranks."""
@@ -94,12 +93,8 @@ class Losses:
             event.synchronize()
             self._copy = None
             self._send(copy)
-        while self._work:
-            work, doing, peer = self._work.pop(0)
-            try:
-                finish(work, self._timeout_s)
-            except (ConnectionLost, NoAnswer) as error:
-                raise waiting_failed(doing, error, self._timeout_s, peer) from error
+        self._words.hear(self._timeout_s)
+        self._words.flush(self._timeout_s)
         losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64, device="cpu")
         for root, part in self._parts.items():
             losses[list(self._expected[root])] = part[:-BESIDES]
@@ -136,15 +131,5 @@ class Losses:
         else:
             own[-2] = sum(self._shares[number] * loss for number, loss in zip(self._expected[self._rank], losses, strict=True))
         own[-1] = self._word() if callable(self._word) else self._word
-        for peer in range(self._group.size()):
-            if peer != self._rank:
-                self._start(self._group.send, own, peer, f"rank {self._rank} sends the loss to rank {peer}")
-
-    def _start(
-        self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int, doing: str
-    ) -> None:
-        try:
-            work = transfer([tensor], peer, 0)
-        except RuntimeError as error:
-            raise TransferFailed(f"{doing}: {connection_lost(peer)}") from error
-        self._work.append((work, doing, peer))
+        for peer in self._peers:
+            self._words.send(own, peer, f"rank {self._rank} sends the loss to rank {peer}")

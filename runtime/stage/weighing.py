@@ -31,6 +31,24 @@ class Shares(NamedTuple):
     """What the losses are divided by, and the scale: both are to be the same wherever losses are computed."""
 
 
+def check_weights(weights: Weights | None, divide_by: float | None, scale: float, rank: int, microbatches: int) -> None:
+    """Refuse numbers that make no sense; as `weigh`.
+
+    Raises:
+        InvalidInput: says which.
+    """
+    given = [1.0] * microbatches if weights is None else [float(weight) for weight in weights]
+    if len(given) != microbatches:
+        raise InvalidInput(f"rank {rank}: {len(given)} weights were given, the plan has {microbatches} microbatches")
+    wrong = next((weight for weight in given if not (math.isfinite(weight) and weight >= 0)), None)
+    if wrong is not None:
+        raise InvalidInput(f"rank {rank}: a microbatch has the weight {wrong:g}; expected a finite number, 0 or more")
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidInput(f"rank {rank}: scale is {scale:g}; expected a finite number above 0")
+    if divide_by is not None and not (math.isfinite(divide_by) and divide_by > 0):
+        raise InvalidInput(f"rank {rank}: divide_by is {float(divide_by):g}; expected a finite number above 0 to divide by")
+
+
 def weigh(
     weights: Weights | None,
     divide_by: float | None,
@@ -39,7 +57,7 @@ def weigh(
     microbatches: int,
     hooks: ReplicaHooks,
 ) -> Shares:
-    """The shares, on a rank with a last stage.
+    """The shares, on a rank with a last stage, of what `check_weights` has let pass.
 
     Args:
         weights: of this pipeline's microbatches; None: 1 each.
@@ -50,17 +68,10 @@ def weigh(
         hooks: which sum over pipelines.
 
     Raises:
-        InvalidInput: a number makes no sense.
+        InvalidInput: the weights of all pipelines are 0.
         TransferFailed: another pipeline is lost, or gives no weights.
     """
     given = [1.0] * microbatches if weights is None else [float(weight) for weight in weights]
-    if len(given) != microbatches:
-        raise InvalidInput(f"rank {rank}: {len(given)} weights were given, the plan has {microbatches} microbatches")
-    wrong = next((weight for weight in given if not (math.isfinite(weight) and weight >= 0)), None)
-    if wrong is not None:
-        raise InvalidInput(f"rank {rank}: a microbatch has the weight {wrong:g}; expected a finite number, 0 or more")
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidInput(f"rank {rank}: scale is {scale:g}; expected a finite number above 0")
     count = hooks.pipelines
     if divide_by is not None:
         total = float(divide_by)
@@ -68,9 +79,8 @@ def weigh(
         total = float(microbatches * count)
     else:
         total = float(hooks.total(torch.tensor(math.fsum(given), dtype=torch.float64, device="cpu")))
-    if not (math.isfinite(total) and total > 0):
-        what = "the weights of all microbatches are 0" if divide_by is None else f"divide_by is {total:g}"
-        raise InvalidInput(f"rank {rank}: {what}; expected a finite number above 0 to divide by")
+    if total == 0:
+        raise InvalidInput(f"rank {rank}: the weights of all microbatches are 0; expected a finite number above 0 to divide by")
     return Shares(
         losses=tuple(weight * count / total for weight in given),
         gradients=tuple(weight * scale / total for weight in given),

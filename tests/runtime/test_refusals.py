@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import hook_runs
 import pipeline_runs
 import pytest
 import replicated_runs
@@ -224,13 +225,35 @@ def test_batches_that_do_not_fit(two: Ranks, four: Ranks, name: str, zero: int |
         assert same
 
 
-def test_targets_that_do_not_fit(two: Ranks) -> None:
-    """The first rank has begun: the pipe is closed, and all ranks say why."""
-    said = two.run(pipeline_runs.wrong_batches, sound())
-    assert said[0] == [
-        "InvalidInput: rank 1: step needs the targets on this rank; pass the batch, or a list of 4 microbatches",
-        "InvalidInput: rank 1: 3 microbatches of targets were given, the plan has 4",
-        "InvalidInput: rank 1: the targets have the shape [6, 2]; dimension 0 must be a multiple of the plan's 4 microbatches",
-        "InvalidInput: the pipe is closed, by close() or by a failed step; load the plan again",
-    ]
-    assert said[1] == said[0]
+@pytest.mark.parametrize(
+    ("name", "zero", "culprit", "group"),
+    [
+        ("1f1b", None, 1, ""),  # targets, which the rank that begins does not see
+        ("bidirectional", None, 1, ""),
+        ("zb-v", 0, 2, "data_parallel_group"),
+        ("interleaved", 1, 3, "data_parallel_group"),
+        ("1f1b", 0, 1, "data_parallel_group"),
+        ("1f1b", 0, 2, "swap_group"),
+    ],
+)
+def test_one_process_alone_has_a_batch_that_does_not_fit(
+    two: Ranks, four: Ranks, name: str, zero: int | None, culprit: int, group: str
+) -> None:
+    """Targets, one end of a bidirectional pipeline, one of several pipelines: all processes raise its line, and train on."""
+    ranks = two if not group else four
+    plan = few_plan(name, None if group == "swap_group" else zero)
+    results = ranks.run(replicated_runs.refuse_batches, plan, False, culprit, group)
+    for said, same in results:
+        assert said == results[0][0]
+        assert len(said) == 9
+        assert all(line.startswith(f"rank {culprit % 2}: ") for line in said)
+        assert same
+
+
+def test_another_pipeline_may_have_begun(four: Ranks) -> None:
+    """The pipe is closed where a job's own hooks do not know whether the batches of other pipelines fit."""
+    line = "rank 1: the targets have the shape [7, 3]; dimension 0 must be a multiple of the plan's 4 microbatches"
+    closed = "InvalidInput: the pipe is closed, by close() or by a failed step; load the plan again"
+    for knows, said in ((False, [f"InvalidInput: {line}", closed]), (True, [f"BatchRefused: {line}", f"BatchRefused: {line}"])):
+        results = four.run(hook_runs.refuse_batches, few_plan("1f1b"), knows)
+        assert results == ([said] * 2 + [[]] * 2)

@@ -136,3 +136,22 @@ def unlike(rank: int, plan: Plan, agree: bool) -> str:
             return f"retries: {pipe.retries}"
     except SchedcError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def refuse_batches(rank: int, plan: Plan, knows: bool) -> list[str]:
+    """What two steps of the first of two pipelines say to targets that do not fit, with hooks that may know what the other says."""
+    pipeline_group, data_group = grid(2, 2)
+    hooks = AllReduce(stages := make_stages(plan, rank % 2), data_group)
+    if knows:
+        hooks.all_fit = lambda fits: fits  # type: ignore[method-assign]
+    said = []
+    with schedc.runtime.load(
+        plan, stages=stages, loss_fn=loss_fn, pipeline_group=pipeline_group, replicas=hooks, timeout_s=60
+    ) as pipe:
+        inputs, targets = whole_batch(plan, 1, 0)
+        for _ in range(2 * (rank < 2)):
+            try:
+                pipe.step(inputs, targets[:7])
+            except SchedcError as error:
+                said.append(f"{type(error).__name__}: {error}")
+    return said

@@ -323,16 +323,3 @@ def refuse_mirrored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[i
         module.load_state_dict(weights)
     schedc.runtime.load(plans[rank], stages=own, loss_fn=loss_fn, timeout_s=60).close()
     return "accepted"
-
-
-def wrong_batches(rank: int, plan: Plan) -> list[str]:
-    """What steps say to targets that do not fit; each with a pipe of its own, the last with one that has failed."""
-    said = []
-    for targets in (None, [torch.ones(1, 2)] * 3, torch.ones(6, 2)):
-        pipe = schedc.runtime.load(plan, stages={rank: nn.Linear(2, 2)}, loss_fn=lambda y, _: y.mean(), timeout_s=60)
-        for _ in range(2):
-            try:
-                pipe.step(torch.ones(4, 2), targets)
-            except SchedcError as error:
-                said.append(f"{type(error).__name__}: {error}")
-    return [*said[::2], said[-1]]

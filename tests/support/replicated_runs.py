@@ -230,13 +230,19 @@ class Failing(nn.Module):
         return result
 
 
-def refuse_batches(rank: int, plan: Plan, chooses: bool = False) -> tuple[list[str], bool]:
-    """Two steps, and the same two with batches between them that do not fit: what these say, and whether gradients are equal."""
+def refuse_batches(
+    rank: int, plan: Plan, chooses: bool = False, culprit: int | None = None, group: str = "data_parallel_group"
+) -> tuple[list[str], bool]:
+    """Two steps, and the same two with batches between them that do not fit, in one process alone where it is named.
+
+    Returns:
+        What these say, and whether gradients are equal.
+    """
     pipelines = dist.get_world_size() // plan.problem.ranks
     pipeline_group, replicas = grid(pipelines, plan.problem.ranks)
     groups: dict[str, Any] = {"pipeline_group": pipeline_group}
     if pipelines > 1:
-        groups["data_parallel_group"] = replicas
+        groups[group] = replicas
     stages = make_stages(plan, rank % plan.problem.ranks)
     weights = [weight for module in stages.values() for weight in module.parameters()]
     said, found = list[str](), []
@@ -251,8 +257,9 @@ def refuse_batches(rank: int, plan: Plan, chooses: bool = False) -> tuple[list[s
                     [["none"] * 4] if not step else [inputs[:4], inputs[:7], [inputs[:2]] * 3, None] if refuses else []
                 )
                 for number, batch in enumerate([*wrong, *wrong[1:]]):
+                    given = (batch, targets[:7]) if culprit in (None, rank) else (inputs, targets)
                     try:
-                        (pipe.step if number < len(wrong) else pipe.evaluate)(batch, targets[:7])
+                        (pipe.step if number < len(wrong) else pipe.evaluate)(*given)
                     except schedc.runtime.BatchRefused as error:
                         said.append(str(error))
                 pipe.step(inputs, targets)
