@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
 from functools import partial
 from importlib import import_module
@@ -24,94 +23,23 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from slow_runs import OP_S, Slow, Stage
 
 import schedc.runtime
 from schedc.runtime.session import loading
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 RANKS, MICROBATCHES = 4, 8
-OP_S = 0.010
-"""How long each F, B and W takes."""
 CHANNELS = ("one channel", "can run again")
-
-
-class Slow:
-    """A group whose messages to one rank, from this one, are late."""
-
-    def __init__(self, group: Any, peer: int, latency_s: float) -> None:
-        self._group, self._peer, self._latency_s = group, peer, latency_s
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the group's."""
-        return getattr(self._group, name)
-
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
-        """As the group's."""
-        return _Late(partial(self._group.send, tensors, peer, tag), self._latency_s if peer == self._peer else 0.0)
-
-
-class _Late:
-    """What a thread sends when its time has come."""
-
-    def __init__(self, send: Callable[[], Any], latency_s: float) -> None:
-        self._work: Any = None
-        self._sent = threading.Event()
-        self._send = send
-        timer = threading.Timer(latency_s, self._run)
-        timer.daemon = True
-        timer.start()
-
-    def _run(self) -> None:
-        self._work = self._send()
-        self._sent.set()
-
-    def wait(self, *limit: Any) -> None:
-        self._sent.wait()
-        self._work.wait(*limit)
-
-
-class Work(torch.autograd.Function):
-    """Waits as long as an op takes, and gives what it gets."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """F."""
-        time.sleep(OP_S)
-        return x + weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """B and W together."""
-        (gradient,) = gradients
-        time.sleep(2 * OP_S)
-        return gradient, gradient.sum()
-
-
-class Stage(nn.Module):
-    """A stage that takes its time, and has a buffer and a weight to put back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.register_buffer("table", torch.zeros(1000))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """F."""
-        work: Any = Work
-        y: torch.Tensor = work.apply(x, self.weight)
-        return y
 
 
 def ways() -> dict[str, Any]:

@@ -44,13 +44,12 @@ class ReplicaHooks:
         Before a step or an evaluation, `fits` is on the ranks with inputs whether the batch fits in this pipeline.
         """
 
-    def all_fit(self, fits: bool) -> bool | None:
-        """Then, on the ranks with inputs: whether the batch fits in all pipelines; all have been called for the same.
+    def begins(self, fits: bool) -> bool:
+        """Then, on the ranks with inputs: whether the call begins, the same in all pipelines; it should if the batch fits in all.
 
-        Returns:
-            The same in all pipelines. None: it does not fit in this one, and what others say is not known; the pipe is closed.
+        Hooks that do not know what others say let it begin: where it does not fit, a pipe that begins is closed.
         """
-        return fits or (False if self.pipelines == 1 else None)
+        return fits or self.pipelines > 1
 
     def begin_step(self) -> None:
         """Before the step's first op. The stages' `.grad` are what they were before the step."""

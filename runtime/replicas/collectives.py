@@ -140,8 +140,8 @@ class ReplicaCollectives(ReplicaHooks):
         """
         self._pipelines.begin(call, fits=fits)
 
-    def all_fit(self, fits: bool) -> bool:
-        """As `ReplicaHooks.all_fit`.
+    def begins(self, fits: bool) -> bool:
+        """As `ReplicaHooks.begins`.
 
         Raises:
             InvalidInput: they are called for something else.

@@ -188,9 +188,9 @@ class TiedSums(ReplicaHooks):
         """As the inner ones."""
         self._inner.begin_call(call, fits=fits)
 
-    def all_fit(self, fits: bool) -> bool | None:
+    def begins(self, fits: bool) -> bool:
         """As the inner ones."""
-        return self._inner.all_fit(fits)
+        return self._inner.begins(fits)
 
     def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """As the inner ones."""

@@ -1,8 +1,11 @@
-"""How a step or an evaluation begins: all ranks of all pipelines agree that the batch fits before anything of it runs.
+"""How a step or an evaluation begins: ranks look at the batch; if it does not fit, all say so and nothing has run.
 
-Ranks with inputs or targets say to those with inputs whether theirs fit. These ask the other pipelines, and say to the rest whether
-the call begins. The rest hears that when the receives of its first op are posted: the word is there before what it works on. So a
-rank with inputs waits for a message of each rank with targets, which ends a step before it in most plans, and for other pipelines.
+Ranks with inputs ask the other pipelines, and say to all ranks whether the call begins. Those without inputs hear it when the
+receives of their first op are posted: the word is there before what it works on. A rank with inputs waits for no rank of its own
+pipeline, but before evaluations and the first step of a plan, where it asks those that have inputs or targets, too. In each step
+that would cost up to the way of a message over the slowest link (benchmarks/runtime/beginning.py).
+
+Where one rank refuses its part and others have begun, it closes the pipe, as in the middle of a step.
 """
 
 from __future__ import annotations
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.weighing import Weights
 
 __all__ = ["Beginning", "Given"]
-
-BEGINS, REFUSED, CLOSES = range(3)
-"""What ranks with inputs say. The last: it is refused, and other pipelines, whose word is not known, may begin."""
 
 
 class Given(NamedTuple):
@@ -62,7 +62,15 @@ class Beginning:
         self._words = Words(groups.all, BEGINNING)
 
     def agree(
-        self, call: str, given: Given, microbatches: int, samples: int | None, hooks: ReplicaHooks, executor: Executor | None = None
+        self,
+        call: str,
+        given: Given,
+        microbatches: int,
+        samples: int | None,
+        hooks: ReplicaHooks,
+        executor: Executor | None,
+        *,
+        asks: bool,
     ) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
         """This rank's microbatches of inputs and targets; None: it has none. All ranks of all pipelines call it together.
 
@@ -73,25 +81,26 @@ class Beginning:
             samples: as `checked_inputs`.
             hooks: what is between pipelines.
             executor: gets prepared where a rank waits before its first op; None: there is none yet.
+            asks: whether ranks with inputs ask the others of their pipeline; the same on all ranks.
 
         Raises:
             BatchRefused: the batch of a rank does not fit, and nothing has run.
-            InvalidInput: the same, but other pipelines may have begun; or these are called for something else.
+            InvalidInput: this rank's does not fit, and others may have begun; or pipelines are called for something else.
             TransferFailed: another rank has ended, or does not answer.
         """
         own, refusal = None, None
         try:
             own = self._microbatches(given, microbatches, samples)
         except InvalidInput as error:
-            refusal = str(error)
-        verdict = self._verdict(call, hooks, executor, fits=refusal is None)
-        if own is not None and verdict == BEGINS:
+            refusal = error
+        if self._begins(call, hooks, executor, fits=own is not None, asks=asks):
+            if own is None:
+                assert refusal is not None
+                raise refusal
             return own
-        line = _first(self._groups.exchange(refusal))
-        if verdict == CLOSES:
-            raise InvalidInput(line)
-        for others in self._groups.beside:
-            line = _first(others.exchange(line))
+        line = None if refusal is None else str(refusal)
+        for others in (self._groups, *self._groups.beside):
+            line = next(filter(None, others.exchange(line)), None)
         if executor is not None:
             executor.cancel()
         raise BatchRefused(line)
@@ -111,37 +120,40 @@ class Beginning:
                 check_weights(given.weights, given.divide_by, given.scale, rank, microbatches)
         return inputs, targets
 
-    def _verdict(self, call: str, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool) -> int:
-        """Whether the call begins, if this rank's part `fits`; the same on all ranks."""
-        rank, starts, words = self._groups.rank, self._groups.rank in self._starting, self._words
-        words.flush(self._patience_s)  # of the call before, for which this rank has not waited
-        heard = [torch.zeros(1, dtype=torch.uint8, device="cpu") for _ in range(self._groups.size)]
-        for peer in (self._starting | self._ending if starts else self._starting) - {rank}:
-            words.receive(heard[peer], peer, f"rank {rank} waits until rank {peer} begins")
-        if starts or rank in self._ending:
-            self._say(BEGINS if fits else REFUSED, self._starting - {rank})
-        if not starts:
-            hooks.begin_call(call)
-            if executor is not None:
-                executor.prepare()
-        words.hear(self._patience_s)
-        worst = max(map(int, heard))
-        if not starts:
-            return worst
-        fits = fits and worst == BEGINS
+    def _begins(self, call: str, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool, asks: bool) -> bool:
+        """Whether the call begins, on any rank; what this one has been given `fits`."""
+        rank, starts = self._groups.rank, self._groups.rank in self._starting
+        self._words.hear(self._patience_s)  # what is left of the call before
+        self._words.flush(self._patience_s)
+        if asks:
+            said = self._expect(self._starting | self._ending if starts else ())
+            if starts or rank in self._ending:
+                self._say(fits, self._starting)
+            self._words.hear(self._patience_s)
+            fits = fits and all(map(bool, said))
         hooks.begin_call(call, fits=fits)
-        everywhere = hooks.all_fit(fits)
-        if everywhere is not None and self._lockstep is not None:
-            everywhere = self._lockstep.all_see(everywhere)
-        verdict = CLOSES if everywhere is None else BEGINS if everywhere else REFUSED
-        self._say(verdict, set(range(self._groups.size)) - self._starting)
-        return verdict
+        begun = self._expect(self._starting)
+        if starts:
+            begins = hooks.begins(fits)
+            if self._lockstep is not None:
+                begins = self._lockstep.all_see(begins)
+            self._say(begins, range(self._groups.size))
+            if begins:
+                return True
+        elif executor is not None:
+            executor.prepare()
+        self._words.hear(self._patience_s)
+        return any(map(bool, begun))
 
-    def _say(self, word: int, peers: Collection[int]) -> None:
-        said = torch.tensor([word], dtype=torch.uint8, device="cpu")
-        for peer in peers:
-            self._words.send(said, peer, f"rank {self._groups.rank} says to rank {peer} that it begins")
+    def _expect(self, peers: Collection[int]) -> list[torch.Tensor]:
+        """Begin to receive the word of each; what it is, once it is heard."""
+        rank, words = self._groups.rank, []
+        for peer in sorted({*peers} - {rank}):
+            words.append(torch.zeros(1, dtype=torch.uint8, device="cpu"))
+            self._words.receive(words[-1], peer, f"rank {rank} waits until rank {peer} begins")
+        return words
 
-
-def _first(lines: Sequence[str | None]) -> str | None:
-    return next(filter(None, lines), None)
+    def _say(self, word: bool, peers: Collection[int]) -> None:
+        rank, said = self._groups.rank, torch.tensor([word], dtype=torch.uint8, device="cpu")
+        for peer in sorted({*peers} - {rank}):
+            self._words.send(said, peer, f"rank {rank} says to rank {peer} that it begins")

@@ -326,10 +326,11 @@ class Pipe:
 
     def _begin(self, call: str, given: Given) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
         """This rank's microbatches, once all ranks of all pipelines begin."""
-        samples, executor = (self._samples, self._executor) if call == "step" else (None, None)
+        steps, count = call == "step", self._plan.problem.microbatches
         if given.weights is not None and given.divide_by is None and self.groups.rank in self._losses_of:
             call = f"{call} with weights"
-        return self._beginning.agree(call, given, self._plan.problem.microbatches, samples, self.hooks, executor)
+        known = (self._samples, self.hooks, self._executor) if steps else (None, self.hooks, None)
+        return self._beginning.agree(call, given, count, *known, asks=not (steps and self._has_run))
 
     def _losses_for(self, word: int | Callable[[], int], shares: Shares | None) -> Losses:
         """What takes the losses of a step or an evaluation."""
@@ -362,6 +363,7 @@ class Pipe:
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
+        self._has_run = True
         return loss
 
     def _all_have_offered(self) -> int:
@@ -408,6 +410,7 @@ class Pipe:
     def _use(self, plan: Plan) -> None:
         """Run this plan from now on; its wires are laid."""
         self._plan = plan
+        self._has_run = False
         program = program_of(plan, self.groups.rank)
         self._losses_of = _losses_of(plan.problem)
         self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`

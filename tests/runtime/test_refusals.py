@@ -226,28 +226,39 @@ def test_batches_that_do_not_fit(two: Ranks, four: Ranks, name: str, zero: int |
 
 
 @pytest.mark.parametrize(
-    ("name", "zero", "culprit", "group"),
+    ("name", "zero", "culprit", "group", "between"),
     [
-        ("1f1b", None, 1, ""),  # targets, which the rank that begins does not see
-        ("bidirectional", None, 1, ""),
-        ("zb-v", 0, 2, "data_parallel_group"),
-        ("interleaved", 1, 3, "data_parallel_group"),
-        ("1f1b", 0, 1, "data_parallel_group"),
-        ("1f1b", 0, 2, "swap_group"),
+        ("1f1b", None, 1, "", False),  # targets, which the rank that begins does not see
+        ("bidirectional", None, 1, "", False),
+        ("zb-v", 0, 2, "data_parallel_group", True),
+        ("interleaved", 1, 3, "data_parallel_group", False),
+        ("1f1b", 0, 1, "data_parallel_group", False),
+        ("1f1b", None, 2, "swap_group", True),
     ],
 )
 def test_one_process_alone_has_a_batch_that_does_not_fit(
-    two: Ranks, four: Ranks, name: str, zero: int | None, culprit: int, group: str
+    two: Ranks, four: Ranks, name: str, zero: int | None, culprit: int, group: str, between: bool
 ) -> None:
     """Targets, one end of a bidirectional pipeline, one of several pipelines: all processes raise its line, and train on."""
     ranks = two if not group else four
-    plan = few_plan(name, None if group == "swap_group" else zero)
-    results = ranks.run(replicated_runs.refuse_batches, plan, False, culprit, group)
+    results = ranks.run(replicated_runs.refuse_batches, few_plan(name, zero), False, culprit, group, between)
     for said, same in results:
         assert said == results[0][0]
-        assert len(said) == 9
+        assert len(said) == (9 if between else 4)
         assert all(line.startswith(f"rank {culprit % 2}: ") for line in said)
         assert same
+
+
+@pytest.mark.parametrize("name", ["1f1b", "bidirectional"])
+def test_others_have_begun(two: Ranks, name: str) -> None:
+    """In a later step: the pipe is closed, and all ranks say why."""
+    said = two.run(pipeline_runs.refuse_later, few_plan(name))
+    what = "targets" if name == "1f1b" else "inputs"
+    assert said[0] == [
+        f"InvalidInput: rank 1: the {what} have the shape [7, 3]; dimension 0 must be a multiple of the plan's 4 microbatches",
+        "InvalidInput: the pipe is closed, by close() or by a failed step; load the plan again",
+    ]
+    assert said[1] == said[0]
 
 
 def test_another_pipeline_may_have_begun(four: Ranks) -> None:

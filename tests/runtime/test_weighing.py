@@ -40,14 +40,14 @@ def test_two_pipelines(four: Ranks, zero: int | None) -> None:
 
 def test_refusals(two: Ranks) -> None:
     said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0] * 3)
-    assert said[1] == "InvalidInput: rank 1: 3 weights were given, the plan has 4 microbatches"
+    assert said[1] == "BatchRefused: rank 1: 3 weights were given, the plan has 4 microbatches"
     assert said[0] == said[1]
     said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0, -1.0, 1.0, 1.0])
-    assert said[1] == "InvalidInput: rank 1: a microbatch has the weight -1; expected a finite number, 0 or more"
+    assert said[1] == "BatchRefused: rank 1: a microbatch has the weight -1; expected a finite number, 0 or more"
     said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [0.0] * 4)
     assert said[1].startswith("InvalidInput: rank 1: the weights of all microbatches are 0; expected")
     said = two.run(weighing_runs.refused_divisor, few_plan("1f1b"), 0.0)
-    assert said[1].startswith("InvalidInput: rank 1: divide_by is 0; expected")
+    assert said[1].startswith("BatchRefused: rank 1: divide_by is 0; expected")
 
 
 def test_what_is_not_the_same_in_all_pipelines(four: Ranks) -> None:

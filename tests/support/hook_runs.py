@@ -143,7 +143,7 @@ def refuse_batches(rank: int, plan: Plan, knows: bool) -> list[str]:
     pipeline_group, data_group = grid(2, 2)
     hooks = AllReduce(stages := make_stages(plan, rank % 2), data_group)
     if knows:
-        hooks.all_fit = lambda fits: fits  # type: ignore[method-assign]
+        hooks.begins = lambda fits: fits  # type: ignore[method-assign]
     said = []
     with schedc.runtime.load(
         plan, stages=stages, loss_fn=loss_fn, pipeline_group=pipeline_group, replicas=hooks, timeout_s=60

@@ -323,3 +323,17 @@ def refuse_mirrored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[i
         module.load_state_dict(weights)
     schedc.runtime.load(plans[rank], stages=own, loss_fn=loss_fn, timeout_s=60).close()
     return "accepted"
+
+
+def refuse_later(rank: int, plan: Plan) -> list[str]:
+    """What steps after the first say to a batch that does not fit on rank 1."""
+    said = []
+    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60) as pipe:
+        inputs, targets = make_batch(plan, 0)
+        pipe.step(inputs, targets)
+        for _ in range(2):
+            try:
+                pipe.step(inputs[: 7 if rank == 1 else None], targets[: 7 if rank == 1 else None])
+            except SchedcError as error:
+                said.append(f"{type(error).__name__}: {error}")
+    return said

@@ -231,9 +231,14 @@ class Failing(nn.Module):
 
 
 def refuse_batches(
-    rank: int, plan: Plan, chooses: bool = False, culprit: int | None = None, group: str = "data_parallel_group"
+    rank: int,
+    plan: Plan,
+    chooses: bool = False,
+    culprit: int | None = None,
+    group: str = "data_parallel_group",
+    between: bool = True,
 ) -> tuple[list[str], bool]:
-    """Two steps, and the same two with batches between them that do not fit, in one process alone where it is named.
+    """Two steps, and the same two with batches before and `between` them that do not fit, in one process alone where it is named.
 
     Returns:
         What these say, and whether gradients are equal.
@@ -253,13 +258,14 @@ def refuse_batches(
         for refuses in (False, True):
             for step in range(2):
                 inputs, targets = make_batch(plan, step)
-                wrong: list[Any] = (
-                    [["none"] * 4] if not step else [inputs[:4], inputs[:7], [inputs[:2]] * 3, None] if refuses else []
-                )
-                for number, batch in enumerate([*wrong, *wrong[1:]]):
+                wrong: list[Any] = [["none"] * 4] if not step else []
+                if step and refuses:
+                    wrong = [inputs[:4], inputs[:7], [inputs[:2]] * 3, None]
+                calls: list[Any] = [(pipe.step, batch) for batch in wrong if between or not (step or refuses)]
+                for call, batch in [*calls, *((pipe.evaluate, batch) for batch in wrong[1:])]:
                     given = (batch, targets[:7]) if culprit in (None, rank) else (inputs, targets)
                     try:
-                        (pipe.step if number < len(wrong) else pipe.evaluate)(*given)
+                        call(*given)
                     except schedc.runtime.BatchRefused as error:
                         said.append(str(error))
                 pipe.step(inputs, targets)
