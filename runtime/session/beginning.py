@@ -123,13 +123,12 @@ class Beginning:
     def _begins(self, call: str, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool, asks: bool) -> bool:
         """Whether the call begins, on any rank; what this one has been given `fits`."""
         rank, starts = self._groups.rank, self._groups.rank in self._starting
-        self._words.hear(self._patience_s)  # what is left of the call before
-        self._words.flush(self._patience_s)
+        self._finish()  # what is left of the call before
         if asks:
             said = self._expect(self._starting | self._ending if starts else ())
             if starts or rank in self._ending:
                 self._say(fits, self._starting)
-            self._words.hear(self._patience_s)
+            self._finish()
             fits = fits and all(map(bool, said))
         hooks.begin_call(call, fits=fits)
         begun = self._expect(self._starting)
@@ -144,6 +143,10 @@ class Beginning:
             executor.prepare()
         self._words.hear(self._patience_s)
         return any(map(bool, begun))
+
+    def _finish(self) -> None:
+        self._words.hear(self._patience_s)
+        self._words.flush(self._patience_s)
 
     def _expect(self, peers: Collection[int]) -> list[torch.Tensor]:
         """Begin to receive the word of each; what it is, once it is heard."""
