@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.transports.words import AGREEMENT, Words
+from schedc.runtime.transports.words import AGREEMENT, PeerWords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ class Agreement:
         """
         self._rank = rank
         self._heard = {peer: torch.zeros(1, dtype=torch.uint8, device="cpu") for peer in peers}
-        self._words = Words(group, AGREEMENT)
+        self._words = PeerWords(group, AGREEMENT)
         self._own: bool | None = True
         """This rank's word, once it is said."""
 

@@ -15,9 +15,9 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.session.beginning import Beginning, Given
 from schedc.runtime.stage.batches import same_samples
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
@@ -98,7 +98,9 @@ class Pipe:
         self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
         self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
-        self._beginning = Beginning(plan.problem, groups, lockstep, timeout_s * wiring.patience)
+        self._beginning = Beginning(
+            plan.problem, groups, None if lockstep is None else lockstep.all_see, timeout_s * wiring.patience
+        )
         self._samples: int | None = None
         """Of a microbatch of inputs, once they are known to be those of what stages exchange."""
         self._start: StepStart | None = None

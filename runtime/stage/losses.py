@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.transports.words import LOSSES, Words
+from schedc.runtime.transports.words import LOSSES, PeerWords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Losses:
         Raises:
             TransferFailed: a connection is lost.
         """
-        self._words = Words(group, LOSSES)
+        self._words = PeerWords(group, LOSSES)
         self._peers = [peer for peer in range(group.size()) if peer != rank]
         self._rank = rank
         self._expected = expected

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["AGREEMENT", "BEGINNING", "LOSSES", "Words"]
+__all__ = ["AGREEMENT", "BEGINNING", "LOSSES", "PeerWords"]
 
 LOSSES, AGREEMENT, BEGINNING = range(3)
 """Tags on the group of all ranks."""
 
 
-class Words:
+class PeerWords:
     """One rank's side of one kind of them. Between two ranks they come in the order in which they were sent."""
 
     def __init__(self, group: dist.ProcessGroup, tag: int) -> None:

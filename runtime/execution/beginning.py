@@ -17,16 +17,15 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.stage.batches import checked_inputs, cut
-from schedc.runtime.transports.words import BEGINNING, Words
+from schedc.runtime.transports.words import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.executor import Executor
-    from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.weighing import Weights
 
@@ -53,13 +52,20 @@ class Given(NamedTuple):
 class Beginning:
     """One rank's side of it."""
 
-    def __init__(self, problem: Problem, groups: Groups, lockstep: Lockstep | None, patience_s: float) -> None:
-        """Take the ranks, and how long to wait for one. Those with inputs or targets are the same in all plans of a pipe."""
+    def __init__(self, problem: Problem, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float) -> None:
+        """Take the ranks; those with inputs or targets are the same in all plans of a pipe.
+
+        Args:
+            problem: of the plan.
+            groups: of its ranks.
+            all_see: `Lockstep.all_see`; None: there is none.
+            patience_s: how long to wait for a rank.
+        """
         self._starting, self._ending = ({problem.stages[path[end]].rank for path in problem.paths} for end in (0, -1))
         self._groups = groups
-        self._lockstep = lockstep
+        self._all_see = all_see
         self._patience_s = patience_s
-        self._words = Words(groups.all, BEGINNING)
+        self._words = PeerWords(groups.all, BEGINNING)
 
     def agree(
         self,
@@ -134,8 +140,8 @@ class Beginning:
         begun = self._expect(self._starting)
         if starts:
             begins = hooks.begins(fits)
-            if self._lockstep is not None:
-                begins = self._lockstep.all_see(begins)
+            if self._all_see is not None:
+                begins = self._all_see(begins)
             self._say(begins, range(self._groups.size))
             if begins:
                 return True
