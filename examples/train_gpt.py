@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.formats.plan.plan_file import read_plan
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from schedc.runtime.training.clipping import clip_grad_norm_
-from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan

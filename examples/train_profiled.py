@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 import schedc.runtime
 from schedc.errors import SchedcError
+from schedc.formats.plan.plan_file import read_plan
 from schedc.runtime.profiling import load_model
-from schedc.text.plan.plan_file import read_plan
 
 
 def main() -> None:

@@ -19,8 +19,6 @@ from ortools.sat.python import cp_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AssignmentModel", "Kinds", "KnownEnds"]
-
 
 class Kinds(NamedTuple):
     """What is between nodes, by number; -1: a link that costs the least of all, which the model leaves out."""

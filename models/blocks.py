@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["BlockTransfer", "Blocks", "NothingAtMost", "blocks_of", "followers_of"]
-
 
 class NothingAtMost(Exception):
     """Of the blocks of a model no schedule has an objective of at most `upper` ticks, as `least` ticks bound it from below."""

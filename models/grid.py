@@ -15,8 +15,6 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["TimeGrid", "grid_of"]
-
 MOST_TICKS = 1 << 40
 """A horizon of more ticks than this (1,100 s in nanoseconds) is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.models.blocks import Blocks
 
-__all__ = ["with_late_begins"]
-
 CLOSE = 0.01
 """In ticks: the MILP's starts may be off by a rounding error."""
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["unit_bytes"]
-
 
 def unit_bytes(held_bytes: Iterable[int], limit_bytes: int, most: int) -> int:
     """How many bytes a unit has: the least that keeps sums small, and exact (a common divisor) where one is large enough.

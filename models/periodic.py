@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
-__all__ = ["Cycle", "build_cycle", "held_at_most", "held_pairs", "takes_less_fused"]
-
 STEPS = 512
 """The period is a multiple of 1 / 512 of its least value (in whole ticks), so that a search does not creep to it."""
 

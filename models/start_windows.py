@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.blocks import Blocks, BlockTransfer
 
-__all__ = ["Windows", "windows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Windows:

@@ -21,20 +21,18 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.files.atomic_write import write_atomically
-from schedc.files.outputs import check_outputs
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.topology_toml import MeasuredLink, links_toml
+from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import check_outputs
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.topology_toml import MeasuredLink, links_toml
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.runtime.profiling.pairs import LinkMeasurement
-
-__all__ = ["main"]
 
 DEFAULT_SIZES = "4 KiB, 64 KiB, 1 MiB, 4 MiB, 16 MiB"
 LARGE_RESIDUAL = 0.2

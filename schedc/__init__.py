@@ -5,8 +5,8 @@ from importlib import import_module
 __version__ = "0.1.0"
 __all__ = [
     *["Assignment", "Bound", "CheckFailed", "Compiled", "Conditions", "Defect", "Improvement", "Infeasible", "InvalidInput", "Job"],
-    *["NoPlanFound", "Plan", "PlanDifference", "Relayout", "SchedcError", "Timeline", "Unsupported", "Violation", "assign_plan"],
-    *["compile_job", "diff_plans", "explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "relayout_plan"],
+    *["NoPlanFound", "Plan", "PlanDifference", "Repartition", "SchedcError", "Timeline", "Unsupported", "Violation", "assign_plan"],
+    *["compile_job", "diff_plans", "explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "repartition_plan"],
     *["simulate_plan", "verify_plan", "write_plan", "write_profile"],
 ]
 

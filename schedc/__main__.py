@@ -6,8 +6,6 @@ import gc
 import os
 import signal
 
-__all__ = ["main"]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 COLLECT_EVERY = 100_000
 """Objects made between two looks for garbage: a plan is millions of objects that stay, and hardly any are in cycles."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,35 +17,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
+    from schedc.adapt.node_mapping import Assignment
+    from schedc.adapt.repartition import Repartition
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.choosing import Run
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.assign import Assignment
-    from schedc.compile import Compiled
-    from schedc.explain.explain import Explanation
+    from schedc.compile.fixed_layout import Compiled
     from schedc.frontend.job import Job
     from schedc.ir.conditions import Conditions
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.relayout import Relayout
-    from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Improvement
+    from schedc.study.explain.explain import Explanation
     from schedc.verify.violation import Violation
 
     StrPath = str | PathLike[str]
 else:
     _TYPES = {
-        "Assignment": "schedc.assign",
+        "Assignment": "schedc.adapt.node_mapping",
         "Bound": "schedc.analysis.bounds.lower_bounds",
-        "Compiled": "schedc.compile",
+        "Compiled": "schedc.compile.fixed_layout",
         "Conditions": "schedc.ir.conditions",
         "Improvement": "schedc.solvers.common.incumbent",
         "Job": "schedc.frontend.job",
         "Plan": "schedc.ir.plan",
         "PlanDifference": "schedc.analysis.difference.plans",
-        "Relayout": "schedc.relayout",
+        "Repartition": "schedc.adapt.repartition",
         "Timeline": "schedc.analysis.simulation.timeline",
         "Violation": "schedc.verify.violation",
     }
@@ -72,7 +70,7 @@ __all__ = [
     "NoPlanFound",
     "Plan",
     "PlanDifference",
-    "Relayout",
+    "Repartition",
     "SchedcError",
     "Timeline",
     "Unsupported",
@@ -85,15 +83,12 @@ __all__ = [
     "make_job",
     "read_job",
     "read_plan",
-    "relayout_plan",
+    "repartition_plan",
     "simulate_plan",
     "verify_plan",
     "write_plan",
     "write_profile",
 ]
-
-DEFAULT_TIME_S = 60.0
-"""How long a search lasts unless the job or the caller says otherwise."""
 
 
 def read_job(path: StrPath, *, set: Mapping[str, Any] | None = None) -> Job:
@@ -166,9 +161,9 @@ def write_profile(
         InvalidInput: there is no such model or device, or a file cannot be used.
         Unsupported: a dimension of the model cannot be divided so.
     """
-    from schedc.architectures.predicted import predicted
-    from schedc.files.atomic_write import write_atomically
-    from schedc.text.profile_file import profile_json
+    from schedc.costs.predicted import predicted
+    from schedc.formats.profile_file import profile_json
+    from schedc.io.atomic_write import write_atomically
 
     made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     write_atomically(Path(path), profile_json(made.layers, model=f"{made.title}, predicted").encode())
@@ -203,7 +198,8 @@ def compile_job(
         NoPlanFound: no method found a schedule.
         Defect: schedc's own result breaks a rule.
     """
-    from schedc import compile_layouts
+    from schedc.compile.open_layout import compile_job as compile_in_layout
+    from schedc.compile.settings import search_settings
     from schedc.solvers.common.interruption import Interruption
     from schedc.solvers.driver.portfolio import Ended
 
@@ -229,63 +225,13 @@ def compile_job(
             interruption.requested = True
 
     try:
-        compiled = compile_layouts.compile_job(job, method=chosen, limits=limits, report=report, interruption=interruption)
+        compiled = compile_in_layout(job, method=chosen, limits=limits, report=report, interruption=interruption)
     finally:
         if failures:
             raise failures[0]
     if compiled.ended == Ended.INTERRUPTED:
         raise KeyboardInterrupt  # the search keeps the best so far for commands; a program's Ctrl-C ends the program
     return compiled
-
-
-def search_settings(
-    job: Job,
-    *,
-    method: str | None,
-    time_limit_s: float | None,
-    gap: float | None,
-    seed: int | None,
-    workers: int,
-    deterministic_limit: float | None,
-    option: str = "method",
-) -> tuple[str, Limits]:
-    """The method and its limits: what the caller gives, as to `compile_job`, else what the job says.
-
-    Messages call the caller's method by `option`.
-
-    Raises:
-        InvalidInput: the method's name, one of its options or a limit is wrong.
-    """
-    from schedc.files.location import Location, show
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.driver.registry import check_method
-
-    settings = job.solver
-    chosen = settings.method if method is None else method
-    try:
-        check_method(chosen, is_open=job.open_layout is not None)
-    except InvalidInput as error:
-        place = job.source.place / "solver" / "method" if method is None else Location(option)
-        raise place.error(str(error)) from error
-    for key, value, least, below in (
-        ("time_limit_s", time_limit_s, 0, math.inf),
-        ("gap", gap, 0, 1),
-        ("seed", seed, 0, 2**31),
-        ("workers", workers, 1, 2**31),
-        ("deterministic_limit", deterministic_limit, 0, math.inf),
-    ):
-        kind, number = (Integral, "a whole number") if key in ("seed", "workers") else (Real, "a number")
-        if value is not None and not (isinstance(value, kind) and least <= value < below):
-            raise Location(key).refuse(show(value), f"{number} of at least {least} and below {below}")
-    if time_limit_s is None:
-        time_limit_s = DEFAULT_TIME_S if settings.time_limit_ns is None else settings.time_limit_ns / 1e9
-    return chosen, Limits(
-        time_s=time_limit_s,
-        gap=settings.gap if gap is None else gap,
-        seed=settings.seed if seed is None else seed,
-        workers=workers,
-        deterministic=deterministic_limit,
-    )
 
 
 def lower_bounds(job: Job) -> tuple[Bound, ...]:
@@ -297,7 +243,7 @@ def lower_bounds(job: Job) -> tuple[Bound, ...]:
         Infeasible: no layout has room on its ranks.
     """
     if job.open_layout is not None:
-        from schedc.compile_layouts import bound_over_layouts
+        from schedc.compile.open_layout import bound_over_layouts
 
         return (bound_over_layouts(job.workload, job.open_layout),)
     from schedc.analysis.bounds import lower_bounds as of_problem
@@ -311,7 +257,7 @@ def read_plan(path: StrPath) -> Plan:
     Raises:
         InvalidInput: the file cannot be read or is no plan; what breaks a rule of plans is found by `verify_plan`.
     """
-    from schedc.text.plan import plan_file
+    from schedc.formats.plan import plan_file
 
     return plan_file.read_plan(Path(path))
 
@@ -322,7 +268,7 @@ def write_plan(plan: Plan, path: StrPath) -> None:
     Raises:
         InvalidInput: it cannot be written.
     """
-    from schedc.text.plan import plan_to_file
+    from schedc.formats.plan import plan_to_file
 
     plan_to_file.write_plan(plan, Path(path))
 
@@ -334,8 +280,8 @@ def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
         plan: what is checked; its bounds are computed again.
         job: whose plan it has to be: the same ranks, paths, costs, links, limits and objective. None: any job's.
     """
-    from schedc.compile import check_plan
-    from schedc.compile_layouts import check_scope, problem_for
+    from schedc.compile.fixed_layout import check_plan
+    from schedc.compile.open_layout import check_scope, problem_for
     from schedc.verify.job import check_costs, check_pipeline
 
     violations = check_plan(plan)
@@ -378,7 +324,7 @@ def explain_plan(
     Raises:
         CheckFailed: the plan breaks a rule, or is not one of the job.
     """
-    from schedc.explain.explain import explain_plan as explanation_of
+    from schedc.study.explain.explain import explain_plan as explanation_of
 
     explanation = explanation_of(plan, job, time_limit_s=time_limit_s, most=most, allowed=allowed)
     if explanation.interrupted:
@@ -400,8 +346,8 @@ def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decou
             where transfers block.
     """
     from schedc.analysis.simulation.engines import Transfers
-    from schedc.compile import time_plan
-    from schedc.files.location import Location
+    from schedc.compile.fixed_layout import time_plan
+    from schedc.io.location import Location
 
     if transfers not in list(Transfers):
         raise Location("transfers").refuse(repr(transfers), f"one of {', '.join(Transfers)}")
@@ -458,9 +404,9 @@ def assign_plan(
     Raises:
         InvalidInput: the file cannot be used or has other processes, or a value is wrong.
     """
-    from schedc.assign import Order
-    from schedc.assign import assign_plan as assignment_of
-    from schedc.files.location import Location
+    from schedc.adapt.node_mapping import Order
+    from schedc.adapt.node_mapping import assign_plan as assignment_of
+    from schedc.io.location import Location
 
     if order not in list(Order):
         raise Location("order").refuse(repr(order), f"one of {', '.join(Order)}")
@@ -477,7 +423,7 @@ def assign_plan(
     )
 
 
-def relayout_plan(
+def repartition_plan(
     plan: Plan,
     job: Job,
     conditions: Conditions | None = None,
@@ -486,7 +432,7 @@ def relayout_plan(
     steps: int = 1000,
     pause_s: float = 0.0,
     bytes_per_parameter: float | None = None,
-) -> Relayout:
+) -> Repartition:
     """Other layers for the ranks, where that gains more than the move takes.
 
     Args:
@@ -504,10 +450,10 @@ def relayout_plan(
     """
     from fractions import Fraction
 
-    from schedc.files.location import Location, show
+    from schedc.adapt.repartition import repartition
+    from schedc.io.location import Location, show
     from schedc.ir.conditions import AS_PLANNED, Conditions
     from schedc.ir.ops import Kind
-    from schedc.relayout import relayout
 
     given = conditions or AS_PLANNED
     slowdown = dict(given.slowdown)
@@ -518,7 +464,7 @@ def relayout_plan(
             )
         for kind in (Kind.F, Kind.B, Kind.W):
             slowdown[rank, kind] = slowdown.get((rank, kind), 1.0) * factor
-    return relayout(
+    return repartition(
         plan,
         job.workload,
         Conditions(links=given.links, slowdown=slowdown),
@@ -536,7 +482,7 @@ def costs_for(plan: Plan, job: Job | None) -> Problem:
     """
     if job is None:
         return plan.problem
-    from schedc.compile_layouts import problem_for
+    from schedc.compile.open_layout import problem_for
 
     problem, unlike = problem_for(plan, job)
     if problem is None:

@@ -5,8 +5,6 @@ A programming mistake keeps its traceback, unless another method has found a sch
 
 from __future__ import annotations
 
-__all__ = ["CheckFailed", "Defect", "Infeasible", "InvalidInput", "NoPlanFound", "SchedcError", "Unsupported"]
-
 
 class SchedcError(Exception):
     """A failure that is explained to a person in one line. `exit_status` is what the command returns for it."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "nearest"]
-
 
 def counted(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `2 microbatches`; of a noun whose plural is regular."""

@@ -9,18 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "BANDWIDTH_PATTERN",
-    "DURATION_PATTERN",
-    "MAX_QUANTITY",
-    "SIZE_PATTERN",
-    "format_bytes",
-    "format_duration_ns",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_duration_ns",
-]
-
 MAX_QUANTITY = 2**53 - 1
 """The largest quantity: 104 days in nanoseconds, 8 PiB in bytes, and the last integer up to which a double holds all."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from doc_programs import PAGES, ROOT, programs_of, with_outputs
-from jobs import M70, write_job
+from inputs.jobs import M70, write_job
 
 import schedc
 from schedc import api
@@ -78,12 +78,12 @@ def adapted(folder: Path) -> dict[str, Any]:
     job = schedc.read_job(ROOT / "examples" / "llama-3b" / "job.toml")
     runs = schedc.compile_job(job, method="1f1b").plan
     slow = schedc.Conditions(slowdown={(2, Kind.F): 1.3, (2, Kind.B): 1.3, (2, Kind.W): 1.3})
-    relayout = schedc.relayout_plan(runs, job, slow)
-    assert relayout == schedc.relayout_plan(runs, job, slow={2: 1.3})
-    assert 17 in relayout.moved and relayout.objective_ns < relayout.stay_ns <= relayout.running_ns
+    repartition = schedc.repartition_plan(runs, job, slow)
+    assert repartition == schedc.repartition_plan(runs, job, slow={2: 1.3})
+    assert 17 in repartition.moved and repartition.objective_ns < repartition.stay_ns <= repartition.running_ns
     with pytest.raises(schedc.InvalidInput, match=r"^slow: found 4: 1.3, expected numbers above 0 for ranks from 0 to 3$"):
-        schedc.relayout_plan(runs, job, slow={4: 1.3})
-    return {"Assignment": assignment, "Relayout": relayout, "Conditions": slow}
+        schedc.repartition_plan(runs, job, slow={4: 1.3})
+    return {"Assignment": assignment, "Repartition": repartition, "Conditions": slow}
 
 
 def test_documented_attributes_exist(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import claim_checks
 import pytest
-from claim_checks import check_claims
-from claim_problems import claim_problem
+from inputs.claim_problems import claim_problem
+from oracles import claim_checks
+from oracles.claim_checks import check_claims
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.plan import BoundName

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from toy_kernels import double, shout, sum_of_squares, whisper
+from inputs.toy_kernels import double, shout, sum_of_squares, whisper
 
 from schedc.compiled import compiler as module
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
@@ -29,7 +29,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from schedc.compiled.compiler import at_hand, compiled
-from toy_kernels import sum_of_squares
+from inputs.toy_kernels import sum_of_squares
 before = at_hand(sum_of_squares)
 values = compiled(sum_of_squares)(np.arange(4))
 hits = sum(compiled(sum_of_squares).stats.cache_hits.values())

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fuzz_checks import Finding, check_job
-from fuzz_jobs import job_text, random_job, read_extra
-from fuzz_shrink import shrink
-from jobs import read_problem
+from inputs.fuzz_jobs import job_text, random_job, read_extra
+from inputs.fuzz_shrink import shrink
+from inputs.jobs import read_problem
+from oracles.fuzz_checks import Finding, check_job
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-import plan_mutations
 import pytest
-from plan_mutations import KINDS, SURVIVED, mutated_plans
+from inputs import plan_mutations
+from inputs.plan_mutations import KINDS, SURVIVED, mutated_plans
 
 from schedc.verify.plan.checks import check_ranks
 from schedc.verify.problem import verify_problem

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import relations
-from few_layouts import seek_few_layouts
-from layout_relations import MORE_CHOICE
-from relations import FREER, SAME, _Answer, check_relation, random_relation
+from inputs.few_layouts import seek_few_layouts
+from inputs.layout_relations import MORE_CHOICE
+from oracles import relations
+from oracles.relations import FREER, SAME, _Answer, check_relation, random_relation
 
 QUICK = (0, 4, 7, 8, 9, 11, 14, 15)
 """Those on which searches end soon."""

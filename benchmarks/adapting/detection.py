@@ -92,8 +92,8 @@ def train(rank: int, plan: Plan, trace: LinkTrace) -> list[tuple[float, Any]]:
 
 def main() -> None:
     """Print the table."""
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
     from rank_processes import rank_processes
 
     from schedc.ir.conditions import LinkState

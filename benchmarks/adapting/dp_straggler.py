@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from schedc.adapt.replan import replan
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import FREE, LinkTimes, both_ways, links_of
-from schedc.compile import certify, compile_problem
+from schedc.compile.fixed_layout import certify, compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.costs import MessageCost
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.workload import Network
 from schedc.lower.placement import place
-from schedc.replan import replan
-from schedc.solvers.assign.exact import assign
-from schedc.solvers.assign.value import Replicated, Timer
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.node_mapping.exact import assign
+from schedc.solvers.node_mapping.value import Replicated, Timer
+from schedc.study.bench.pipelines import FREE, LinkTimes, both_ways, links_of
 from schedc.units import parse_bytes
 
 if TYPE_CHECKING:

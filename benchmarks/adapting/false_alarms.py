@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from link_pairs import LinkPair, SimulatedLink
-from simulated_noise import LATENCY_NS, NOISES, RATE, nothing_wrong, step_of
+from inputs.simulated_noise import LATENCY_NS, NOISES, RATE, nothing_wrong, step_of
+from oracles.link_pairs import BothEnds, SimulatedLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def both_directions() -> None:
             together: list[tuple[int, int]] = []
             for run in range(RUNS):
                 for found, compared in ((alone, False), (together, True)):
-                    draw, pair = random.Random(f"{name} {run} {factor}"), LinkPair(RATE, compared=compared)
+                    draw, pair = random.Random(f"{name} {run} {factor}"), BothEnds(RATE, compared=compared)
                     for _ in range(256):
                         step_both(pair, noise, draw, (1.0, 1.0))
                     known = [1000, 1000]
@@ -101,7 +101,7 @@ def one_direction(runs: int) -> None:
     for name, noise in NOISES.items():
         confirmed = followed = 0
         for run in range(runs):
-            draw, pair = random.Random(f"{name} {run}"), LinkPair(RATE)
+            draw, pair = random.Random(f"{name} {run}"), BothEnds(RATE)
             for factor, steps in ((1.0, 100), (2.0, 40), (1.0, 40)):
                 for _ in range(steps):
                     step_both(pair, noise, draw, (factor, 1.0))
@@ -111,7 +111,7 @@ def one_direction(runs: int) -> None:
 
 
 def step_both(
-    pair: LinkPair, noise: Callable[[random.Random], Callable[[], float]], draw: random.Random, factors: tuple[float, float]
+    pair: BothEnds, noise: Callable[[random.Random], Callable[[], float]], draw: random.Random, factors: tuple[float, float]
 ) -> None:
     """One step of both directions, which take these times as long as usual."""
 

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
-from schedc.bench.pipelines import LinkTimes, pipeline
-from schedc.compile import certify, compile_problem
+from schedc.compile.fixed_layout import certify, compile_problem
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.plan import MadeBy
@@ -34,6 +33,7 @@ from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import LinkTimes, pipeline
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan

@@ -33,7 +33,7 @@ sys.path.insert(0, SUPPORT)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
 
 if TYPE_CHECKING:
-    from kill_runs import Kill
+    from runs.kill_runs import Kill
 
     from schedc.ir.plan import Plan
 
@@ -94,10 +94,10 @@ def main() -> None:
 
 def adapted(phase: str, victim: int | None, times: tuple[float, float], timeout_s: float) -> tuple[str, list[str], float]:
     """Kill in a job that adapts; what went wrong, or that nothing did; what was under way; how long the others took to end."""
-    import kill_runs  # here: the ranks import this file as well
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
     from rank_processes import rank_processes
+    from runs import kill_runs  # here: the ranks import this file as well
 
     from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
     from schedc.solvers.driver.registry import constructive
@@ -105,7 +105,7 @@ def adapted(phase: str, victim: int | None, times: tuple[float, float], timeout_
     problem = make_problem(2, 6, costs_ns=(18, 19, 11), in_flight=6)
     plan = plan_of(problem, constructive("rule-table")(problem))
     script = [Conditions(links={(0, 1): LinkState(latency_ns=150)}), AS_PLANNED]
-    with TemporaryDirectory() as directory, rank_processes(2, Path(directory), "kill_runs", port=store().port) as ranks:
+    with TemporaryDirectory() as directory, rank_processes(2, Path(directory), "runs.kill_runs", port=store().port) as ranks:
         kill = kill_runs.Kill(victim, phase, *times, str(Path(directory) / "diary"))
         results = _results(ranks, kill_runs.adapt_until_killed, plan, script, kill, timeout_s)
         hit, at_s = _moment(kill)
@@ -129,10 +129,10 @@ def exchanged(
     plan: Plan, expected: list[list[float]], victim: int | None, times: tuple[float, float], timeout_s: float
 ) -> tuple[str, list[str], float]:
     """Kill in a job whose processes exchange places; as `adapted`."""
-    import kill_runs
     from rank_processes import rank_processes
+    from runs import kill_runs
 
-    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs", port=store().port) as ranks:
+    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "runs.kill_runs", port=store().port) as ranks:
         kill = kill_runs.Kill(victim, "exchange", *times, str(Path(directory) / "diary"))
         results = _results(ranks, kill_runs.exchange_until_killed, plan, STEPS, timeout_s, kill)
         hit, at_s = _moment(kill)
@@ -179,8 +179,8 @@ def _moment(kill: Kill) -> tuple[list[str], float]:
 
 def _replicated() -> Plan:
     """A plan of two pipelines."""
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
 
     from schedc.ir.problem import DataParallel
     from schedc.solvers.driver.registry import constructive
@@ -193,10 +193,10 @@ def _replicated() -> Plan:
 
 def _undisturbed(plan: Plan) -> list[list[float]]:
     """By process, the losses where nobody is killed."""
-    import exchange_runs
     from rank_processes import rank_processes
+    from runs import exchange_runs
 
-    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "kill_runs") as ranks:
+    with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "runs.kill_runs") as ranks:
         return [losses for losses, _ in ranks.run(exchange_runs.exchanging, plan, COMPARED, 60.0, limit_s=600)]
 
 

@@ -43,7 +43,7 @@ def timed(
 
     import schedc.runtime
     from schedc.runtime.adapt.monitor import Monitor
-    from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, most_links
+    from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, most_links
 
     torch.set_num_threads(1)
     # a pipe's steps are twice as far apart as those of a job, as the other pipe's lie between
@@ -92,8 +92,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3, help="default: %(default)s")
     arguments = parser.parse_args()
 
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
     from rank_processes import rank_processes
 
     from schedc.solvers.driver.registry import constructive

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from link_pairs import LinkPair
-from plans import plan_of
-from problems import MS, make_problem
-from simulated_noise import NOISES, RATE, nothing_wrong
+from inputs.plans import plan_of
+from inputs.problems import MS, make_problem
+from inputs.simulated_noise import NOISES, RATE, nothing_wrong
+from oracles.link_pairs import BothEnds
 
+from schedc.adapt.replan import replan
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
-from schedc.replan import replan
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.solvers.driver.registry import constructive
 
@@ -61,7 +61,7 @@ def share(job: Plan, conditions: Conditions) -> float:
 
 def steps_of_link(noise: Callable[[random.Random], Callable[[], float]], draw: random.Random, after_ms: int) -> tuple[int, int]:
     """Slow steps there, and back."""
-    pair = LinkPair(RATE)
+    pair = BothEnds(RATE)
 
     def steps(latency_ms: float, count: int, changed: bool | None) -> int:
         def transit_ns(way: int) -> Callable[[], float]:

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from schedc.adapt.replan import CLIMB_OPS, replan
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import FREE, links_of
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Problem
 from schedc.lower.conditions import problem_under
 from schedc.lower.placement import place
-from schedc.replan import CLIMB_OPS, replan
 from schedc.solvers.common.base import Limits
 from schedc.solvers.heuristics.pipemorph import pipemorph
+from schedc.study.bench.pipelines import FREE, links_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from inputs.pipemorph_slow_link import MS, stages_of
 from kept_rows import append_row, rows_of
-from pipemorph_slow_link import MS, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from schedc.adapt.replan import CLIMB_OPS, Choice, replan
 from schedc.analysis.simulation.choosing import not_before
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import pipeline
-from schedc.compile import certify
+from schedc.compile.fixed_layout import certify
 from schedc.compiled.compiler import compiled
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.lower.plan import lower
-from schedc.replan import CLIMB_OPS, Choice, replan
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
-from schedc.solvers.kernel.climb import climb_of, climbing_board
-from schedc.text.plan.plan_file import parse_plan
-from schedc.text.plan.plan_to_file import plan_json
+from schedc.solvers.kernel.climb import climb_of, climbing_scheduler
+from schedc.study.bench.pipelines import pipeline
 from schedc.verify.plan.checks import verify_plan
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ SCHEDULE_MS = 10.0
 def measure(ranks: int, microbatches: int, runs: int) -> dict[str, float]:
     """The milliseconds of each piece of work, and of all."""
     problem = pipeline("slow link", ranks, microbatches, (18 * MS, 19 * MS, 11 * MS), in_flight=2 * ranks)
-    compiled(climb_of(climbing_board(problem)))
+    compiled(climb_of(climbing_scheduler(problem)))
     plan = certify(problem, rule_table(problem), MadeBy(schedc="0", method="rule-table"))
     slow, half = LinkState(latency_ns=30 * MS), ranks // 2
     conditions = Conditions(links={(half - 1, half): slow, (half, half - 1): slow})

@@ -84,12 +84,12 @@ def cell(series: Series, since_ns: int, until_ns: int) -> str:
 
 def main() -> None:
     """Print the table."""
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
 
+    from schedc.adapt.replan import replan
     from schedc.ir.conditions import Conditions, LinkState
     from schedc.ir.link_trace import LinkTrace
-    from schedc.replan import replan
     from schedc.solvers.driver.registry import constructive
 
     problem = make_problem(4, 12, costs_ns=(18 * MS, 19 * MS, 11 * MS), in_flight=8)

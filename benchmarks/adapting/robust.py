@@ -22,16 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.conditions import problem_under
-from schedc.prepared.aim import Aim, percentile_of
-from schedc.prepared.distribution import Distribution
-from schedc.prepared.robust import compile_robust, ends_of
-from schedc.prepared.states import drawn_states, pairs_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.study.robust.criterion import Criterion, percentile_of
+from schedc.study.robust.distribution import Distribution
+from schedc.study.robust.robust import compile_robust, ends_of
+from schedc.study.robust.scenarios import drawn_states, pairs_of
 
 MS = 1_000_000
 MEAN_MS, DEVIATION_MS = 30, 10
@@ -107,7 +107,7 @@ def main() -> None:
             compiled = compile_problem(under(problem, latency_ms), limits=limits)
             label = f"plan for {latency_ms} ms, gap {compiled.plan.certificate.gap:.2%} there"
             took_s[label], ends[label] = time.perf_counter() - begun, ends_of(fresh, compiled.plan.schedule())
-        for aim in (Aim(), Aim(95)):
+        for aim in (Criterion(), Criterion(95)):
             begun = time.perf_counter()
             robust = compile_robust(problem, states, aim, limits=limits)
             label = f"robust plan, {aim.text}: {robust.value_ns / MS:.1f} ms in its own states"

@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from schedc.adapt.replan import replan
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.bench.pipelines import FREE, LinkTimes
-from schedc.compile import certify, compile_problem, time_plan
+from schedc.compile.fixed_layout import certify, compile_problem, time_plan
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
-from schedc.replan import replan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import FREE, LinkTimes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, SLOW_LINK, problem_of, stages_of
+from inputs.pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, SLOW_LINK, problem_of, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,17 +37,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
-from schedc.bench.pipelines import pipeline
-from schedc.compile import certify, compile_problem
+from schedc.compile.fixed_layout import certify, compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
-from schedc.replan import replan
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

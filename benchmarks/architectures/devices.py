@@ -10,8 +10,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from schedc.architectures.devices import DEVICES
-from schedc.architectures.efficiency import ROOFLINE
+from schedc.costs.devices import DEVICES
+from schedc.costs.efficiency import ROOFLINE
 
 
 def main() -> None:

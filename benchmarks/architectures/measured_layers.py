@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.architectures.architecture import Architecture, Attention, Block, Experts, FeedForward
-from schedc.architectures.devices import DEVICES
-from schedc.architectures.layers import layer_of
-from schedc.architectures.names import architecture_named
-from schedc.architectures.operators.blocks import block_operators, norm, sublayer_operators
-from schedc.architectures.operators.ends import embedding_operators, head_operators
-from schedc.architectures.setting import Setting
+from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward
+from schedc.costs.devices import DEVICES
+from schedc.costs.layers import layer_of
+from schedc.costs.names import architecture_named
+from schedc.costs.operators.blocks import block_operators, norm, sublayer_operators
+from schedc.costs.operators.ends import embedding_operators, head_operators
+from schedc.costs.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from schedc.architectures.operators.operator import Operators
+    from schedc.costs.operators.operator import Operators
 
 COLUMNS = {
     "F": "forward_ms",

@@ -1,9 +1,9 @@
 """Bounds and proofs of problems of 20 to 60 ops, held against a model that shares no file with them, and attacked by all methods.
 
 Run it as `python benchmarks/compiler/claims.py --problems 2000 --first 0 --processes 2`. The problems are
-`tests/support/claim_problems.py`, half of them in odd nanoseconds of seconds and odd bytes of GiB; the checks are
-`tests/support/claim_checks.py`. Problem number n is the same everywhere and always, and so is the work of each method. A line for
-each defect, then what was checked; the exit status is 1 if there was a defect.
+`tests/support/inputs/claim_problems.py`, half of them in odd nanoseconds of seconds and odd bytes of GiB; the checks are
+`tests/support/oracles/claim_checks.py`. Problem number n is the same everywhere and always, and so is the work of each method. A
+line for each defect, then what was checked; the exit status is 1 if there was a defect.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from claim_checks import check_claims
 from numbered_checks import run_numbered
+from oracles.claim_checks import check_claims
 
 if __name__ == "__main__":
     sys.exit(run_numbered(check_claims, "problems", __doc__.splitlines()[0] if __doc__ else ""))

@@ -1,9 +1,9 @@
 """Random jobs over everything that the formats can say, compiled by every method and checked: what fails, and how much was checked.
 
 Run it as `python benchmarks/compiler/fuzz.py --jobs 1000 --seed 0 --processes 2`. Job number n of a seed is the same everywhere and
-always. The jobs are `tests/support/fuzz_jobs.py`, the checks `tests/support/fuzz_checks.py`; one job in `--costly` is small and is
-also given to the searches, to CP-SAT and MILP, and to brute force, one in `--terminal` to the command line. What fails is made
-smaller and written to `--keep`, from where it can go to tests/fuzz_cases. The exit status is 1 if anything failed.
+always. The jobs are `tests/support/inputs/fuzz_jobs.py`, the checks `tests/support/oracles/fuzz_checks.py`; one job in `--costly`
+is small and is also given to the searches, to CP-SAT and MILP, and to brute force, one in `--terminal` to the command line. What
+fails is made smaller and written to `--keep`, from where it can go to tests/fuzz_cases. The exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from fuzz_checks import SOLVER_OPS, check_job
-from fuzz_jobs import job_text, random_job
-from fuzz_shrink import shrink
+from inputs.fuzz_jobs import job_text, random_job
+from inputs.fuzz_shrink import shrink
+from oracles.fuzz_checks import SOLVER_OPS, check_job
 
 if TYPE_CHECKING:
-    from fuzz_jobs import Job
+    from inputs.fuzz_jobs import Job
 
 MOST_OPS = 40
 """Blocks of a job: enough for several microbatches on several ranks, and few enough for many jobs."""

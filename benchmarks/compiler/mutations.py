@@ -1,9 +1,9 @@
 """Valid plans broken on purpose: each mutant is refused by the reader or the verifier, or proven to be as good as it claims.
 
 Run it as `python benchmarks/compiler/mutations.py --mutants 10000`. The plans are of the random jobs of
-`benchmarks/compiler/fuzz.py`, by greedy and by random schedules; the edits and their proofs are `tests/support/plan_mutations.py`.
-Prints what became of each kind of edit. A mutant that is accepted and not as good is a defect of the verifier; it is written to
-`--keep`, and the exit status is 1.
+`benchmarks/compiler/fuzz.py`, by greedy and by random schedules; the edits and their proofs are
+`tests/support/inputs/plan_mutations.py`. Prints what became of each kind of edit. A mutant that is accepted and not as good is a
+defect of the verifier; it is written to `--keep`, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from plan_mutations import KINDS, SURVIVED, mutated_plans
+from inputs.plan_mutations import KINDS, SURVIVED, mutated_plans
 
 
 def main() -> int:

@@ -76,9 +76,9 @@ def _asked(child: Any, what: dict[str, Any]) -> Any:
 
 def _answer() -> None:
     """Answer questions on standard input, a line of JSON each."""
-    from schedc.bench.instances import instances
-    from schedc.compile import compile_problem
+    from schedc.compile.fixed_layout import compile_problem
     from schedc.solvers.common.base import Limits
+    from schedc.study.bench.instances import instances
 
     for line in sys.stdin:
         asked = json.loads(line)

@@ -14,13 +14,13 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, MadeBy, Plan
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.schedule import Schedule
 from schedc.lower.plan import lower
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.plan.plan_to_file import write_plan
 from schedc.verify.plan.checks import verify_plan
 
 MS = 1_000_000

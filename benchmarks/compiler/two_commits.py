@@ -41,8 +41,15 @@ FORMER_BOUND = ('"bound": "windows"', '"bound": "idle-gaps"')
 """What a plan of an older commit says of a bound, and what it would say now."""
 SETS = ("m70", "m70-wave", "m70-loop", "pipemorph", "zero-bubble", "random", "large")
 MODULES = {
+    "compile_problem": ("schedc.compile.fixed_layout", "schedc.compile"),
     "constructive": ("schedc.solvers.driver.registry", "schedc.solvers.registry"),
-    "plan_json": ("schedc.text.plan.plan_to_file", "schedc.text.plan.plan_file", "schedc.text.plan_file"),
+    "instances": ("schedc.study.bench.instances", "schedc.bench.instances"),
+    "plan_json": (
+        "schedc.formats.plan.plan_to_file",
+        "schedc.text.plan.plan_to_file",
+        "schedc.text.plan.plan_file",
+        "schedc.text.plan_file",
+    ),
     "simulate": ("schedc.analysis.simulation.simulate", "schedc.analysis.simulate"),
 }
 """Where functions are, and where they were."""
@@ -89,8 +96,9 @@ def _make_plans(tree: Path, sets: str, methods: str) -> None:
         for method, name in named:
             _print(f"{job.relative_to(tree)} {method}", **_compiled(tree, job, name))
     constructive, simulate = _function(tree, "constructive"), _function(tree, "simulate")
+    instances = _function(tree, "instances")
     for set_name in filter(None, sets.split(",")):
-        for instance in import_module("schedc.bench.instances").instances(set_name):
+        for instance in instances(set_name):
             for method, name in named:
                 _print(f"{set_name}/{instance.name} {method}", **_scheduled(instance.problem, constructive(name), simulate))
 
@@ -109,12 +117,11 @@ def _function(tree: Path, name: str) -> Any:
 
 def _compiled(tree: Path, job: Path, method: str) -> dict[str, Any]:
     """The plan file that the compiler writes for a job."""
-    from schedc.compile import compile_problem
     from schedc.errors import SchedcError
     from schedc.frontend.job import load_job
 
     try:
-        plan = compile_problem(load_job(job).problem, method=method).plan
+        plan = _function(tree, "compile_problem")(load_job(job).problem, method=method).plan
     except SchedcError as error:
         return {"error": type(error).__name__}
     text = _function(tree, "plan_json")(plan).decode().replace(json.dumps(method), '"METHOD"').replace(*FORMER_BOUND)

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
-from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
-from schedc.compile import certify, compile_problem, time_plan
+from schedc.compile.fixed_layout import certify, compile_problem, time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
-from schedc.bench.instances import instances
-from schedc.compile import compile_problem, time_plan
+from schedc.compile.fixed_layout import compile_problem, time_plan
 from schedc.ir.ops import token
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
+from schedc.study.bench.instances import instances
 from schedc.units import parse_duration_ns
 
 METHODS = ("1f1b", "zb-h1", "auto")

@@ -19,11 +19,11 @@ from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.engines import Transfers
-from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
-from schedc.compile import certify, time_plan
+from schedc.compile.fixed_layout import certify, time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -1,7 +1,7 @@
 """AdaPtis's grid: three families of models in three sizes on 4, 8 and 16 ranks, against the schedules that people run today.
 
 The models are those of the paper's table 5: layers, width and vocabulary from there, the rest in the proportions of the nearest
-published model (Gemma 2 2B, DeepSeek-V2-Lite, Nemotron-H 8B). Costs are `schedc model`'s on H800, the paper's device; no time is
+published model (Gemma 2 2B, DeepSeek-V2-Lite, Nemotron-H 8B). Costs are `schedc costs`'s on H800, the paper's device; no time is
 measured, and the paper prints none. The paper says neither how many microbatches figure 8 has nor its tensor parallelism. Here
 they are 4 times the ranks, as in its figure 1 (figure 9 has 8 times: `--per-rank 8`), and 2, with 4 for the large models (figures 1
 and 9). DeepSeek's experts are divided among the rest of a node of 8.
@@ -33,23 +33,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from schedc.architectures.devices import device_named
-from schedc.architectures.hugging_face import architecture_of_config
-from schedc.architectures.layers import layers_of
-from schedc.architectures.setting import Setting
-from schedc.compile import compile_problem
-from schedc.compile_layouts import compile_layouts
+from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.open_layout import compile_layouts
+from schedc.costs.devices import device_named
+from schedc.costs.hugging_face import architecture_of_config
+from schedc.costs.layers import layers_of
+from schedc.costs.setting import Setting
 from schedc.errors import Unsupported
-from schedc.files.location import Location
+from schedc.formats.profile_file import profile_json
 from schedc.frontend.job import load_job
+from schedc.io.location import Location
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
-from schedc.solvers.layout.laid_out import lay_out
+from schedc.solvers.layout.scheduled_layout import lay_out
 from schedc.solvers.templates import TEMPLATES
-from schedc.text.profile_file import profile_json
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from kept_rows import append_row, rows_of
@@ -89,7 +89,7 @@ class Cell:
         return {name: str(getattr(self, name)) for name in KEYS}
 
     def workload(self) -> Workload:
-        """Costs by `schedc model`, on H800 in nodes of 8."""
+        """Costs by `schedc costs`, on H800 in nodes of 8."""
         config = CONFIGS[self.family](SIZES.index(self.size))
         architecture = architecture_of_config(config, self.family, Location(self.family))
         experts = NODE // TENSOR_PARALLEL[self.size] if self.family == "deepseek" else 1

@@ -37,8 +37,8 @@ from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.solvers.layout.baselines import baselines, named_layouts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.draft import draft_of
 from schedc.solvers.layout.evaluation.kernel import evaluate
+from schedc.solvers.layout.layout_arrays import layout_arrays_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ def made(name: str) -> Workload:
         devices=(Device(),) * RANKS,
         network=NETWORK,
     )
-    draft = draft_of(named_layouts(workload, OpenLayout(chunks=1))["balanced unidirectional"])
+    draft = layout_arrays_of(named_layouts(workload, OpenLayout(chunks=1))["balanced unidirectional"])
     held = []
     for stage, (first, last) in enumerate(zip(draft.cuts, draft.cuts[1:], strict=False)):
         layers = workload.layers[first:last]

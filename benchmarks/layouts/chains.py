@@ -1,7 +1,7 @@
 """Layouts that the compiler chooses for chains of real models, beside the balanced partitions in the three known placements.
 
-Takes profiles as they were extracted from public sources; `tests/support/real_chains.py` says how they become workloads, and what
-is assumed where they say nothing. A case is a profile on 4 or 8 ranks, with twice as many microbatches, with a memory limit or
+Takes profiles as they were extracted from public sources; `tests/support/inputs/real_chains.py` says how they become workloads, and
+what is assumed where they say nothing. A case is a profile on 4 or 8 ranks, with twice as many microbatches, with a memory limit or
 without, in one site or in two. Each is compiled four times by `auto`: with the balanced partition unidirectional, loop 2 and wave
 2; and with an open layout of at most two stages on a rank. This takes hours and may end at any time: every result is a row of a
 CSV, and what has a row is not done again. The table says what the open layout gains over the best of the other three, and its gap
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.errors import Infeasible, NoPlanFound
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.lower.partition import balanced_partition
@@ -36,9 +36,9 @@ from schedc.solvers.common.base import Limits
 from schedc.verify.layout import verify_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from inputs.layout_choice import chosen_layout
+from inputs.real_chains import Chain, chain_of, workload_of
 from kept_rows import append_row, rows_of
-from layout_choice import chosen_layout
-from real_chains import Chain, chain_of, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
@@ -46,8 +46,8 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.templates import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from layout_choice import chosen_layout
-from real_chains import chain_of, workload_of
+from inputs.layout_choice import chosen_layout
+from inputs.real_chains import chain_of, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -37,10 +37,10 @@ from rich.table import Table
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.bench.pipelines import FREE, LinkTimes, both_ways, links_of
 from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import FREE, LinkTimes, both_ways, links_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

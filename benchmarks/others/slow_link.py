@@ -30,12 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
-from schedc.bench.pipelines import FREE, LinkTimes
 from schedc.errors import CheckFailed
 from schedc.solvers.driver.registry import constructive
+from schedc.study.bench.pipelines import FREE, LinkTimes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, problem_of, stages_of
+from inputs.pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, problem_of, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -86,7 +86,7 @@ class Far(Slow):
 
 def measure(process: int, plan: Any, latency_s: float, slow: tuple[int, int] | None, together: bool, steps: int) -> list[float]:
     """The times of steps in seconds, the three kinds by turns."""
-    from replicated_runs import grid
+    from runs.replicated_runs import grid
 
     pipeline, replicas = grid(RANKS // plan.problem.ranks, plan.problem.ranks)
     rank = process % plan.problem.ranks
@@ -130,8 +130,8 @@ def planned(name: str) -> Any:
     """The plan of a case."""
     from dataclasses import replace
 
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
 
     from schedc.ir.problem import DataParallel
     from schedc.solvers.driver.registry import constructive

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-import fault_runs
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import DEAD, rank_processes
+from runs import fault_runs
 
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fault_runs import Said
+    from runs.fault_runs import Said
 
     from schedc.ir.plan import Plan
 

@@ -4,7 +4,7 @@ Two fresh processes are the two ranks of a small plan with fused backwards, two 
 a training job does: it imports `schedc.runtime`, reads the plan, loads it, runs one step over gloo and the optimizer's step.
 Nothing is recorded, no links are injected, no other plan is moved to, and there is one pipeline. Comments and empty lines count.
 
-Run it as `python benchmarks/runtime/imported_lines.py`. tests/runtime/test_imported_lines.py holds the limit.
+Run it as `python benchmarks/runtime/imported_lines.py`. tests/runtime/test_step_imports.py holds the list of packages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ RANKS = 2
 def main() -> None:
     """Print the table, one column for each rank."""
     from imported_lines import lines_of_a_step  # here: the ranks import this file as well
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
     from rank_processes import rank_processes
 
+    from schedc.formats.plan.plan_to_file import write_plan
     from schedc.solvers.driver.registry import constructive
-    from schedc.text.plan.plan_to_file import write_plan
 
     columns: list[dict[str, int]] = []
     for split in (False, True):

@@ -1,8 +1,8 @@
 """Kinds of stages × ways to run them, every pair once: each trains as without a pipeline does, or is refused in one line.
 
-Run it as `python benchmarks/runtime/matrix.py --seed 0`. The cells are those of `tests/support/matrix.py`, each on four processes.
-A line for each that is wrong, fails, hangs, or is refused on some ranks only; then what is right, and what is refused with which
-words. The exit status is 1 if a cell is wrong.
+Run it as `python benchmarks/runtime/matrix.py --seed 0`. The cells are those of `tests/support/runs/matrix.py`, each on four
+processes. A line for each that is wrong, fails, hangs, or is refused on some ranks only; then what is right, and what is refused
+with which words. The exit status is 1 if a cell is wrong.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from matrix import cells, check_cell
 from rank_processes import rank_processes
+from runs.matrix import cells, check_cell
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
     counts, defects = Counter[str](), 0
     waiting = list(enumerate(cells(options.seed)))[options.first :][: options.cells]
     while waiting:
-        with tempfile.TemporaryDirectory() as name, rank_processes(4, Path(name), "matrix_runs") as ranks:
+        with tempfile.TemporaryDirectory() as name, rank_processes(4, Path(name), "runs.matrix_runs") as ranks:
             while waiting:
                 number, cell = waiting.pop(0)
                 folder = Path(name) / str(number)

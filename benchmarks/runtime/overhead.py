@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-import fault_runs
-import overhead_runs
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import rank_processes
+from runs import fault_runs, overhead_runs
 
 from schedc.solvers.driver.registry import constructive
 

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from schedc.analysis.comparison.times import SampledTimes
-from schedc.cli.rendering.profile import ProfileRow, print_profile
 from schedc.runtime.profiling import Model, merged, profile_layer, profile_model, warnings
 from schedc.units import format_bytes, format_duration_ns
+from schedc.view.terminal.profile import ProfileRow, print_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

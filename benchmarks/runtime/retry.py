@@ -48,7 +48,7 @@ def ways() -> dict[str, Any]:
         fallback: Any = import_module("schedc.runtime.transports.fallback")
         both = partial(fallback.Fallback, connect_gloo, connect_delegate, names=("gloo", "the delegate"))
         return {CHANNELS[0]: lambda: connect_gloo, CHANNELS[1]: both}
-    from retry_runs import gloo_apart
+    from runs.retry_runs import gloo_apart
 
     from schedc.runtime.transports.base import P2PChannel, only
 
@@ -96,8 +96,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     given = parser.parse_args()
 
-    from plans import plan_of
-    from problems import make_problem
+    from inputs.plans import plan_of
+    from inputs.problems import make_problem
     from rank_processes import rank_processes
 
     from schedc.solvers.driver.registry import constructive

@@ -17,10 +17,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-import gpu_runs
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import Ranks, rank_processes
+from runs import gpu_runs
 
 from schedc.solvers.driver.registry import constructive
 

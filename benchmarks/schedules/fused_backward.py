@@ -24,18 +24,18 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.event_loop import event_loop
-from schedc.bench.instances import instances
-from schedc.bench.run import run
 from schedc.compiled.compiler import compiled
 from schedc.solvers.common.base import Limits
 from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
+from schedc.study.bench.instances import instances
+from schedc.study.bench.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.bench.instances import Instance
+    from schedc.study.bench.instances import Instance
 
 SETS = "m70:60,large:15,m70-wave:10,m70-loop:10,pipemorph:6,zero-bubble:6"
 KERNELS: tuple[Callable[..., object], ...] = (climb_without_reserves, climb_mixing, climb, run_rule, polish, event_loop)

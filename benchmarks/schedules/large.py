@@ -21,7 +21,6 @@ from rich.table import Table
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.options import GreedyOptions
@@ -30,6 +29,7 @@ from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.search.periodic import periodic
 from schedc.solvers.search.spread import spread
 from schedc.solvers.templates import TEMPLATES
+from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
 

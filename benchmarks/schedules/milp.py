@@ -48,7 +48,7 @@ class Run:
 
 def run(seed: int) -> Run:
     """Solve the problem of this number with both."""
-    from small_problems import small_problem
+    from inputs.small_problems import small_problem
 
     problem = small_problem(seed, shared_trunks=seed % 2 == 1)
     incumbent = greedy(problem, GreedyOptions(n_sub=1))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.bench.pipelines import LinkTimes, both_ways, pipeline
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.solvers.common.base import Limits
+from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
 if TYPE_CHECKING:
     from schedc.ir.plan import BoundName

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits
 from schedc.units import parse_duration_ns
@@ -29,7 +29,7 @@ from schedc.units import parse_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.compile import Compiled
+    from schedc.compile.fixed_layout import Compiled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "profile_gpt_job" / "profile.json"
 MS = 1_000_000

@@ -25,7 +25,6 @@ from rich.table import Table
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.pipelines import LinkTimes, both_ways, links_of
 from schedc.errors import Unsupported
 from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
@@ -34,6 +33,7 @@ from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.search.local import local_search
+from schedc.study.bench.pipelines import LinkTimes, both_ways, links_of
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Zero Bubble (Qi et al., 2023): table 5's bubble rates from table 9's profiles. The rate is (cost − m (F + B + W)) / cost, where
 cost is the longest span of any one stage. CrossPipe: the static schedules of tables 5 and 6, case 1, in seconds per microbatch;
-ours come from the model, the paper's were measured on a cluster. What the papers print is in `schedc.bench.published`.
+ours come from the model, the paper's were measured on a cluster. What the papers print is in `schedc.study.bench.published`.
 
 Run it as `python benchmarks/schedules/published.py`.
 """
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.instances import instances
-from schedc.bench.published import CROSSPIPE_S_PER_MICROBATCH, ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.placement import place
 from schedc.solvers.templates import TEMPLATES
+from schedc.study.bench.instances import instances
+from schedc.study.bench.published import CROSSPIPE_S_PER_MICROBATCH, ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 
 MS = 1_000_000
 INTERLEAVED_CHUNKS = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}

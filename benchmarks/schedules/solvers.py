@@ -1,7 +1,7 @@
 """What the compiler must show: each required row run as it is required, with gaps, ratios to what was published, and a verdict.
 
-Every instance is compiled with `--method auto` in a process of its own by `schedc.bench`; the hardest cells and the proofs may have
-limits of their own. A ratio is the objective over the best comparable published value, so at most 1 is met or beaten.
+Every instance is compiled with `--method auto` in a process of its own by `schedc.study.bench`; the hardest cells and the proofs
+may have limits of their own. A ratio is the objective over the best comparable published value, so at most 1 is met or beaten.
 
 Run it as `python benchmarks/schedules/solvers.py [--rows m70,32x64] [--time-limit 20s] [--first 2]`: only these rows, no limit
 longer than that, only the first instances of each row. A verdict under less time than required is marked, since more time may meet
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.bench.instances import PublishedUnit, instances
-from schedc.bench.run import run
 from schedc.solvers.common.base import Limits
+from schedc.study.bench.instances import PublishedUnit, instances
+from schedc.study.bench.run import run
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.bench.instances import Instance
-    from schedc.bench.run import BenchRow
+    from schedc.study.bench.instances import Instance
+    from schedc.study.bench.run import BenchRow
 
 EXACT = 1e-9
 """A gap of no more is a proof."""

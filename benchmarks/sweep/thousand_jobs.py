@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from schedc.sweep.jobs import read_sweep
-from schedc.sweep.journal import Journal, journal_path
+from schedc.study.sweep.jobs import read_sweep
+from schedc.study.sweep.journal import Journal, journal_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,8 @@ LOOP = """
 import json, sys
 from pathlib import Path
 from statistics import median
-from schedc.sweep.jobs import read_sweep
-from schedc.sweep.one_job import answer_to
+from schedc.study.sweep.jobs import read_sweep
+from schedc.study.sweep.one_job import answer_to
 print(json.dumps({job.key: answer_to(job.request).makespan_ns for job in read_sweep(Path(sys.argv[1])).jobs}))
 """
 

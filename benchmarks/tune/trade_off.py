@@ -2,7 +2,7 @@
 
 The setup is the paper's: M70 (Llama 3 70B's layers, 62 of them, with embedding and head), 16 nodes of 4 GH200 in two sites, tensor
 parallelism 4, sequences of 4,096 tokens, a batch of 64, so 4 microbatches for each pipeline rank; 4, 8 or 16 ranks, and 4, 2 or 1
-pipelines. Costs are predicted (`schedc model`), collectives and memory are those of `schedc tune`.
+pipelines. Costs are predicted (`schedc costs`), collectives and memory are those of `schedc tune`.
 
 1. The four panels of the figure: latency and transfer time of a message between the sites, in forwards of a stage at 4 ranks, and
    what is static at 4 ranks as a share of a device's memory. The pipeline crosses. The paper prints no times; it says that the step
@@ -32,14 +32,14 @@ from rich.table import Table
 from schedc.errors import NoPlanFound
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.interruption import Interruption
-from schedc.tune.candidates import candidates
-from schedc.tune.jobs import job_of
-from schedc.tune.request import PROFILE, read_request
-from schedc.tune.search import TuneLimits, tune
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.jobs import job_of
+from schedc.study.tune.request import PROFILE, read_request
+from schedc.study.tune.search import TuneLimits, tune
 
 if TYPE_CHECKING:
-    from schedc.tune.request import TuneRequest
-    from schedc.tune.rows import TuneRow
+    from schedc.study.tune.request import TuneRequest
+    from schedc.study.tune.rows import TuneRow
 
 M70 = {
     "model_type": "llama",

@@ -30,22 +30,22 @@ from msgspec.structs import replace as replace_field
 from rich.console import Console
 from rich.table import Table
 
-from schedc.architectures.devices import device_named
-from schedc.architectures.efficiency import sustained
-from schedc.architectures.layers import layers_of
-from schedc.architectures.names import architecture_named
-from schedc.architectures.setting import Setting
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
+from schedc.costs.devices import device_named
+from schedc.costs.efficiency import sustained
+from schedc.costs.layers import layers_of
+from schedc.costs.names import architecture_named
+from schedc.costs.setting import Setting
+from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits
-from schedc.text.profile_file import profile_json
-from schedc.tune.candidates import candidates
-from schedc.tune.jobs import job_of
-from schedc.tune.request import PROFILE, read_request
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.jobs import job_of
+from schedc.study.tune.request import PROFILE, read_request
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
-    from schedc.tune.tune_file import Across
+    from schedc.study.tune.tune_file import Across
 
 MODEL, DEVICE = "llama3-405b", "h100"
 RANKS, PIPELINES, TENSOR, SEQUENCE, LAYERS = 16, 64, 8, 8192, 128

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.models.cpsat.variables import CpSatVariables
     from schedc.models.grid import TimeGrid
 
-__all__ = ["add_hint", "schedule_of_cpsat"]
-
 
 def add_hint(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:
     """Hint every variable with the schedule's times; a fused backward that the model does not have hints its two halves."""

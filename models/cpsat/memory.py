@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.cpsat.variables import CpSatVariables
 
-__all__ = ["add_memory_limit", "release_pairs"]
-
 MOST_ENERGY = 1 << 58
 """CP-SAT multiplies what is held by ticks in 64 bits, and says INFEASIBLE where that overflows; its sums get this much at most."""
 MOST_UNITS = 1 << 30

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.models.blocks import Blocks, BlockTransfer
     from schedc.models.start_windows import Windows
 
-__all__ = ["build", "variables_of"]
-
 
 def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> CpSatVariables:
     """The model of all schedules whose objective is at most `upper` ticks, for which the windows are; none is below `lower`.

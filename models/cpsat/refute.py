@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.models.blocks import Blocks
     from schedc.models.start_windows import Windows
 
-__all__ = ["build_relaxed"]
-
 
 def build_relaxed(
     problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int, ranks: Collection[int]

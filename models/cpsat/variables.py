@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
-__all__ = ["CpSatVariables"]
-
 
 @dataclass(slots=True)
 class CpSatVariables:

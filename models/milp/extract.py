@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.milp.variables import MilpVariables
 
-__all__ = ["fused_values", "order_values", "schedule_of_milp"]
-
 
 def order_values(variables: MilpVariables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:
     """The values of the order variables in a schedule; a solver finds the times that go with them.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
-__all__ = ["Graph", "graph_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Graph:

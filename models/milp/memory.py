@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.models.milp.variables import MilpVariables
 
-__all__ = ["add_memory_limit"]
-
 MOST_UNITS = 1 << 20
 """No row adds up more than this: each unit may be off by HiGHS's tolerance of 1e-9, and together they must stay far below one."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from schedc.models.milp.graph import Graph
     from schedc.models.start_windows import Windows
 
-__all__ = ["build"]
-
 
 def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> MilpVariables:
     """The model of all schedules whose objective is at most `upper` ticks, where none is known to be below `lower`.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.models.milp.graph import Graph
     from schedc.models.milp.variables import MilpVariables
 
-__all__ = ["OrderedTask", "add_no_overlap", "add_work_cuts"]
-
 
 @dataclass(frozen=True, slots=True)
 class OrderedTask:

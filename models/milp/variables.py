@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
-__all__ = ["MilpVariables", "op_name", "send_name"]
-
 
 @dataclass(slots=True)
 class MilpVariables:

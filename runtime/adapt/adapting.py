@@ -25,12 +25,12 @@ from types import NoneType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.formats.plan.plan_file import parse_plan
 from schedc.ir.conditions import Conditions
-from schedc.runtime.adapt.bulletin import Bulletin
 from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.adapt.plan_store import PlanStore
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.session.swap import Received
-from schedc.text.plan.plan_file import parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,14 +38,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.adapt.bulletin import Notice
+    from schedc.runtime.adapt.plan_store import StoredPlan
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
-
-__all__ = ["LOOK_S", "Adaptable", "Adaptation", "Measures", "Prepares", "Signals", "adapting"]
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""
@@ -188,7 +186,7 @@ class Adaptation:
         self._leader = leader
         self._hysteresis = hysteresis
         self._look_s = look_s
-        self._bulletin = Bulletin(pipe.groups.store_of(range(pipe.groups.size)), pipe.groups.rank, pipe.groups.size)
+        self._plan_store = PlanStore(pipe.groups.store_of(range(pipe.groups.size)), pipe.groups.rank, pipe.groups.size)
         self._measured: Conditions | None = None
         self._received: Received | None = None
         """A plan that this rank's thread has taken, and has not offered yet."""
@@ -253,21 +251,21 @@ class Adaptation:
         """What this rank's thread does."""
         leading = None
         if self.proposer is not None:
-            leading = _Leading(self.proposer, self._bulletin, self._hysteresis, self.published, GRACE * self._look_s)
+            leading = _Leading(self.proposer, self._plan_store, self._hysteresis, self.published, GRACE * self._look_s)
         posted: Conditions | None = None
         taken = 0
         try:
             while not self._wait():
                 if self._measured is not None and self._measured != posted:
                     posted = self._measured
-                    self._bulletin.post(posted)
+                    self._plan_store.post(posted)
                 if leading is not None:
                     leading.go_on(self._settled, self.steps)
                     if leading.ended is not None:
                         self.ended, leading = leading.ended, None
                         assert self.proposer is not None
                         self.proposer.close()
-                if self._bulletin.newest() > taken:  # by one: all ranks have settled those before
+                if self._plan_store.newest() > taken:  # by one: all ranks have settled those before
                     taken += 1
                     self._received = self._take(taken)
                 if self._received is not None:
@@ -291,7 +289,7 @@ class Adaptation:
 
     def _take(self, number: int) -> Received:
         try:
-            notice, content = self._bulletin.take(number)
+            notice, content = self._plan_store.take(number)
             plan = parse_plan(content, f"plan {number} of the proposer")
             if isinstance(self._pipe, Prepares):
                 self._pipe.prepare(plan)
@@ -304,12 +302,12 @@ class _Leading:
     """What the leader's thread does: asks the proposer, decides, publishes."""
 
     def __init__(
-        self, proposer: Proposer, bulletin: Bulletin, hysteresis: Hysteresis, published: list[ProposerAnswer], grace_s: float
+        self, proposer: Proposer, plan_store: PlanStore, hysteresis: Hysteresis, published: list[ProposerAnswer], grace_s: float
     ) -> None:
         self.ended: str | None = None
         """Why there are no more proposals."""
         self._proposer = proposer
-        self._bulletin = bulletin
+        self._plan_store = plan_store
         self._hysteresis = hysteresis
         self._published = published
         self._grace_s = grace_s
@@ -321,7 +319,7 @@ class _Leading:
         self._answer: ProposerAnswer | None = None
         """The newest, while it may still be published."""
         self._number = 0
-        self._under_way: Notice | None = None
+        self._under_way: StoredPlan | None = None
         self._refusals = 0
 
     def go_on(self, settled: Settled | None, step: int) -> None:
@@ -334,7 +332,7 @@ class _Leading:
         if self._under_way is not None and settled is not None and settled.number == self._under_way.number:
             self._refusals = 0 if settled.moved else self._refusals + 1
             self._running = self._under_way.sha256 if settled.moved else self._running
-            self._bulletin.remove(self._under_way)
+            self._plan_store.remove(self._under_way)
             self._under_way = self._asked = None
             if self._refusals == MOST_REFUSALS:
                 self.ended = f"the ranks have refused {MOST_REFUSALS} plans in a row"
@@ -343,7 +341,7 @@ class _Leading:
             self.ended = f"the proposer has ended: {self._proposer.ended}"
             return
         self._running = self._running or self._proposer.own_sha256
-        conditions = _together(self._bulletin.posted())
+        conditions = _together(self._plan_store.posted())
         if self._running is None or conditions is None or self._under_way is not None:
             return
         if (self._running, conditions) != self._asked:
@@ -355,7 +353,7 @@ class _Leading:
         rests = monotonic() - self._asked_s < self._grace_s
         if self._answer is not None and not rests and self._pays(self._answer, None if settled is None else step - settled.step):
             self._number += 1
-            self._under_way = self._bulletin.publish(self._number, self._answer.content)
+            self._under_way = self._plan_store.publish(self._number, self._answer.content)
             self._published.append(self._answer)
             self._answer = None
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.files.input_file import MOST_BYTES, read_bytes
-from schedc.files.location import one_line
+from schedc.formats.family_file import FAMILY, read_family
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.io.input_file import MOST_BYTES, read_bytes
+from schedc.io.location import one_line
 from schedc.lower.conditions import problem_under
-from schedc.text.family_file import FAMILY, read_family
-from schedc.text.plan.plan_file import parse_plan
 from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
@@ -32,12 +32,10 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.formats.family_file import Family
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.text.family_file import Family
-
-__all__ = ["LoadedFamily", "load_family", "pick"]
 
 
 def pick(plans: Sequence[Plan], problem: Problem) -> tuple[int, int]:

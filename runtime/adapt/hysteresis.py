@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 
 from schedc.errors import InvalidInput
 
-__all__ = ["Hysteresis"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hysteresis:

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.runtime.adapt.monitoring.both_ways import BothWays
-from schedc.runtime.adapt.monitoring.cadence import GAP_PER_LINK_S, Cadence, most_links
 from schedc.runtime.adapt.monitoring.change import Rate
+from schedc.runtime.adapt.monitoring.link_pair import LinkPair
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.monitoring.pair_clock import PairClock
+from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, most_links
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, Stamp, StampedEnd
 from schedc.runtime.common.observer import Observer
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends
-
-__all__ = ["Monitor"]
 
 SKIPPED = 8
 """How many first steps are not measured: they allocate and compile."""
@@ -89,11 +87,11 @@ class Monitor(Observer):
         """By the rank that sends on it, what is known of the link to this one."""
         self._in: dict[int, InLink] = {}
         self._out: dict[int, OutLink] = {}
-        self._pairs: dict[int, BothWays] = {}
+        self._pairs: dict[int, LinkPair] = {}
         self._clocks: dict[int, PairClock] = {}
         self._expected: set[int] = set()
         """The peers that have been asked for pings which have not been taken yet."""
-        self._cadence: Cadence | None = None
+        self._cadence: Sampling | None = None
         self._ops: list[tuple[Op, int]] = []
         self._ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None] = SimpleQueue()
         """What the monitor's thread is to look at: a step's ops when it has ended, its first ones (a tuple) before that, and peers
@@ -127,7 +125,7 @@ class Monitor(Observer):
         self._begin(Rate(len(problem.links) + 4 * problem.ranks, self._false_alarms, self._steps))
         self._problem, self._rank = problem, groups.rank
         gap_s = GAP_PER_LINK_S * most_links(problem) if self._least_gap_s is None else self._least_gap_s
-        cadence = self._cadence = Cadence(groups.store_of(range(groups.size)), groups.rank, gap_s)
+        cadence = self._cadence = Sampling(groups.store_of(range(groups.size)), groups.rank, gap_s)
         inner = None if around is None else around(problem, groups, device)
 
         def stamped(wire: Wire, ends: Ends) -> Ends:
@@ -283,7 +281,7 @@ class Monitor(Observer):
         watch = self.links.get(peer)
         if watch is None:
             watch = self.links[peer] = LinkWatch(self._rate)
-            self._pairs[peer] = BothWays(watch)
+            self._pairs[peer] = LinkPair(watch)
         out, last, pair = self._out.get(peer), stamps[-1], self._pairs[peer]
         ways_ns = [stamp.came_ns - stamp.sent_ns for stamp in stamps]
         offset_ns = self._offset_ns(peer, last, min(ways_ns))

@@ -14,8 +14,6 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.groups import first_timeout
 from schedc.spelling import counted
 
-__all__ = ["Places"]
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -1,7 +1,7 @@
 """The proposer as the rank that has it sees it: a process of its own, asked by a thread, so that nothing waits for it.
 
-The process is `schedc.proposer`. It ends with this one, however that ends. If it dies, or has no answer in time, there are no more
-proposals: it is not started again, since what ended it would most likely end the next one.
+The process is `schedc.adapt.proposer`. It ends with this one, however that ends. If it dies, or has no answer in time, there are
+no more proposals: it is not started again, since what ended it would most likely end the next one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.processes.child import Child, ChildDied, TookTooLong
+from schedc.io.child import Child, ChildDied, TookTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
-
-__all__ = ["Proposer", "ProposerAnswer"]
 
 FIRST_S = 600.0
 """How long it may take to begin: where the kernels are not in the cache yet, they are compiled."""
@@ -64,7 +62,7 @@ class Proposer:
         self._question: tuple[str, Conditions] | None = None
         self._answer: ProposerAnswer | None = None
         self._closing = False
-        self._child = Child(["-m", "schedc.proposer"])
+        self._child = Child(["-m", "schedc.adapt.proposer"])
         self._thread = threading.Thread(target=self._run, args=(plan, tuple(known), replicas), name="schedc proposer", daemon=True)
         self._thread.start()
 

@@ -6,17 +6,6 @@ import torch
 
 from schedc.errors import InvalidInput, SchedcError
 
-__all__ = [
-    "BatchRefused",
-    "ConnectionLost",
-    "NoAnswer",
-    "NonFiniteLoss",
-    "TransferFailed",
-    "connection_lost",
-    "is_own",
-    "waiting_failed",
-]
-
 
 class ConnectionLost(RuntimeError):
     """The peer has ended, or its end of the wire is closed."""

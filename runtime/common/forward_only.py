@@ -8,8 +8,6 @@ from itertools import accumulate
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Channel, Plan, RankPlan
 
-__all__ = ["forward_only"]
-
 
 def forward_only(plan: Plan) -> Plan:
     """The plan without its backwards, their transfers and its collectives; what remains is in the plan's order.

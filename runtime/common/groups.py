@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Groups", "first_timeout", "share"]
-
 T = TypeVar("T")
 
 _LOADS: Counter[str] = Counter()

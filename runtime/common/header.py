@@ -11,8 +11,6 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HEADER", "MAX_TENSORS", "TensorMeta", "decode", "encode"]
-
 MAX_TENSORS = 16
 MAX_DIMS = 14
 DTYPES = (

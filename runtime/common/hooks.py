@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["ReplicaHooks"]
-
 
 class ReplicaHooks:
     """Called in every step of one rank, in the thread of the step; these methods do nothing, override those that matter.

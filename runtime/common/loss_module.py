@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["WithLoss", "module_of", "with_loss"]
-
 
 class WithLoss(nn.Module):
     """A last stage and the loss function, whose weights are named `loss_fn.…` beside the stage's. It is not called."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
 
-__all__ = ["Observer", "OpTimes"]
-
 
 class OpTimes(NamedTuple):
     """One op of a step."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["Instruction", "Message", "Program", "Slot", "Wire", "connecting_order", "program_of", "replicas_of", "wires_of"]
-
 
 class Message(NamedTuple):
     """What crosses a stage boundary for one microbatch."""

@@ -14,8 +14,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RandomStates"]
-
 
 class RandomStates(NamedTuple):
     """The states at one moment."""

@@ -17,8 +17,6 @@ from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
 if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["refusal_behind"]
-
 KEY = "refused"
 KINDS: dict[str, type[SchedcError]] = {kind.__name__: kind for kind in (CheckFailed, InvalidInput, Unsupported)}
 PATIENCE_S = 5.0

@@ -9,8 +9,6 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_same_way"]
-
 
 def check_same_way(ways: Sequence[Sequence[float]], what: str) -> None:
     """Refuse a step whose loss would be neither a sum nor a mean.

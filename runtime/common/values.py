@@ -16,8 +16,6 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Value", "handed_over", "tensors_of"]
-
 Value: TypeAlias = tuple[torch.Tensor | None, ...]
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
 
-__all__ = ["ChoosingRuns", "emulate_choosing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoosingRuns:

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
 
-__all__ = [
-    "NO_TAG",
-    "DelayOfTransfers",
-    "OwnLink",
-    "Reservable",
-    "TraceClock",
-    "WireDelay",
-    "delay_of",
-    "last_of",
-    "same_transfer",
-    "traced_delay",
-]
-
 NO_TAG = -1
 """Of the message before the first."""
 

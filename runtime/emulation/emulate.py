@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
 
-__all__ = ["SHORTEST_OP_NS", "Asked", "Emulation", "check_request", "emulate", "request_of", "results_of", "timeout_of"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 SHORTEST_OP_NS = 1_000_000

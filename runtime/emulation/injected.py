@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends
 
-__all__ = ["Injection", "inject_links"]
-
 
 def inject_links(problem: Problem, groups: Groups, device: torch.device, *, trace: LinkTrace | None = None) -> Wrap:
     """For `load(..., wrap=inject_links)`: every transfer arrives when the plan's links say, and not before, whatever carries it.

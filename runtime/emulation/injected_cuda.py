@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
+from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
 from schedc.runtime.emulation.stamped import InjectedTransport, message_tag
 from schedc.runtime.execution.channels import TAGS
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Ends, Outgoing
     from schedc.runtime.transports.streams import Mark
-
-__all__ = ["DeviceStampedTransport", "MarkedIncoming", "MarkedTransport", "SpunTransport", "compute_mark", "cycles_per_ns", "spin"]
 
 CALIBRATION_CYCLES = (1_000_000, 11_000_000)
 """Two lengths, so that what a launch takes drops out; some milliseconds on any GPU."""
@@ -178,7 +176,7 @@ class DeviceStampedTransport(InjectedTransport):
         """
         super().__init__(ends, delay, link)
         self._record = record
-        self._errands = Errands()
+        self._errands = SerialExecutor()
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""

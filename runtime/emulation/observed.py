@@ -11,8 +11,8 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
+from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
-
-__all__ = ["ObservedTransport"]
 
 WATCH_S = 86_400.0
 """How long the thread waits for a message; who takes it gives up earlier, and closes the connection."""
@@ -65,7 +63,7 @@ class ObservedTransport:
         self._delay = delay
         self._link = link
         self._last_tag = NO_TAG
-        self._errands = Errands()
+        self._errands = SerialExecutor()
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.measure.recording import RankRecord
 
-__all__ = ["RankFailure", "RankRequest", "RankResult", "run_rank"]
-
 LEAD_NS = 20_000_000
 """From when the last rank is ready for a run until all begin it."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
-__all__ = ["InjectedTransport", "OneQueue", "Undelayed", "message_tag", "stamp_tag"]
-
 STAMP = TensorMeta(torch.int64, (1,))
 
 

@@ -13,8 +13,6 @@ import time
 from contextlib import suppress
 from time import perf_counter_ns
 
-__all__ = ["keep_sharp", "wait_until"]
-
 AWAKE_NS = 150_000
 """The last stretch: twice what a sleep is usually late on Linux, whose timers have 50 µs of slack."""
 SET_TIMER_SLACK = 29

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["Trunk", "host_name", "open_trunks"]
-
 FREE_NS = struct.Struct("=q")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
     from schedc.runtime.emulation.delays import Reservable
 
-__all__ = ["Waiting"]
-
 PAYLOAD = 1
 """Numbers in a message; what a message costs is injected."""
 

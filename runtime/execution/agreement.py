@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Agreement"]
-
 
 class Agreement:
     """One rank's side of it."""

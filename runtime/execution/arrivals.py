@@ -13,8 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.runtime.common.errands import Errands
 from schedc.runtime.common.failure import NoAnswer
+from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.gloo import FOREVER_S
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
-
-__all__ = ["Arrivals"]
 
 
 class Arrivals:
@@ -98,7 +96,7 @@ class _Watched:
         self._inner = inner
         self._arrivals = arrivals
         self._messages = wire.messages
-        self._errands = Errands(), Errands()
+        self._errands = SerialExecutor(), SerialExecutor()
         self.pending: Counter[int] = Counter()
         """By place of the transfer in the wire, how many of its tensors have been asked for and have not come."""
 

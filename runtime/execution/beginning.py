@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.weighing import Weights
 
-__all__ = ["Beginning", "Given"]
-
 
 class Given(NamedTuple):
     """What a call is given on one rank, as `Pipe.step` and `Pipe.evaluate` say."""

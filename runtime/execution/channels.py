@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
-__all__ = ["HEADER_TAG", "PING_TAG", "STAMP_TAG", "TAGS", "Boundaries", "Failing", "Receiver", "Sender"]
-
 Failing: TypeAlias = "Callable[[str, Exception], None]"
 """Takes note that the wire has failed: what was being done, and what has been found. Raises if no other channel can take over."""
 

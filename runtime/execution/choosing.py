@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.executor import Compute
     from schedc.runtime.execution.wiring import Wiring
 
-__all__ = ["AHEAD", "ChoosingExecutor", "earliest_ns"]
-
 AHEAD = 4
 """How many receives of each wire are posted that have not been taken: what may be under way on a slow link without waiting for the
 receiver. Each has a buffer for its tensors, beside the plan's memory."""

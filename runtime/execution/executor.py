@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.values import Value
     from schedc.runtime.execution.wiring import Wiring
 
-__all__ = ["Compute", "Executor"]
-
 
 class Compute(Protocol):
     """What an op does."""

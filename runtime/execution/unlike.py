@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Message
     from schedc.runtime.common.values import Value
 
-__all__ = ["difference", "not_plain"]
-
 
 def difference(value: Value, kinds: tuple[TensorMeta, ...], message: Message) -> str:
     """What is wrong with tensors that are not alike."""

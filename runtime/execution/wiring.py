@@ -2,7 +2,7 @@
 
 Wires carry the plan's channels, one for each directed pair of ranks that exchange anything.
 
-A channel that fails ends the step, but in the wiring of `schedc.runtime.execution.takeover`, which is one of these.
+A channel that fails ends the step, but in the wiring of `schedc.runtime.execution.failover`, which is one of these.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import ChannelsOf, Ends, P2PChannel
-
-__all__ = ["Wiring", "Wrap"]
 
 ENDING_S = 30.0
 """How long closing waits for all ends."""

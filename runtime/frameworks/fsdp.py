@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ShardedStage"]
-
 
 class ShardedStage:
     """The FSDP modules of one stage, of which its module is the root."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["ForwardBackward", "forward_backward_func_from"]
-
 
 def forward_backward_func_from(plan: Path | str | Plan, **options: Any) -> ForwardBackward:
     """What runs a plan where Megatron runs a forward and backward function of its own.

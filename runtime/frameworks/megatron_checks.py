@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["check_call", "check_model", "splits", "warn_of_backwards"]
-
 _UNSUPPORTED = {
     "variable_seq_lengths": "what crosses ranks must have the same shape for all microbatches",
     "overlap_moe_expert_parallel_comm": "it runs a forward and a backward of two microbatches as one op",

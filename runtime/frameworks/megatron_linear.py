@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["join_linear_layers", "layers_of_one_backward", "split_linear_layers"]
-
 
 def split_linear_layers(chunks: Iterable[nn.Module]) -> list[nn.Module]:
     """Let the linear layers of these chunks have backwards that can be split; which layers these are."""

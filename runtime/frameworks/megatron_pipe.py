@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.common.values import Value
 
-__all__ = ["FusedPipe"]
-
 
 class Fused(Training):
     """Where a plan has B and W apart, B computes all gradients and W nothing."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["Call", "MegatronStage"]
-
 
 @dataclass
 class Call:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.observer import Observer
 
-__all__ = ["pipelining_fn_from"]
-
 
 def pipelining_fn_from(
     plan: Path | str | Plan, *, timeout_s: float = 300.0, observe: Observer | None = None

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["modules_of_stages"]
-
 _EMBEDDING, _BLOCKS, _HEAD = ("tok_embeddings",), "layers", ("norm", "lm_head")
 
 

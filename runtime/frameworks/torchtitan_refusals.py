@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["check_job"]
-
 
 def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, compile_config: Any, ac_config: Any) -> None:
     """Refuse a plan that is not for a job of torchtitan.

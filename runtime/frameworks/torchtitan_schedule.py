@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["PlanSchedule"]
-
 
 class PlanSchedule:
     """What torchtitan's trainer calls its `pp_schedule`."""

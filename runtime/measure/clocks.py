@@ -16,8 +16,6 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ClockOffset", "best_offset", "clock_offsets"]
-
 ROUNDS = 50
 TAG = 0
 

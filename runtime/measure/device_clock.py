@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.ops import Op
 
-__all__ = ["CudaEvents", "DeviceClock", "Events", "clock_on"]
-
 
 class Events(Protocol):
     """Numbered events of one stream."""

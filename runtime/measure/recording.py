@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
+from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
 from schedc.runtime.common.observer import Observer
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
-from schedc.text.plan.plan_to_file import plan_sha256
-from schedc.text.trace_file import write_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.runtime.common.observer import OpTimes
-
-__all__ = ["RankRecord", "Recorder", "StepRecord", "TransferTime", "recorder_of", "trace_of", "write_trace"]
-
 
 NOT_ENDED = -1
 """The end of a step that still runs, or has failed."""

@@ -17,8 +17,6 @@ from schedc.runtime.stage.block import StageBlock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Boundary", "block_of", "gradient_bytes", "gradients_for", "moved", "num_bytes"]
-
 Boundary: TypeAlias = tuple[torch.Tensor, ...]
 """What one layer gives to the next."""
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LinkFit", "fit_link"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["Meter", "meter_for"]
-
 
 class Meter(Protocol):
     """Measures within `with`."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from schedc.runtime.profiling.watch import Watch
     from schedc.runtime.stage.block import StageBlock
 
-__all__ = ["profile_model"]
-
 T = TypeVar("T")
 
 

@@ -7,12 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, SampledTimes
-from schedc.text.profile_file import LayerEntry, SpreadEntry
+from schedc.formats.profile_file import LayerEntry, SpreadEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-__all__ = ["MeasuredLayer", "merged", "profile_layer", "warnings"]
 
 SMALL_SHARE = 0.05
 """Times below this share of their layer's sum are too short for their spread to matter."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Model", "load_model", "raised"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:

@@ -6,8 +6,6 @@ import torch
 
 from schedc.errors import InvalidInput
 
-__all__ = ["described", "device_named", "dtype_named"]
-
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 

@@ -19,8 +19,6 @@ from schedc.runtime.profiling.ping import NUMBER_BYTES, Wires, clock_name, follo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Agenda", "LinkMeasurement", "measure_links"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Exchange", "PairTimes", "Wires", "clock_name", "follow", "lead", "one_way_times"]
-
 NUMBER_BYTES = 8
 """What a message consists of, and the shortest one."""
 

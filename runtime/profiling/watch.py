@@ -15,8 +15,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Watch", "watch_for"]
-
 _new_event = cast("Callable[..., torch.cuda.Event]", torch.cuda.Event)  # torch gives it no types
 
 

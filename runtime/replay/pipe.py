@@ -21,7 +21,7 @@ from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.session.swap import Mover
+from schedc.runtime.session.swap import PlanSwapper
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.gloo import connect_gloo
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.emulation.injected import Injection
     from schedc.runtime.session.swap import Received, Swap
-
-__all__ = ["LOOKING", "ReplayPipe"]
 
 LOOKING = 0
 """The rank that looks whether all have offered a plan."""
@@ -91,7 +89,7 @@ class ReplayPipe:
         parallel = plan.problem.data_parallel
         self._trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
         self.hooks = ReplicaHooks()
-        self._mover = Mover(groups, None, lambda _: None, self.hooks)
+        self._mover = PlanSwapper(groups, None, lambda _: None, self.hooks)
         self._offers = self._number = 0
         self._prepared: tuple[Plan, list[int]] | None = None
         self._use(plan)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.adapting import Adaptation
     from schedc.runtime.adapt.proposer import ProposerAnswer
 
-__all__ = ["RankReplay", "ReplayRequest"]
-
 LEAST_LOOK_S = 0.02
 """How often a rank looks at the job's store at most: this takes time from the others."""
 READY_S = 0.1

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_sha256
 from schedc.runtime.emulation.emulate import check_request, results_of, timeout_of
 from schedc.runtime.replay.rank import ReplayRequest
-from schedc.text.plan.plan_file import parse_plan
-from schedc.text.plan.plan_to_file import plan_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
     from schedc.ir.link_trace import LinkTrace
     from schedc.ir.plan import Plan
-
-__all__ = ["WARM_UP", "EmulatedReplay", "PlanMove", "replay"]
 
 WARM_UP = 40
 """Eight steps that the monitor does not look at, and as many as it learns from twice."""

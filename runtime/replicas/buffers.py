@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-__all__ = ["SharedBuffers", "saved_buffers"]
-
 
 def saved_buffers(module: nn.Module) -> Iterator[torch.Tensor]:
     """The buffers of a module that are saved with it, in its order."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.replicas.shards import Shard
 
-__all__ = ["ReplicaCollectives", "check_same_collectives", "check_weights", "queue_of"]
-
 
 def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
     """The collectives of a rank in the order in which they start.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-__all__ = ["Bucket", "by_gradient_type", "check_known", "gradient_type", "set_gradient_type"]
-
 
 def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Let the gradients of all floating-point weights add up in this type: autograd casts what it adds, and `.grad` has it."""

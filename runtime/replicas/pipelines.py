@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Pipelines", "await_replicas", "start_with_replicas"]
-
 T = TypeVar("T")
 
 CALLS = (

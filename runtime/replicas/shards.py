@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Shard", "ShardedBucket"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shard:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["ReplicaSums", "check_equal", "digest_of", "sum_gradients", "weights_digest"]
-
 
 def weights_digest(stage: nn.Module) -> str:
     """A digest of the stage's parameters, in their order: types, shapes and values; and of its buffers' types and shapes."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
 
-__all__ = ["TiedSums", "tied"]
-
 
 class _Copy(NamedTuple):
     """What a rank says of a weight of its own."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from schedc.errors import CheckFailed, InvalidInput
+from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
 from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
-from schedc.text.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.runtime.common.groups import Groups
-
-__all__ = ["check_fit", "read"]
 
 
 def read(plan: Path | str | Plan, *, verify: bool) -> Plan:

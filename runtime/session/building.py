@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["Layers", "build_stages"]
-
 
 class Layers(nn.Sequential):
     """Layers in a row as one stage: each takes the tensors that the one before gives, as one stage those of another."""

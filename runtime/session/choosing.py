@@ -10,7 +10,7 @@ from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.stage.apart import sharded
-from schedc.runtime.transports.wishes import stage_device
+from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.execution.wiring import Wrap
-
-__all__ = ["ChoosingPipe"]
 
 
 class ChoosingPipe(Pipe):

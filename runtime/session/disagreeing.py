@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["differing_plans", "unlike_layers", "unlike_options", "unlike_ranks"]
-
 
 def differing_plans(offers: Sequence[tuple[str | None, str]], ranks: int) -> str:
     """Who has refused the plan, or which two have different ones.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.batches import Batch
     from schedc.runtime.stage.losses import Losses
 
-__all__ = ["Evaluation"]
-
 
 class Evaluation:
     """What a pipe evaluates with; made for one evaluation."""

@@ -22,8 +22,6 @@ from schedc.runtime.session.offers import Offer
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Handshake"]
-
 
 class Handshake:
     """One rank's side of the handshakes of a pipe, one after the other."""

@@ -16,8 +16,8 @@ from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit, read
 from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.transports.choice import check_wishes, connection
-from schedc.runtime.transports.wishes import QUEUES, Wish, hardware_of, stage_device
+from schedc.runtime.transports.choice import check_requests, connection
+from schedc.runtime.transports.requests import QUEUES, TransportRequest, hardware_of, stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.transports.base import ChannelsOf
-    from schedc.runtime.transports.wishes import Channels
-
-__all__ = ["load"]
+    from schedc.runtime.transports.requests import Channels
 
 
 def load(
@@ -206,8 +204,8 @@ def _agree(
             trained = with_loss(checked.problem, stages, loss_fn)
             kind.check(checked, trained, alone=lockstep is None)
             device = stage_device(stages)
-            wish = Wish(channels=channels, queues=queues, hardware=hardware_of(device))
-            report = replace(report, wish=wish)
+            request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(device))
+            report = replace(report, request=request)
             if pipelines is not None or replicas_of(checked.problem):
                 from schedc.runtime.session.peers import weights_of_replicas
 
@@ -236,7 +234,7 @@ def _agree(
 
         everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
         check_equal(replicas_of(checked.problem), everywhere)
-    wishes = [other.wish for other in reports if other.wish is not None]
+    requests = [other.request for other in reports if other.request is not None]
     ways = [(other.wrapped, other.pipelines, other.options) for other in reports]
     if any(way != ways[0] for way in ways):
         from schedc.runtime.session.disagreeing import unlike_ranks
@@ -249,8 +247,8 @@ def _agree(
         if reason is not None:
             raise InvalidInput(reason)
     pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
-    check_wishes(wishes, pairs)
-    connected = connection(wishes, groups.rank, device)
+    check_requests(requests, pairs)
+    connected = connection(requests, groups.rank, device)
     over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if groups.rank in pair)
     if over_nccl:
         from schedc.runtime.transports.gpus import warn_of_settings

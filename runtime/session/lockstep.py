@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Lockstep"]
-
 
 class Lockstep(Groups):
     """Connections to this process's peers: the processes of the same rank in the other pipelines, in the order of the pipelines."""

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.transports.wishes import Wish
-
-__all__ = ["Offer", "Report", "disagreement", "plan_digest"]
+    from schedc.runtime.transports.requests import TransportRequest
 
 
 def plan_digest(plan: Plan) -> str:
@@ -38,7 +36,7 @@ class Report:
     offer: Offer = Offer(refusal=None, digest="")
     weights: Mapping[int, str] = field(default_factory=dict)
     """A digest of the weights of each stage that has replicas."""
-    wish: Wish | None = None
+    request: TransportRequest | None = None
     wrapped: bool = False
     pipelines: int = 1
     """Over how many pipelines its gradients are summed."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.offers import Report
 
-__all__ = ["apart", "check_replicas", "hooks_of", "weights_of_replicas"]
-
 
 def apart(reports: Sequence[Report], *, replicas: bool) -> str | None:
     """What keeps peers, by pipeline, from training together; None: nothing. Only replicas have the same weights."""

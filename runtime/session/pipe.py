@@ -22,7 +22,7 @@ from schedc.runtime.stage.batches import same_samples
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
-from schedc.runtime.transports.wishes import stage_device
+from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -40,12 +40,10 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.retry import StepStart
-    from schedc.runtime.session.swap import Mover, Received, Swap
+    from schedc.runtime.session.swap import PlanSwapper, Received, Swap
     from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
-
-__all__ = ["Pipe"]
 
 
 class Pipe:
@@ -92,9 +90,9 @@ class Pipe:
         self._check_loss = check_loss
         wiring: type[Wiring] = Wiring
         if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
-            from schedc.runtime.execution.takeover import Takeover
+            from schedc.runtime.execution.failover import FailoverWiring
 
-            wiring = Takeover
+            wiring = FailoverWiring
         self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
         self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
@@ -108,7 +106,7 @@ class Pipe:
         self._executor: Executor
         self._use(plan)
         self.lockstep = lockstep
-        self._mover: Mover | None = None
+        self._mover: PlanSwapper | None = None
         if lockstep is not None:
             self._make_mover()  # with the peers
         self._losses = torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -403,10 +401,10 @@ class Pipe:
         if not self._open:
             raise InvalidInput("the pipe is closed, by close() or by a failed step; load the plan again")
 
-    def _make_mover(self) -> Mover:
-        from schedc.runtime.session.swap import Mover
+    def _make_mover(self) -> PlanSwapper:
+        from schedc.runtime.session.swap import PlanSwapper
 
-        self._mover = Mover(self.groups, self.lockstep, self._fits, self.hooks)
+        self._mover = PlanSwapper(self.groups, self.lockstep, self._fits, self.hooks)
         return self._mover
 
     def _use(self, plan: Plan) -> None:

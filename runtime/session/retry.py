@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
-__all__ = ["StepStart"]
-
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.session.lockstep import Lockstep
 
-__all__ = ["Mover", "Received", "Swap", "check_same_stages"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
@@ -58,7 +56,7 @@ class _Pending(NamedTuple):
     plan: Plan | None
 
 
-class Mover:
+class PlanSwapper:
     """What moves one rank's pipe to other plans, one after the other."""
 
     def __init__(self, groups: Groups, lockstep: Lockstep | None, fits: Callable[[Plan], None], hooks: ReplicaHooks) -> None:

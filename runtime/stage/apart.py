@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["check_stages", "sharded"]
-
 _ONE_AT_A_TIME = (
     "torch.nn.parallel.",
     "torch.distributed.fsdp.fully_sharded_data_parallel",

@@ -10,8 +10,6 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.values import tensors_of
 
-__all__ = ["Batch", "Microbatch", "checked_inputs", "cut", "inputs_of", "same_samples"]
-
 Microbatch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """One microbatch: a tensor, or the tensors that the first stage takes."""
 Batch: TypeAlias = torch.Tensor | Sequence[Microbatch]

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.splitting.frontier import Cut, Joint
     from schedc.runtime.stage.splitting.saved import SavedTensors
 
-__all__ = ["StageBlock"]
-
 
 class WeightWork(NamedTuple):
     """What is left for W at a joint."""

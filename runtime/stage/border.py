@@ -17,8 +17,6 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-__all__ = ["Border"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

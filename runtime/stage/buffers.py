@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Buffers", "KeptBuffer"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptBuffer:

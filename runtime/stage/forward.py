@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.batches import Batch, Microbatch
     from schedc.runtime.stage.losses import Losses
 
-__all__ = ["Forward"]
-
 NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
 """Of a microbatch without targets."""
 

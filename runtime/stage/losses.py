@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Losses"]
-
 BESIDES = 4
 """How many numbers go with a rank's losses: the two of its way, its part of the step's loss, the word."""
 

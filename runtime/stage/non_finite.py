@@ -11,8 +11,6 @@ from schedc.runtime.common.failure import NonFiniteLoss
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["non_finite"]
-
 
 def non_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, Sequence[int]], step: int) -> NonFiniteLoss:
     """What to raise for losses of which some are infinite or NaN, so that their mean is, too; it names the first.

@@ -14,8 +14,6 @@ import torch
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["forget_cast_weights", "outside_autocast"]
-
 _NOTHING = nullcontext()
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.stage.buffers import Buffers, KeptBuffer
 
-__all__ = ["ForwardAgain", "check_alike", "saving_nothing"]
-
 
 def saving_nothing() -> torch.autograd.graph.saved_tensors_hooks:
     """A context for a forward whose graph is not going to be used."""

@@ -12,8 +12,6 @@ from schedc.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Seeds", "scalar"]
-
 
 class Seeds:
     """The share of a microbatch, or of all of them."""

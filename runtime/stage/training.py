@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.losses import Losses
 
-__all__ = ["Training"]
-
 
 class Training:
     """The work of one rank's ops."""

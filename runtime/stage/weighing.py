@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.hooks import ReplicaHooks
 
-__all__ = ["Shares", "Weights", "weigh"]
-
 Weights: TypeAlias = "Sequence[float] | torch.Tensor"
 """A number for each microbatch of a pipeline."""
 

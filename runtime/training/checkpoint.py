@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["layers_of", "load_checkpoint", "save_checkpoint"]
-
 ALIKE = 1e-2
 """By how much weights that processes train alike may differ, relative to their norm: kernels add in any order, step after step.
 Weights that are meant to differ, as those of experts do, differ by about their norm."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["clip_grad_norm_"]
-
 ALIKE = 1e-3
 """By how much gradients that processes compute alike may differ, as their kernels add in any order."""
 

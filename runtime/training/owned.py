@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["Owned", "over_ranks", "owned"]
-
 
 class Owned:
     """The weights whose gradients a process has."""

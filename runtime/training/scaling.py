@@ -9,12 +9,10 @@ from torch.amp.grad_scaler import OptState
 
 from schedc.errors import Unsupported
 from schedc.runtime.training.owned import over_ranks
-from schedc.runtime.transports.wishes import stage_device
+from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
     from schedc.runtime.session.pipe import Pipe
-
-__all__ = ["GradScaler"]
 
 REFUSED: dict[float, str] = {2: "DTensors", 3: "complex"}
 """By the number that goes to the other ranks in place of torch's 1 for a gradient that is infinite or NaN."""

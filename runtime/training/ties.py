@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.session.pipe import Pipe
 
-__all__ = ["tie_weights"]
-
 
 def tie_weights(pipe: Pipe, weights: Mapping[str, nn.Parameter]) -> None:
     """Let copies of a weight on several ranks be one weight; all ranks call it together, between `load` and the first step.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
-__all__ = ["ChannelsOf", "Connect", "Ends", "Incoming", "Outgoing", "P2PChannel", "Transport", "only"]
-
 
 class Outgoing(Protocol):
     """A tensor on its way out. Its memory must stay as it is until `wait` has returned."""

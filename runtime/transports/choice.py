@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from schedc.errors import InvalidInput
 from schedc.runtime.transports.base import P2PChannel
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.runtime.transports.wishes import Channels
+from schedc.runtime.transports.requests import Channels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,41 +19,39 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.runtime.transports.base import ChannelsOf
-    from schedc.runtime.transports.wishes import Hardware, Wish
-
-__all__ = ["check_wishes", "connection", "ways"]
+    from schedc.runtime.transports.requests import Hardware, TransportRequest
 
 
-def check_wishes(wishes: Sequence[Wish], pairs: Iterable[tuple[int, int]]) -> None:
+def check_requests(requests: Sequence[TransportRequest], pairs: Iterable[tuple[int, int]]) -> None:
     """Refuse what cannot be, with the same words on all ranks.
 
     Args:
-        wishes: of all ranks.
+        requests: of all ranks.
         pairs: the ranks that have a wire, (source, destination).
 
     Raises:
-        InvalidInput: there are no such channels, they do not fit the ranks' devices, or the ranks wish for different ones.
+        InvalidInput: there are no such channels, they do not fit the ranks' devices, or the ranks request for different ones.
         Unsupported: some ranks are on CPUs and some on GPUs, or a rank's PyTorch lacks NCCL.
     """
-    channels, queues = wishes[0].channels, wishes[0].queues
-    for rank, wish in enumerate(wishes):
-        if (wish.channels, wish.queues) != (channels, queues):
+    channels, queues = requests[0].channels, requests[0].queues
+    for rank, request in enumerate(requests):
+        if (request.channels, request.queues) != (channels, queues):
             raise InvalidInput(
-                f"ranks 0 and {rank} load with channels={channels!r}, queues={queues} and channels={wish.channels!r},"
-                f" queues={wish.queues}; give all ranks the same"
+                f"ranks 0 and {rank} load with channels={channels!r}, queues={queues} and channels={request.channels!r},"
+                f" queues={request.queues}; give all ranks the same"
             )
     if channels not in get_args(Channels):
         raise InvalidInput(f"channels={channels!r}; expected one of {', '.join(map(repr, get_args(Channels)))}")
     if queues < 1:
         raise InvalidInput(f"queues={queues}; expected at least 1")
-    if channels == "nccl" or any(wish.hardware.gpu is not None for wish in wishes):
+    if channels == "nccl" or any(request.hardware.gpu is not None for request in requests):
         from schedc.runtime.transports.gpus import check_devices
 
-        check_devices(channels, [wish.hardware for wish in wishes], pairs)
+        check_devices(channels, [request.hardware for request in requests], pairs)
 
 
 def ways(channels: Channels, source: Hardware, destination: Hardware) -> tuple[Channels, ...]:
-    """What carries tensors between two ranks, each when the one before has failed; `check_wishes` has accepted the channels."""
+    """What carries tensors between two ranks, each when the one before has failed; `check_requests` has accepted the channels."""
     if channels != "auto":
         return (channels,)
     if source.gpu is None:
@@ -61,11 +59,11 @@ def ways(channels: Channels, source: Hardware, destination: Hardware) -> tuple[C
     return ("nccl", "delegate") if source.gpu != destination.gpu and source.nccl and destination.nccl else ("delegate",)
 
 
-def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> ChannelsOf:
+def connection(requests: Sequence[TransportRequest], rank: int, device: torch.device) -> ChannelsOf:
     """What connects a rank's wires; what each way needs is imported where it is used.
 
     Args:
-        wishes: of all ranks; `check_wishes` has accepted them.
+        requests: of all ranks; `check_requests` has accepted them.
         rank: which.
         device: where its stages are.
     """
@@ -77,14 +75,14 @@ def connection(wishes: Sequence[Wish], rank: int, device: torch.device) -> Chann
         if way == "delegate":
             from schedc.runtime.transports.delegate import connect_delegate
 
-            return P2PChannel("the delegate", partial(connect_delegate, device=device, queues=wishes[rank].queues))
+            return P2PChannel("the delegate", partial(connect_delegate, device=device, queues=requests[rank].queues))
         from schedc.runtime.transports.host_watch import HostWatch
         from schedc.runtime.transports.nccl import connect_nccl
 
         return P2PChannel("NCCL", partial(connect_nccl, device=device, watch=HostWatch()))
 
     def channels(source: int, destination: int) -> tuple[P2PChannel, ...]:
-        found = ways(wishes[rank].channels, wishes[source].hardware, wishes[destination].hardware)
+        found = ways(requests[rank].channels, requests[source].hardware, requests[destination].hardware)
         return tuple(map(channel, found))
 
     return channels

@@ -29,9 +29,9 @@ from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
+from schedc.runtime.transports.requests import QUEUES
 from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
-from schedc.runtime.transports.wishes import QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
     from schedc.runtime.transports.staging import Landed, Parcel, Staging
-
-__all__ = ["DelegateReceiver", "DelegateSender", "connect_delegate", "found_elsewhere", "queues_needed"]
 
 TAG, TENSOR, READ = 0, 1, 2
 """gloo's tags of what goes through a queue; the last one of what comes back."""

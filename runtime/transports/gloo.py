@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
-__all__ = ["FOREVER_S", "GlooTransport", "connect_gloo", "finish", "hang_up"]
-
 FOREVER_S = 1e8
 """The limit of a wait that others end, by `hang_up`: gloo closes a group whose wait runs out of time."""
 LARGE_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """What channels between GPUs ask of a job: devices that can have them, and settings for NCCL (docs/gpu.md says why).
 
-Imported where a rank has a GPU, or wishes for NCCL. CUDA and PyTorch read the settings when they begin, which is before `load`: it
+Imported where a rank has a GPU or asks for NCCL. CUDA and PyTorch read the settings when they begin, which is before `load`: it
 can only say what is missing.
 """
 
@@ -17,9 +17,7 @@ from schedc.errors import InvalidInput, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from schedc.runtime.transports.wishes import Hardware
-
-__all__ = ["check_devices", "missing_settings", "warn_of_settings"]
+    from schedc.runtime.transports.requests import Hardware
 
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 """CUDA's hardware queues: without CUDA_DEVICE_MAX_CONNECTIONS, and at most."""
@@ -29,7 +27,7 @@ def check_devices(channels: str, ranks: Sequence[Hardware], pairs: Iterable[tupl
     """Refuse channels that the devices cannot have.
 
     Args:
-        channels: what the ranks wish for.
+        channels: what the ranks request for.
         ranks: what each runs on.
         pairs: the ranks that have a wire, (source, destination).
 

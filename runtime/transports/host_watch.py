@@ -11,8 +11,6 @@ import threading
 from time import monotonic
 from typing import Protocol
 
-__all__ = ["HostWatch", "Watched"]
-
 
 class Watched(Protocol):
     """What is ended when the host is blocked."""

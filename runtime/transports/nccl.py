@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.host_watch import HostWatch
     from schedc.runtime.transports.streams import Mark, Side
 
-__all__ = ["AHEAD", "NcclTransport", "connect_nccl"]
-
 HANDSHAKE = TensorMeta(torch.uint8, (1,))
 POLL_S = 50e-6
 NOW = timedelta(milliseconds=1)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.transports.streams import Mark, Side
 
-__all__ = ["DeviceStaging", "HostStaging", "Landed", "Parcel", "Staging", "as_bytes", "nbytes_of"]
-
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as bytes."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.header import TensorMeta
 
-__all__ = ["CudaSide", "Mark", "Side", "copy_to_host"]
-
 _COMPUTE: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of the compute on each GPU, as last seen in the thread of the steps; helper threads send again what it computed."""
 

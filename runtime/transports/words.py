@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["AGREEMENT", "BEGINNING", "LOSSES", "PeerWords"]
-
 LOSSES, AGREEMENT, BEGINNING = range(3)
 """Tags on the group of all ranks."""
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from schedc.errors import Defect
 
-__all__ = ["check_bound", "relative_gap"]
-
 
 def check_bound(bound_ns: int, objective_ns: int, bound_by: str) -> None:
     """A lower bound is not above the objective of a schedule that it speaks of.

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.errors import Defect, InvalidInput
-from schedc.files.atomic_write import write_atomically
-from schedc.files.outputs import is_standard
+from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import is_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.frontend.job import Job
-
-__all__ = ["defects_kept"]
 
 
 @contextmanager

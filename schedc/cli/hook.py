@@ -11,8 +11,6 @@ import sys
 
 from schedc.cli.app import main
 
-__all__ = ["run"]
-
 
 def run(arguments: list[str]) -> int:
     """Run the command on each file; returns the largest status."""

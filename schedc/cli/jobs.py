@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.frontend.job import Job
     from schedc.frontend.job_source import JobSource
 
-__all__ = ["JobArgument", "LayoutOption", "PlanJobOption", "SetOption", "check_set", "read_job", "read_source"]
-
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
 PlanJobOption = Annotated[
     Path | None, typer.Option("--job", metavar="JOB", help="The job to check or time the plan against; - is standard input.")
@@ -35,15 +33,19 @@ LayoutOption = Annotated[
 ]
 
 
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
+
+
 def read_job(path: Path, values: list[str] | None, layout: Path | None = None) -> Job:
     """The job at the path, or in standard input, with the values of `--set`, in the layout of that plan if one is given.
 
     Raises:
         InvalidInput: it, or a file that it names, cannot be read or used, a value cannot be set, or the layout is not the job's.
     """
+    from schedc.formats.plan.plan_file import read_plan
     from schedc.frontend.chosen_layout import job_in_layout
     from schedc.frontend.job import checked_job
-    from schedc.text.plan.plan_file import read_plan
 
     source = read_source(path, values)
     return checked_job(source) if layout is None else job_in_layout(source, read_plan(layout), f"--layout {layout}")
@@ -55,9 +57,9 @@ def read_source(path: Path, values: list[str] | None) -> JobSource:
     Raises:
         InvalidInput: it cannot be read or is not TOML, or a value cannot be set.
     """
-    from schedc.files.outputs import is_standard
     from schedc.frontend.job_source import source_of_file, source_of_standard_input
     from schedc.frontend.overrides import option_override
+    from schedc.io.outputs import is_standard
 
     overrides = [option_override(text) for text in values or ()]
     return source_of_standard_input(overrides) if is_standard(path) else source_of_file(path, overrides)

@@ -10,8 +10,6 @@ from schedc.units import parse_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["option_value"]
-
 
 def option_value(option: str, text: str, parse: Callable[[str], int] = parse_duration_ns) -> int:
     """What the parser of a unit makes of an option's text: nanoseconds, if none is given.

@@ -16,8 +16,6 @@ from schedc.errors import SchedcError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["PLAIN", "OutputLost", "standard_error", "standard_output"]
-
 PLAIN = "schedc-plain"
 """The name of the error handler for characters that a stream's encoding lacks: one plain character replaces each."""
 

@@ -12,10 +12,8 @@ from typing import Any
 import typer
 
 from schedc.errors import InvalidInput
-from schedc.files.location import one_line, show
+from schedc.io.location import one_line, show
 from schedc.spelling import nearest
-
-__all__ = ["UsageError", "refused"]
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of these errors, which typer does not export."""

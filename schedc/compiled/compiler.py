@@ -37,15 +37,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from schedc.compiled.kernel import KERNELS, renamed
 from schedc.errors import InvalidInput
-from schedc.files.atomic_write import check_target, write_atomically
+from schedc.io.atomic_write import check_target, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     P = ParamSpec("P")
     R = TypeVar("R")
-
-__all__ = ["at_hand", "compile_ahead", "compiled", "fill"]
 
 LOG = logging.getLogger("schedc")
 OPTIONS = {"nogil": True}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
-__all__ = ["KERNELS", "How", "kernel", "renamed", "variant"]
-
 
 class How(NamedTuple):
     """How a kernel is compiled: see `kernel`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.files.location import show
+from schedc.io.location import show
 from schedc.ir.problem import MOST_OPS
 from schedc.ir.workload import Semantics
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
@@ -16,12 +16,10 @@ from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.files.location import Location
     from schedc.frontend.job_file import PipelineSection, ProfileSection
+    from schedc.io.location import Location
     from schedc.ir.layout import Placement
     from schedc.ir.problem import Link, Problem, Stage
-
-__all__ = ["check_messages", "check_ops", "check_semantics", "check_size"]
 
 
 def check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["check_job_can_be_written", "job_in_layout", "job_text_in_layout"]
-
 _PATHS = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
 """The keys that name files."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
-from schedc.files.conform import conform
-from schedc.files.location import show
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
 from schedc.frontend.job_file import AUTO, JobFile
 from schedc.frontend.job_source import source_of_file
@@ -24,6 +22,8 @@ from schedc.frontend.open_layout import check_joined, check_open, check_open_key
 from schedc.frontend.pipeline import read_data_parallel, read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
+from schedc.io.conform import conform
+from schedc.io.location import show
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Workload
 from schedc.lower.problem import problem_of
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from schedc.frontend.overrides import Override
     from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
-
-__all__ = ["Job", "checked_job", "load_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The job file's keys and their types (format document, "The job"), from which its JSON Schema is generated.
 
-`schedc.files.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
+`schedc.io.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
 their names carry the unit (`latency_ns` is the key `latency`).
 Whether the keys agree with each other is checked where they are put to use, in the other modules of this package.
 """
@@ -9,28 +9,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.files.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Size, Sizes
+from schedc.formats.megatron_layout import LAYOUT_PATTERN, partition_of
+from schedc.io.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Size, Sizes
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
-from schedc.text.megatron_layout import LAYOUT_PATTERN, partition_of
-
-__all__ = [
-    "AUTO",
-    "DataParallelSection",
-    "DevicesSection",
-    "JobFile",
-    "LengthsSection",
-    "LinkCost",
-    "LinkOverride",
-    "MemorySection",
-    "ObjectiveSection",
-    "PipelineSection",
-    "ProfileSection",
-    "SiteLinkOverride",
-    "SolverSection",
-    "TopologyFile",
-    "TopologySection",
-]
 
 AUTO = "auto"
 """In [pipeline]: schedc chooses it."""

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.files.input_file import read_bytes, without_mark
-from schedc.files.location import Location, show
 from schedc.frontend.profile import alike_or_each
+from schedc.io.input_file import read_bytes, without_mark
+from schedc.io.location import Location, show
 from schedc.ir.ops import Kind
 from schedc.units import parse_duration_ns
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from schedc.frontend.job_file import LengthsSection
     from schedc.ir.workload import Layer
-
-__all__ = ["fitted_share", "layers_of_lengths"]
 
 _LONGEST = 2**30
 """The longest sequence, in tokens."""

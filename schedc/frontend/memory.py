@@ -17,13 +17,11 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.files.location import Location
     from schedc.frontend.job_file import DevicesSection, MemorySection
+    from schedc.io.location import Location
     from schedc.ir.layout import Placement
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Layer
-
-__all__ = ["Memory", "check_room", "read_memory", "read_speeds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

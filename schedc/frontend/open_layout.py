@@ -17,13 +17,11 @@ from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.files.location import Location
     from schedc.frontend.job_file import JobFile
+    from schedc.io.location import Location
     from schedc.ir.layout import Placement
     from schedc.ir.problem import Link
     from schedc.ir.workload import Layer, Network, Workload
-
-__all__ = ["check_joined", "check_open", "check_open_keys", "is_open", "read_open_layout"]
 
 _DEFAULT_CHUNKS = 4
 """The most stages on a rank where the placement is open and `chunks` says nothing."""

@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from schedc.files.location import Location, show
+from schedc.io.location import Location, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schedc.errors import InvalidInput
-
-__all__ = ["OverriddenLocation", "Override", "option_override", "plain", "python_override", "with_overrides"]
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN = 120

@@ -10,28 +10,26 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import Defect, InvalidInput
-from schedc.files.conform import conform
-from schedc.files.input_file import read_bytes
-from schedc.files.location import Location, show
-from schedc.files.tables import parse_json
+from schedc.formats.profile_file import ProfileFile
 from schedc.frontend.overrides import with_overrides
+from schedc.io.conform import conform
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location, show
+from schedc.io.tables import parse_json
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
-from schedc.text.profile_file import ProfileFile
 from schedc.units import MAX_QUANTITY, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.files.quantities import BlockDurations
+    from schedc.formats.profile_file import LayerEntry
     from schedc.frontend.job_file import PipelineSection, ProfileSection
     from schedc.frontend.overrides import Override
+    from schedc.io.quantities import BlockDurations
     from schedc.ir.layout import Placement
-    from schedc.text.profile_file import LayerEntry
-
-__all__ = ["Partition", "alike_or_each", "per_stage", "read_layers"]
 
 T = TypeVar("T")
 

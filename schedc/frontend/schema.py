@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["job_schema", "schema_of"]
-
 
 def job_schema() -> dict[str, Any]:
     """The schema of job.toml, as JSON Schema 2020-12; every key has its description."""

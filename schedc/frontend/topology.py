@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
-from schedc.files.conform import conform
-from schedc.files.input_file import read_bytes
-from schedc.files.location import Location, show
-from schedc.files.tables import parse_toml
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
 from schedc.frontend.overrides import with_overrides
+from schedc.io.conform import conform
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location, show
+from schedc.io.tables import parse_toml
 from schedc.ir.costs import FREE, MessageCost
 from schedc.ir.problem import Link
 from schedc.ir.workload import Network, SiteLink
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.frontend.overrides import Override
-
-__all__ = ["check_connected", "read_network", "read_topology"]
 
 PairOverride = TypeVar("PairOverride", LinkOverride, SiteLinkOverride)
 

@@ -12,8 +12,6 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["are_alike", "groups_of"]
-
 
 def are_alike(problem: Problem) -> bool:
     """Whether the microbatches of each stage take the same time there."""

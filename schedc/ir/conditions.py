@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Link
 
-__all__ = ["AS_PLANNED", "Conditions", "LinkState"]
-
 MOST = 2**53 - 1
 """A plan file can say no larger number."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from schedc.ir.ops import Kind
 
-__all__ = ["DURATIONS", "FREE", "BlockCosts", "MessageCost"]
-
 DURATIONS = {Kind.F: "forward_ns", Kind.B: "backward_input_ns", Kind.W: "backward_weight_ns", Kind.BW: "backward_ns"}
 """Where `BlockCosts` has the durations of each kind of block."""
 

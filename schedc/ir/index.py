@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
 
-__all__ = ["Tables", "ops_array", "tables_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:

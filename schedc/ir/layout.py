@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Layout", "OpenLayout", "Placement"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.conditions import LinkState
 
-__all__ = ["LinkTrace"]
-
 
 @dataclass(frozen=True, slots=True)
 class LinkTrace:

@@ -10,8 +10,6 @@ import re
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["KIND_NAMES", "WHOLE", "Kind", "Op", "parse_op", "token"]
-
 WHOLE = -1
 """The `part` of an op that is its whole block."""
 

@@ -1,6 +1,6 @@
 """The Plan: what every rank executes, its compute queue and its communication queues, with costs and certificate.
 
-It carries its Problem, so that a plan can be simulated and verified without the job it came from. `schedc.text.plan`
+It carries its Problem, so that a plan can be simulated and verified without the job it came from. `schedc.formats.plan`
 writes and reads it as the plan file of the format document.
 """
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Parts
-
-__all__ = ["BoundName", "Certificate", "Channel", "Collective", "MadeBy", "Plan", "RankPlan", "Scope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,6 @@ from schedc.ir.ops import Kind, Op
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MOST_OPS", "DataParallel", "Link", "Objective", "Problem", "Stage"]
-
 
 class Objective(StrEnum):
     """What is minimized."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel, Link
 
-__all__ = ["Resource"]
-
 
 class Resource(NamedTuple):
     """One resource; made by the functions below."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Kind, Op
     from schedc.ir.problem import Problem
 
-__all__ = ["Parts", "Schedule"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Channel
 
-__all__ = ["RankTrace", "StepTrace", "Trace"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:

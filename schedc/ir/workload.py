@@ -17,8 +17,6 @@ from schedc.ir.problem import Link, Objective
 if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel
 
-__all__ = ["Device", "Layer", "Network", "Semantics", "SiteLink", "Workload", "trunk_name"]
-
 
 class Semantics(StrEnum):
     """Whose B and W a stage has (`schedc.lower.semantics`)."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Share", "balanced_cuts"]
-
 _LEVELS = 2**20
 """Loads are compared by their squares in this many steps of the largest load, exactly, as whole numbers."""
 _NEVER = np.int64(2**60)

@@ -14,8 +14,6 @@ from schedc.ir.plan import Channel
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline, Transfer
 
-__all__ = ["channel_role", "channels_of", "post_before"]
-
 
 def channel_role(rank: int, peer: int, ranks: int) -> str:
     """What `peer` is to `rank` on the ring of ranks: `next`, `prev`, or `r5`.

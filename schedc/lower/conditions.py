@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
     from schedc.ir.problem import Problem, Stage
 
-__all__ = ["problem_under"]
-
 
 def problem_under(problem: Problem, conditions: Conditions) -> Problem:
     """The problem with these costs. Memory limits and collectives stay.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
 
-__all__ = ["LayoutReport", "StageRow", "layout_report"]
-
 FAR = 0.03
 """A partition is far from balance if its busiest rank has this much more work than that of the balanced one."""
 

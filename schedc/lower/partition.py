@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Placement
     from schedc.ir.workload import Workload
 
-__all__ = ["balanced_partition", "in_flight_of_1f1b"]
-
 _MOST_CELLS = 2**25
 """Above this many pieces × layers², the pieces get equal numbers of layers."""
 

@@ -13,8 +13,6 @@ from schedc.ir.layout import Placement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PLACEMENTS", "place", "placement_name"]
-
 PLACEMENTS = ("unidirectional", "loop", "wave", "bidirectional")
 
 

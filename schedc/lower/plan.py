@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["lower"]
-
 
 def lower(problem: Problem, schedule: Schedule, timeline: Timeline, *, certificate: Certificate, made_by: MadeBy) -> Plan:
     """The plan that executes the schedule.

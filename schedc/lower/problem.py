@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import DataParallel
     from schedc.ir.workload import Layer, Workload
 
-__all__ = ["problem_of", "stage_static_bytes", "static_bytes", "together_ns"]
-
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:
     """The problem of training the workload in this layout.

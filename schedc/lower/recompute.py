@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Stage
 
-__all__ = ["as_recomputed"]
-
 
 def as_recomputed(stages: Sequence[Stage], paths: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
     """The stages, those that recompute with what they hold, as if none did but for `recompute` and the durations before."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Stage
 
-__all__ = ["as_torch_executes"]
-
 
 def as_torch_executes(stages: Sequence[Stage], first: int) -> tuple[Stage, ...]:
     """The stages with the costs that they have in torch; `first` is the first of the one path."""

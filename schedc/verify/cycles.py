@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["edges_between", "shortest_cycle", "stuck_nodes"]
-
 
 def shortest_cycle(num_nodes: int, successors: Sequence[Sequence[int]]) -> list[int] | None:
     """One cycle with the fewest nodes, each before its successor in it; the same one for the same graph.

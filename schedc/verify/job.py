@@ -11,8 +11,6 @@ from schedc.verify.violation import Violation
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-__all__ = ["check_costs", "check_pipeline"]
-
 PIPELINE = ("ranks", "microbatches", "paths", "path_of", "split_backward")
 """The fields of a Problem that decide which orders make sense for it; and the ranks of its stages."""
 FOR_PEOPLE = ("name", "placement")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout
     from schedc.ir.workload import Workload
 
-__all__ = ["verify_layout"]
-
 
 def verify_layout(workload: Workload, layout: Layout) -> tuple[Violation, ...]:
     """Every rule of the layout that is broken, with its place; empty if it is sound.

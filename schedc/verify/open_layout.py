@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.workload import Workload
 
-__all__ = ["verify_open_layout"]
-
 
 def verify_open_layout(workload: Workload, open_layout: OpenLayout, layout: Layout) -> tuple[Violation, ...]:
     """Every rule that is broken: those of a layout of the workload, then what is given."""

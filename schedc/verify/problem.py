@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["verify_problem"]
-
 
 def verify_problem(problem: Problem) -> tuple[Violation, ...]:
     """Every rule of a problem that is broken, with its place; empty if the problem is sound."""

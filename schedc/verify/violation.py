@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Violation"]
-
 
 class Violation(NamedTuple):
     """One broken rule. `str()` of it is the line that a person reads."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.workload import Workload
 
-__all__ = ["verify_workload"]
-
 
 def verify_workload(workload: Workload) -> tuple[Violation, ...]:
     """Every rule of a workload that is broken, with its place; empty if the workload is sound."""

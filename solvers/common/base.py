@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["NO_LIMITS", "Construct", "Limits", "Search", "Solved", "SolverStatus"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.incumbent import Incumbent
 
-__all__ = ["Failure", "failure_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:

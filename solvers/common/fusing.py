@@ -10,10 +10,8 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["can_pay", "fusing_frees"]
 
-
-def can_pay(problem: Problem) -> bool:
+def fusing_saves_time(problem: Problem) -> bool:
     """Whether some BW takes less time than its B and W together, and may be split.
 
     Elsewhere B followed by W at once does all that BW does, no later; or there is no choice.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["Improvement", "Incumbent"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:

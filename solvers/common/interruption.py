@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["Ends", "Interrupted", "Interruption", "OutOfTime", "wait_for"]
-
 LEAST_S = 1e-6
 """A timer of no time would be none."""
 AGAIN_S = 1.0

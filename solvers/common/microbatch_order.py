@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["by_position", "entry_order", "known_orders", "order_is_open", "permuted", "renamed"]
-
 
 def order_is_open(problem: Problem) -> bool:
     """Whether microbatches differ and may enter in any order."""

@@ -13,21 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
-from schedc.files.conform import conform
+from schedc.io.conform import conform
 
 if TYPE_CHECKING:
-    from schedc.files.location import Location
-
-__all__ = [
-    "GreedyOptions",
-    "LocalOptions",
-    "NoOptions",
-    "PipeMorphOptions",
-    "Policy",
-    "RuleTableOptions",
-    "SpreadOptions",
-    "parse_options",
-]
+    from schedc.io.location import Location
 
 Options = TypeVar("Options")
 

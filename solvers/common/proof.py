@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.models.blocks import Blocks
 
-__all__ = ["bound_of_none"]
-
 
 def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: bool, claimed_by: str) -> int:
     """The lower bound, in nanoseconds, that follows where a model has no schedule whose objective is at most the known one's.

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.solvers.common.interruption import Interruption
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["BestLayout", "LayoutsProgress"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,7 @@ class BestLayout:
     interruption: Interruption
     """Waits while what is known changes."""
     begun: float = field(default_factory=time.perf_counter)
-    best: LaidOut | None = None
+    best: ScheduledLayout | None = None
     found_by: str = ""
     """The method that made the best schedule."""
     title: str = ""
@@ -75,7 +73,7 @@ class BestLayout:
         """(objective − bound) / objective; 1 while there is no schedule."""
         return 1.0 if self.best is None else relative_gap(self.best.objective_ns, self.bound_ns, self.bound_by)
 
-    def offer(self, found: LaidOut, found_by: str, title: str) -> None:
+    def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
         """Take it if it is the best so far; of equal ones, a schedule that cuts no block, for which a solver's bound speaks.
 
         Args:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import best_bound, cheap_bound_ns, minimum_limit_bytes
+from schedc.analysis.bounds.lower_bounds import best_bound, cheap_bound_ns
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-
-__all__ = ["LayoutOptions", "Option"]
 
 LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""

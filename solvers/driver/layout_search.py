@@ -20,7 +20,7 @@ from schedc.solvers.layout.climb import LayoutClimb
 from schedc.solvers.layout.enumerate import cuts_of
 from schedc.solvers.layout.evaluation.kernel import evaluate
 from schedc.solvers.layout.exact import search_layouts
-from schedc.solvers.layout.laid_out import lay_out
+from schedc.solvers.layout.scheduled_layout import lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.driver.layout_work import Work
     from schedc.solvers.layout.exact import LayoutProgress
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["run_layout_method", "search_exactly", "seek_layouts", "try_baselines"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
 """The exact search runs where there are at most this many layouts, of at most this many compute ops."""
@@ -121,7 +119,7 @@ def search_exactly(work: Work) -> None:
         except NoPlanFound:
             work.known.cut_short |= timed  # the limit came first
     work.known.work += 0.0 if share is None or timed else share
-    found: LaidOut | None = None if latest is None else latest.best
+    found: ScheduledLayout | None = None if latest is None else latest.best
     row = Candidate(method=title, seconds=time.perf_counter() - begun, why_not="found none better")
     if start is None and found is None:
         row = replace(row, why_not="was not done in time")
@@ -197,7 +195,7 @@ def seek_layouts(work: Work, number: int) -> None:
     left, timed = work.left, work.is_timed and not work.is_constructive
     share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
     begun, before = time.perf_counter(), work.known.layouts
-    found: list[LaidOut] = []
+    found: list[ScheduledLayout] = []
     climb: LayoutClimb | None = None
     with work.region():
         try:
@@ -230,13 +228,13 @@ def seek_layouts(work: Work, number: int) -> None:
     _take_found(work, found, time.perf_counter() - begun)
 
 
-def _gather(work: Work, climb: LayoutClimb, found: list[LaidOut], before: int) -> None:
+def _gather(work: Work, climb: LayoutClimb, found: list[ScheduledLayout], before: int) -> None:
     """The best layouts of a run."""
     found += [each for each in climb.scheduled() if each is not None]
     work.known.layouts = before + climb.evaluated
 
 
-def _take_found(work: Work, found: Sequence[LaidOut], seconds: float) -> None:
+def _take_found(work: Work, found: Sequence[ScheduledLayout], seconds: float) -> None:
     """The best layouts found are options."""
     best = sorted(found, key=lambda each: each.objective_ns)
     if best:

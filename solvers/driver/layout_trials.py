@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from schedc.errors import Unsupported
 from schedc.ir.plan import BoundName
 from schedc.solvers.driver.portfolio import Candidate, Ended, solve
-from schedc.solvers.layout.laid_out import LaidOut
+from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 if TYPE_CHECKING:
     from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.driver.layout_work import Work
     from schedc.solvers.driver.portfolio import Outcome
-
-__all__ = ["halve", "hand_on", "hand_on_named"]
 
 NAMED_SHARE = 0.35
 """Of the time or work left then, the method on named layouts gets this share."""
@@ -123,7 +121,7 @@ def _take(work: Work, option: Option, outcome: Outcome, title: str) -> None:
         option.keep(incumbent.whole, incumbent.found_by, incumbent.whole_ns)
     if incumbent.schedule is not None:
         option.keep(incumbent.schedule, incumbent.found_by, incumbent.objective_ns)
-        found = LaidOut(
+        found = ScheduledLayout(
             name=title,
             layout=option.layout,
             problem=option.problem,

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from schedc.solvers.driver.layout_options import LayoutOptions, Option
     from schedc.solvers.driver.portfolio import Candidate
 
-__all__ = ["Work"]
-
 LEAST_OPS = 4000
 """A layout counts as at least this many ops."""
 LEAST_S, S_PER_OP = 0.8, 1e-4

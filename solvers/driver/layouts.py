@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.incumbent import Improvement
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["LayoutsOutcome", "solve_layouts"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 MOST_BARREN = 3
 """After this many searches in a row that find no layout that may be better, nothing is left to try."""
@@ -51,7 +49,7 @@ MOST_BARREN = 3
 class LayoutsOutcome:
     """What the methods found."""
 
-    best: LaidOut
+    best: ScheduledLayout
     known: BestLayout
     candidates: tuple[Candidate, ...]
     """The baselines, the searches over layouts, and what became of each layout that a method worked on."""

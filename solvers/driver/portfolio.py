@@ -21,11 +21,11 @@ from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.solvers.common.failure import Failure, failure_of
-from schedc.solvers.common.fusing import can_pay, fusing_frees
+from schedc.solvers.common.fuse_backwards import fuse_backwards
+from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.microbatch_order import order_is_open
-from schedc.solvers.common.mixing import mixed
 from schedc.solvers.driver.registry import FUSED, MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Limits, Search
     from schedc.solvers.common.incumbent import Improvement
-
-__all__ = ["Candidate", "Ended", "Outcome", "solve", "try_methods"]
 
 LARGE_OPS = 50_000
 """From this many compute ops on, only the strongest variant of each heuristic is tried."""
@@ -160,7 +158,7 @@ def solve(
     runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
     candidates: list[Candidate] = []
     limit_s = limits.time_s if limits.deterministic is None else None
-    interrupted, climb = False, climb_mixing if can_pay(problem) else climb_without_reserves
+    interrupted, climb = False, climb_mixing if fusing_saves_time(problem) else climb_without_reserves
     try:
         least_s = CONSTRUCTIVE_S if problem.num_ops <= SMALL_OPS else CONSTRUCTIVE_S / 3
         constructive_s = None if limit_s is None else max(limit_s, least_s)
@@ -171,13 +169,17 @@ def solve(
             if problem.num_ops > SMALL_OPS:
                 compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
             with interruption.alarm(constructive_s):
-                try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=can_pay(problem))
+                try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=fusing_saves_time(problem))
             # May wait for compiled code, or load it, which takes longer than the others.
             if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb, *((run_rule,) if can_pay(problem) or order_is_open(problem) else ()), polish)
+                compile_ahead(climb, *((run_rule,) if fusing_saves_time(problem) or order_is_open(problem) else ()), polish)
                 with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
-                    tables = ("rule-table", f"rule-table{FUSED}") if can_pay(problem) or fusing_frees(problem) else ("rule-table",)
-                    try_methods(incumbent, tables, candidates, on_method, mix=can_pay(problem))
+                    tables = (
+                        ("rule-table", f"rule-table{FUSED}")
+                        if fusing_saves_time(problem) or fusing_frees(problem)
+                        else ("rule-table",)
+                    )
+                    try_methods(incumbent, tables, candidates, on_method, mix=fusing_saves_time(problem))
             if incumbent.schedule is None:
                 try_methods(incumbent, ("sequential",), candidates, on_method)
         if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
@@ -255,7 +257,7 @@ def _search_on(
     for number in count():
         rounds = first << min(number, 10)
         searches = [("local", 0.3), ("polish", 0.5)]
-        if can_pay(incumbent.problem):
+        if fusing_saves_time(incumbent.problem):
             searches.insert(0, ("fused-ranges", 0.3))
         if order_is_open(incumbent.problem):
             searches.insert(0, ("microbatch-order", 0.4))
@@ -301,7 +303,7 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     cuts = ("n_sub=1", "n_sub=4") if problem.num_ops <= SMALL_OPS else ("n_sub=1",)
     # Where all are fused, there is nothing to cut.
     some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]
-    fused = ["greedy{fused=all,n_sub=1}", *some] if can_pay(problem) else []
+    fused = ["greedy{fused=all,n_sub=1}", *some] if fusing_saves_time(problem) else []
     in_order = ("sorted",) if order_is_open(problem) else ()
     if fused or fusing_frees(problem):  # a schedule of the problem in which every backward must fuse is one of this
         alike = (*in_order, "greedy{n_sub=1}", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
@@ -353,7 +355,7 @@ def try_methods(
 
 def _mix(incumbent: Incumbent, schedule: Schedule, method: str, objective_ns: int | None, candidates: list[Candidate]) -> None:
     """Offer a method's schedule with backwards fused and split where that pays; append it where its objective is another one."""
-    other, _ = _construct(incumbent, method + MIXED, partial(mixed, schedule=schedule, tables=incumbent.tables))
+    other, _ = _construct(incumbent, method + MIXED, partial(fuse_backwards, schedule=schedule, tables=incumbent.tables))
     if other.objective_ns != objective_ns:
         candidates.append(other)
 
@@ -386,7 +388,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
-    ranges = (("fused-ranges{rounds=12}", 0.3),) if can_pay(problem) else ()
+    ranges = (("fused-ranges{rounds=12}", 0.3),) if fusing_saves_time(problem) else ()
     if order_is_open(problem):
         # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.
         cpsat = (("cpsat", 0.5),) if problem.num_ops <= CPSAT_OPS else ()

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from schedc.errors import InvalidInput
-from schedc.files.location import Location
+from schedc.io.location import Location
 from schedc.solvers.common.options import (
     GreedyOptions,
     LocalOptions,
@@ -33,21 +33,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct, Search
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = [
-    "FUSED",
-    "LAYOUT_METHODS",
-    "METHODS",
-    "MIXED",
-    "SEARCHES",
-    "TEMPLATE_NAMES",
-    "check_method",
-    "constructive",
-    "is_auto",
-    "layout_method",
-    "search_of",
-]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 MIXED, FUSED = " + mixed", " + fused"
@@ -74,7 +60,7 @@ class LayoutMethod(Protocol):
         stop: Callable[[], bool],
         report: Callable[[int, int], None],
         plain: bool | None,
-    ) -> LaidOut:
+    ) -> ScheduledLayout:
         """The best layout that it finds, with a schedule within memory.
 
         Args:
@@ -163,9 +149,9 @@ def constructive(text: str) -> Construct:
 
 
 def _mixed(construct: Construct, problem: Problem) -> Schedule:
-    from schedc.solvers.common.mixing import mixed
+    from schedc.solvers.common.fuse_backwards import fuse_backwards
 
-    return mixed(problem, construct(problem))
+    return fuse_backwards(problem, construct(problem))
 
 
 def _fused(construct: Construct, problem: Problem) -> Schedule:

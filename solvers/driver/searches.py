@@ -10,9 +10,9 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
 from schedc.ir.schedule import Schedule
-from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.fuse_backwards import fuse_backwards
+from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.microbatch_order import entry_order, order_is_open, permuted, renamed
-from schedc.solvers.common.mixing import mixed
 from schedc.solvers.common.options import LocalOptions
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.incumbent import Incumbent
-
-__all__ = ["cpsat", "fused_ranges", "local", "microbatch_order", "milp", "periodic", "polish", "refute"]
 
 
 def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
@@ -41,8 +39,8 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
     schedule = _named(best.schedule, order)
     incumbent.offer_valid(schedule, "local")
     incumbent.cut_short |= best.cut_short
-    if best.ended_by is None and can_pay(incumbent.problem):
-        incumbent.offer_valid(mixed(incumbent.problem, schedule, tables=incumbent.tables), "local + mixed")
+    if best.ended_by is None and fusing_saves_time(incumbent.problem):
+        incumbent.offer_valid(fuse_backwards(incumbent.problem, schedule, tables=incumbent.tables), "local + mixed")
     _end(best.ended_by)
 
 
@@ -50,7 +48,7 @@ def fused_ranges(incumbent: Incumbent, limits: Limits, *, options: LocalOptions 
     """Search over the range of microbatches whose backwards each stage fuses, and the rule of a list scheduler around it."""
     from schedc.solvers.search.fused_ranges import search_fused_ranges
 
-    if not can_pay(incumbent.problem):
+    if not fusing_saves_time(incumbent.problem):
         raise Unsupported("no backward that may be split takes less time fused")
     problem, order = _entering(incumbent)
     incumbent.cut_short |= search_fused_ranges(
@@ -90,7 +88,7 @@ def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Loca
     from schedc.solvers.search.polish import polish_schedule
 
     start = _start(incumbent)
-    if incumbent.problem.split_backward and not can_pay(incumbent.problem):
+    if incumbent.problem.split_backward and not fusing_saves_time(incumbent.problem):
         start = _split(start)
     found = polish_schedule(
         incumbent.problem,

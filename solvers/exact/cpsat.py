@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from schedc.models.cpsat.variables import CpSatVariables
     from schedc.solvers.common.base import Limits
 
-__all__ = ["run", "solve_cpsat", "solver_of"]
-
 LARGE = 1 << 27
 """With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and
 what it proves where that overflows is false (google/or-tools, issue 5293, of ortools 9.15)."""

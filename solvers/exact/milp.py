@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from schedc.models.milp.variables import MilpVariables
     from schedc.solvers.common.base import Limits
 
-__all__ = ["solve_milp"]
-
 MOST_TICKS = 100_000
 """A horizon of more ticks than this is rounded to a coarser grid, on which HiGHS's tolerances stay far below a tick."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
 
-__all__ = ["Refuted", "refute"]
-
 STEPS, MOST_STEPS = 100, 1600
 """The first step is the objective over the one, the least that is tried over the other."""
 LEAST_S = 0.25

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from schedc.ir.ops import Kind
 from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
-from schedc.solvers.kernel.board import depth_by_stage
 from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.scheduler_state import depth_by_stage
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.kernel.list_scheduler import ListSchedule
-
-__all__ = ["GreedyRule", "choose_rule", "greedy"]
 
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
@@ -105,17 +103,17 @@ def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
     """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
     # They import numpy, which greedy without them does not need.
     from schedc.analysis.simulation.simulate import simulate
-    from schedc.solvers.common.fusing import can_pay
-    from schedc.solvers.common.mixing import mixed
+    from schedc.solvers.common.fuse_backwards import fuse_backwards
+    from schedc.solvers.common.fusing import fusing_saves_time
 
     scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS)
-    current = mixed(problem, schedule)
+    current = fuse_backwards(problem, schedule)
     tried = [current]
-    for _ in range(ROUNDS if can_pay(problem) else 0):
+    for _ in range(ROUNDS if fusing_saves_time(problem) else 0):
         fused = [[False] * problem.microbatches for _ in problem.stages]
         for op in (op for order in current.orders for op in order if op.kind is Kind.BW):
             fused[op.stage][op.microbatch] = True
-        current = mixed(problem, scheduler(replace(rule, fused=tuple(map(tuple, fused)))).schedule)
+        current = fuse_backwards(problem, scheduler(replace(rule, fused=tuple(map(tuple, fused)))).schedule)
         tried.append(current)
     return min(tried, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["adapted_warm_up", "initial_warm_up", "pipemorph", "planned_warm_up"]
-
 BACKWARD_FORWARD_WEIGHT = (1, 0, 2)
 """The priorities of F, B and W after warm-up (algorithm 3, line 12)."""
 

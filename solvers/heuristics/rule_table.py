@@ -16,9 +16,9 @@ import numpy as np
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
-from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, stop_flag
 from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.kernel.tables import Board
-
-__all__ = ["rule_table", "schedules_of_table", "table_of_rules"]
+    from schedc.solvers.kernel.tables import SchedulerState
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
@@ -57,7 +55,7 @@ def rule_table(
     problem: Problem,
     options: RuleTableOptions = RuleTableOptions(),
     *,
-    rules: Callable[[Problem, Board, int], list[PackedRule]] | None = None,
+    rules: Callable[[Problem, SchedulerState, int], list[PackedRule]] | None = None,
 ) -> Schedule:
     """The best schedule of a table of rules and of climbs from its best.
 
@@ -69,19 +67,19 @@ def rule_table(
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    board = climbing_board(problem)
-    blocks = len(board.blocks)
+    scheduler = climbing_scheduler(problem)
+    blocks = len(scheduler.blocks)
     ops = blocks * (3 if problem.split_backward else 2)
-    table = (rules or table_of_rules)(problem, board, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
-    placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + board.settings[0].mixes)
-    climber = _climber(board, placed)
+    table = (rules or table_of_rules)(problem, scheduler, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+    placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + scheduler.settings[0].mixes)
+    climber = _climber(scheduler, placed)
     values = np.array([climber.run(rule) for rule in table])
     if values.min() >= NEVER:
-        climber = _climber(climbing_board(problem, reserves=True), placed)
+        climber = _climber(climbing_scheduler(problem, reserves=True), placed)
         values = np.array([climber.run(rule) for rule in table])
     evaluations = options.climb_ops // (CLIMBS * max(1, ops))
     best, value = _climbed(climber, table, values, evaluations, mixing=False)
-    _, *mixtures = policies(board, depth_by_stage(problem), longest_op_ns(board))
+    _, *mixtures = policies(scheduler, depth_by_stage(problem), longest_op_ns(scheduler))
     if mixtures:
         starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
         more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
@@ -98,9 +96,9 @@ def schedules_of_table(problem: Problem, most: int) -> list[Schedule]:
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    board = climbing_board(problem)
-    table = table_of_rules(problem, board, most)
-    climber = _climber(board, len(table) * 3 * len(board.blocks) * (1 + board.settings[0].mixes))
+    scheduler = climbing_scheduler(problem)
+    table = table_of_rules(problem, scheduler, most)
+    climber = _climber(scheduler, len(table) * 3 * len(scheduler.blocks) * (1 + scheduler.settings[0].mixes))
     found: dict[Schedule, int] = {}
     for rule in table:
         value = climber.run(rule)
@@ -124,16 +122,16 @@ def _climbed(
     return best, value
 
 
-def _climber(board: Board, placed: int) -> Climber:
+def _climber(scheduler: SchedulerState, placed: int) -> Climber:
     """The climber that will place this many ops: plain where that pays and the kernel is not compiled yet."""
-    kernel = climb_of(board)
+    kernel = climb_of(scheduler)
     plain = placed <= PLAIN_OPS and not at_hand(kernel)
     if plain and next(_plain_tables) >= PLAIN_TABLES:
         compile_ahead(kernel)
-    return Climber(board, plain=plain)
+    return Climber(scheduler, plain=plain)
 
 
-def table_of_rules(problem: Problem, board: Board, most: int) -> list[PackedRule]:
+def table_of_rules(problem: Problem, scheduler: SchedulerState, most: int) -> list[PackedRule]:
     """The rules, at most this many.
 
     What changes most between neighbours decides most, so that the first rules are the most different.
@@ -143,12 +141,12 @@ def table_of_rules(problem: Problem, board: Board, most: int) -> list[PackedRule
     apart = 2 * len(depth) + 100
     within = np.stack((-depth, depth, np.zeros_like(depth)))
     trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
-    in_flight = [np.array(count_by_stage(board), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)]
+    in_flight = [np.array(count_by_stage(scheduler), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)]
     in_flight += [np.minimum(in_flight[0], trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
     ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
-    longest_ns = longest_op_ns(board)
-    none_fused = policies(board, depth_by_stage(problem), longest_ns)[0]
+    longest_ns = longest_op_ns(scheduler)
+    none_fused = policies(scheduler, depth_by_stage(problem), longest_ns)[0]
     looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]
     chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
     return [

@@ -10,8 +10,6 @@ from schedc.ir.schedule import Schedule
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["sequential"]
-
 
 def sequential(problem: Problem) -> Schedule:
     """Every microbatch goes there and back before the next one begins.

@@ -1,4 +1,4 @@
-"""The rules that are the best where links are slow: few, for a schedule in milliseconds (`schedc.replan`).
+"""The rules that are the best where links are slow: few, for a schedule in milliseconds (`schedc.adapt.replan`).
 
 Of 7,800 rules, with slow links drawn at random for 8 ranks and for 16, a dozen gave all but 0.01 % of what the best of all gave.
 Nearly all of these let a stage have as many microbatches in flight as it can run F before its first B, which is what absorbs a
@@ -13,15 +13,13 @@ import numpy as np
 
 from schedc.solvers.heuristics.rule_table import LEAST_RULES, table_of_rules
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.climb import PackedRule, longest_op_ns
 from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.tables import Board
-
-__all__ = ["slow_link_rules"]
+    from schedc.solvers.kernel.tables import SchedulerState
 
 FORWARD, BACKWARD, WEIGHTS = (0, 1, 2), (1, 0, 2), (0, 2, 1)
 """The places of F, B and W, as in `rule_table.ORDERS`: F before B before W, B before F, W before B."""
@@ -49,7 +47,7 @@ LEAST = 12
 """On large problems there are no more."""
 
 
-def slow_link_rules(problem: Problem, board: Board, most: int) -> list[PackedRule]:
+def slow_link_rules(problem: Problem, scheduler: SchedulerState, most: int) -> list[PackedRule]:
     """These rules and, where there may be more than `LEAST_RULES`, those of `table_of_rules` behind them, `most` in all."""
     depth = np.array(depth_by_stage(problem), np.int64)
     apart = 2 * len(depth) + 100
@@ -57,10 +55,10 @@ def slow_link_rules(problem: Problem, board: Board, most: int) -> list[PackedRul
     ordered = {
         places: (np.array(places, np.int64)[:, None] * apart + within).ravel() for places in {(1, 0, 2), (0, 2, 1), (0, 1, 2)}
     }
-    counts, first = np.array(count_by_stage(board), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)
+    counts, first = np.array(count_by_stage(scheduler), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)
     trips = np.array(round_trip_in_flight(problem, whole_period=False), np.int64)
-    longest_ns = longest_op_ns(board)
-    none_fused = policies(board, depth_by_stage(problem), longest_ns)[0]
+    longest_ns = longest_op_ns(scheduler)
+    none_fused = policies(scheduler, depth_by_stage(problem), longest_ns)[0]
     rules = [
         PackedRule(
             counts if fewer is None else np.maximum(first - fewer, 1),
@@ -71,4 +69,4 @@ def slow_link_rules(problem: Problem, board: Board, most: int) -> list[PackedRul
         )
         for fewer, lag, places, look in RULES[: LEAST if most <= LEAST_RULES else most]
     ]
-    return rules if most <= LEAST_RULES else rules + table_of_rules(problem, board, max(0, most - len(rules)))
+    return rules if most <= LEAST_RULES else rules + table_of_rules(problem, scheduler, max(0, most - len(rules)))

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["sorted_microbatches"]
-
 
 def sorted_microbatches(problem: Problem) -> Schedule:
     """The best of greedy's schedules for the known orders.

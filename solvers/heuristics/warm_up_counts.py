@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
 
-__all__ = ["in_flight_before_first_backward", "round_trip_in_flight"]
-
 
 def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, ...]:
     """Per stage, its round trip in periods, rounded up.

@@ -1,4 +1,4 @@
-"""A Board as arrays for the compiled kernels, and back."""
+"""A SchedulerState as arrays for the compiled kernels, and back."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.solvers.kernel.tables import COLUMNS, ROW, Board
+from schedc.solvers.kernel.tables import COLUMNS, ROW, SchedulerState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["as_arrays", "example_board", "read_back", "refresh"]
 
-
-def as_arrays(board: Board) -> Board:
+def as_arrays(scheduler: SchedulerState) -> SchedulerState:
     """The same for the compiled kernel."""
-    return Board(**{name: _array(name, rows) for name, rows in board._asdict().items()})
+    return SchedulerState(**{name: _array(name, rows) for name, rows in scheduler._asdict().items()})
 
 
-def refresh(arrays: Board, board: Board) -> Board:
-    """Write what a rule changes of the board into its arrays, and return them."""
+def refresh(arrays: SchedulerState, scheduler: SchedulerState) -> SchedulerState:
+    """Write what a rule changes of the scheduler into its arrays, and return them."""
     for name in ("lanes", "settings"):
-        getattr(arrays, name)[:] = _array(name, getattr(board, name))
-    arrays.blocks["fused"] = [block.fused for block in board.blocks]
+        getattr(arrays, name)[:] = _array(name, getattr(scheduler, name))
+    arrays.blocks["fused"] = [block.fused for block in scheduler.blocks]
     return arrays
 
 
@@ -40,15 +38,15 @@ def _array(name: str, rows: list[Any]) -> NDArray[Any]:
     return np.array(values, np.int64).view(_type_of(name)).reshape(len(rows))
 
 
-def read_back(board: Board, arrays: Board) -> Board:
-    """The board with what a run on its arrays has written for others."""
+def read_back(scheduler: SchedulerState, arrays: SchedulerState) -> SchedulerState:
+    """The scheduler with what a run on its arrays has written for others."""
     ranks, settings = (_rows_of(name, getattr(arrays, name)) for name in ("ranks", "settings"))
-    return board._replace(ranks=ranks, settings=settings, order=arrays.order.tolist())
+    return scheduler._replace(ranks=ranks, settings=settings, order=arrays.order.tolist())
 
 
-def example_board() -> Board:
-    """A board of nothing, of the types that kernels are compiled for."""
-    return Board(*(np.zeros((2, 2) if name == "held" else 2, _type_of(name)) for name in Board._fields))
+def example_scheduler() -> SchedulerState:
+    """A scheduler of nothing, of the types that kernels are compiled for."""
+    return SchedulerState(*(np.zeros((2, 2) if name == "held" else 2, _type_of(name)) for name in SchedulerState._fields))
 
 
 def _type_of(table: str) -> np.dtype[Any]:

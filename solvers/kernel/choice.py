@@ -1,8 +1,8 @@
 """What a rank runs next: the part of the list scheduler's kernel that weighs what is known and decides; plain or compiled.
 
 Nothing here starts or ends an op. An idle rank chooses, a backward is fused or split as it starts, and a running W ends early where
-something else should run. The arguments are rows and tables of a `Board`. With reserves no choice strands the schedule on memory:
-the proof is at `admits`.
+something else should run. The arguments are rows and tables of a `SchedulerState`. With reserves no choice strands the schedule on
+memory: the proof is at `admits`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any
 
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.tables import NEVER
-
-__all__ = ["MYOPIC", "RESERVES", "B", "F", "W", "choose", "decide", "shorten"]
 
 FIRST_OF_ALL = 1 << 40
 """Taken off a priority to put it before all that a rule gives."""
@@ -50,10 +48,10 @@ def scan(rank: Any, latest_ns: int, lanes: Any, blocks: Any, reserves: Any, sett
         rank: its row.
         latest_ns: of the ops that can start until then, the one of smallest priority; before the rank is free: of those that can
             start first.
-        lanes: those of the `Board`.
-        blocks: those of the `Board`.
-        reserves: those of the `Board`.
-        settings: those of the `Board`.
+        lanes: those of the `SchedulerState`.
+        blocks: those of the `SchedulerState`.
+        reserves: those of the `SchedulerState`.
+        settings: those of the `SchedulerState`.
     """
     # F, B and W compare in the same way, written out: a function for it would give back all that is best so far.
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER

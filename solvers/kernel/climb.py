@@ -1,8 +1,8 @@
 """A climb over the rules of the list scheduler: perturb a rule, keep what is no worse; a kernel, plain or compiled.
 
-It works on a `Board` and on packed rules, with foresight. Reserves keep F out, so the searches climb without them first: a rule may
-then strand itself on memory, and is worth `NEVER`, so that the climb moves away from it. Where BW takes less time than B and W, a
-rule says by its patience which backwards are fused.
+It works on a `SchedulerState` and on packed rules, with foresight. Reserves keep F out, so the searches climb without them first:
+a rule may then strand itself on memory, and is worth `NEVER`, so that the climb moves away from it. Where BW takes less time than B
+and W, a rule says by its patience which backwards are fused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
-from schedc.solvers.common.fusing import can_pay
-from schedc.solvers.kernel.arrays import as_arrays, example_board, read_back
-from schedc.solvers.kernel.board import board_of, count_by_stage, set_rule
+from schedc.solvers.common.fusing import fusing_saves_time
+from schedc.solvers.kernel.arrays import as_arrays, example_scheduler, read_back
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
 from schedc.solvers.kernel.patience import levels_ns_of
 from schedc.solvers.kernel.rule import Rule
-from schedc.solvers.kernel.tables import NEVER, Board
+from schedc.solvers.kernel.scheduler_state import count_by_stage, scheduler_of, set_rule
+from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-
-__all__ = [
-    "Climber",
-    "PackedRule",
-    "climb",
-    "climb_mixing",
-    "climb_of",
-    "climb_without_reserves",
-    "climbing_board",
-    "longest_op_ns",
-    "stop_flag",
-]
 
 DRAWS = 32
 """Random numbers that an evaluation takes, at most but for rare cases."""
@@ -67,7 +55,7 @@ def stop_flag() -> Iterator[NDArray[np.bool_]]:
 
 
 class PackedRule(NamedTuple):
-    """What a climb changes of a rule, in place; arrays or lists, by stage. The rest is in the board."""
+    """What a climb changes of a rule, in place; arrays or lists, by stage. The rest is in the scheduler."""
 
     cap: Any
     """`Rule.in_flight`."""
@@ -78,13 +66,13 @@ class PackedRule(NamedTuple):
     look_ahead_ns: Any
     """One entry."""
     patience_ns: Any
-    """By position on the board; none where the board does not mix."""
+    """By position on the scheduler; none where the scheduler does not mix."""
 
 
 class Climb(NamedTuple):
     """What `climb` is called with."""
 
-    board: Board
+    scheduler: SchedulerState
     rule: PackedRule
     """Where it starts; the best at the end."""
     now_rule: PackedRule
@@ -108,13 +96,13 @@ class Climb(NamedTuple):
 def _example() -> tuple[Any, ...]:
     row = np.zeros(1, np.int64)
     rule = PackedRule(row, row, row, row, row)
-    return (Climb(example_board(), rule, rule, rule, row, row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)),)
+    return (Climb(example_scheduler(), rule, rule, rule, row, row, (0,) * 5, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)),)
 
 
 @kernel(_example, without=LEAN, lean=True)
 def climb(given: Climb) -> Any:
     """Perturb the rule this many times and keep what is no worse, or little worse while hot; returns the best end."""
-    board, rule, now_rule, tried, most_cap, levels_ns, ranges, evaluations, draws, heat, stop = given
+    scheduler, rule, now_rule, tried, most_cap, levels_ns, ranges, evaluations, draws, heat, stop = given
     stages = len(rule.cap)
     two, three, moves, steps, looks = ranges
     now = best = NEVER
@@ -156,7 +144,7 @@ def climb(given: Climb) -> Any:
                         tried.lag[other] = max(0, tried.lag[other] + change)
             elif MIXING and what >= MOVES:
                 level_ns = levels_ns[below(len(levels_ns), draws)]
-                lane = board.lanes[below(len(board.lanes), draws)]
+                lane = scheduler.lanes[below(len(scheduler.lanes), draws)]
                 begin, end, how = lane.first, lane.last, below(three, draws)
                 at = begin + below(end - begin, draws)
                 if how == 0:
@@ -169,7 +157,7 @@ def climb(given: Climb) -> Any:
                 tried.look_ahead_ns[0] = below(looks, draws)
             else:
                 tried.look_ahead_ns[0] = 0
-        value = _value(tried, board)
+        value = _value(tried, scheduler)
         if value > now and (value == NEVER or heat == 0):
             continue
         if value <= now or fraction(draws) < math.exp((now - value) / (heat * (1.0 - number / evaluations) * best)):
@@ -182,22 +170,22 @@ def climb(given: Climb) -> Any:
 
 
 climb_without_reserves = variant(climb, "climb_without_reserves", without=("RESERVES", "MIXING"))
-"""`climb` for boards without reserves that do not mix."""
+"""`climb` for schedulers without reserves that do not mix."""
 climb_mixing = variant(climb, "climb_mixing", without=("RESERVES",))
-"""`climb` for boards without reserves that mix."""
+"""`climb` for schedulers without reserves that mix."""
 
 
-def climb_of(board: Board) -> Callable[[Climb], Any]:
-    """The form that compiled climbs on the board take."""
-    if any(rank.reserves >= 0 for rank in board.ranks):
+def climb_of(scheduler: SchedulerState) -> Callable[[Climb], Any]:
+    """The form that compiled climbs on the scheduler take."""
+    if any(rank.reserves >= 0 for rank in scheduler.ranks):
         return climb
-    return climb_mixing if board.settings[0].mixes else climb_without_reserves
+    return climb_mixing if scheduler.settings[0].mixes else climb_without_reserves
 
 
 @kernel(inline=True)
-def _value(rule: PackedRule, board: Board) -> Any:
+def _value(rule: PackedRule, scheduler: SchedulerState) -> Any:
     """What the list scheduler makes of the rule; `NEVER` if it strands itself."""
-    stages, lanes = len(rule.cap), board.lanes
+    stages, lanes = len(rule.cap), scheduler.lanes
     for number in range(len(lanes)):
         lane = lanes[number]
         stage = lane.stage
@@ -206,10 +194,10 @@ def _value(rule: PackedRule, board: Board) -> Any:
         lane.priority_w = rule.priority[2 * stages + stage]
     if MIXING:
         for position in range(len(rule.patience_ns)):
-            board.blocks[position].patience_ns = rule.patience_ns[position]
-    settings = board.settings[0]
+            scheduler.blocks[position].patience_ns = rule.patience_ns[position]
+    settings = scheduler.settings[0]
     settings.look_ahead_ns = rule.look_ahead_ns[0]
-    return run_rule(*board)
+    return run_rule(*scheduler)
 
 
 @kernel()
@@ -224,28 +212,28 @@ def _copy(rule: PackedRule, target: PackedRule) -> None:
             target.patience_ns[position] = rule.patience_ns[position]
 
 
-def climbing_board(problem: Problem, *, reserves: bool = False) -> Board:
-    """The problem's board for climbs, which mixes fused and split backwards where that can pay.
+def climbing_scheduler(problem: Problem, *, reserves: bool = False) -> SchedulerState:
+    """The problem's scheduler for climbs, which mixes fused and split backwards where that can pay.
 
     With reserves no rule strands itself, but fewer F may start.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    board, count = board_of(problem), len(problem.stages)
+    scheduler, count = scheduler_of(problem), len(problem.stages)
     nothing = (0,) * count
-    set_rule(board, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
-    board.settings[0].mixes = int(can_pay(problem))
-    for rank in board.ranks if not reserves else ():
+    set_rule(scheduler, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
+    scheduler.settings[0].mixes = int(fusing_saves_time(problem))
+    for rank in scheduler.ranks if not reserves else ():
         rank.reserves = -1
-    return board
+    return scheduler
 
 
-def longest_op_ns(board: Board) -> int:
+def longest_op_ns(scheduler: SchedulerState) -> int:
     """The longest op."""
     longest_ns = 0
     costs = attrgetter("fused", "forward_ns", "backward_ns", "backward_input_ns", "weight_ns")
-    for fused, forward_ns, backward_ns, backward_input_ns, weight_ns in set(map(costs, board.blocks)):  # most are alike
+    for fused, forward_ns, backward_ns, backward_input_ns, weight_ns in set(map(costs, scheduler.blocks)):  # most are alike
         longest_ns = max(longest_ns, forward_ns, backward_ns if fused else max(backward_input_ns, weight_ns))
     return longest_ns
 
@@ -253,14 +241,14 @@ def longest_op_ns(board: Board) -> int:
 class Climber:
     """The kernel at work on one problem, for one thread."""
 
-    def __init__(self, board: Board, *, plain: bool = False) -> None:
-        """Waits until the kernel is compiled, unless it is to run plain. It has a copy of the board, unless it is plain."""
+    def __init__(self, scheduler: SchedulerState, *, plain: bool = False) -> None:
+        """Waits until the kernel is compiled, unless it is to run plain. It has a copy of the scheduler, unless it is plain."""
         self.plain = plain
-        self._lists, self.board = board, board if plain else as_arrays(board)
-        self._climb = climb if plain else compiled(climb_of(board))
-        most_cap = [max(1, count) for count in count_by_stage(board)]
+        self._lists, self.scheduler = scheduler, scheduler if plain else as_arrays(scheduler)
+        self._climb = climb if plain else compiled(climb_of(scheduler))
+        most_cap = [max(1, count) for count in count_by_stage(scheduler)]
         self._most_cap = most_cap if plain else np.array(most_cap, np.int64)
-        self._mixes, self._longest_ns = board.settings[0].mixes, longest_op_ns(board)
+        self._mixes, self._longest_ns = scheduler.settings[0].mixes, longest_op_ns(scheduler)
         levels_ns = list(levels_ns_of(self._longest_ns))
         self._levels_ns = levels_ns if plain else np.array(levels_ns, np.int64)
 
@@ -278,7 +266,7 @@ class Climber:
             copies, draws = list(map(_as_lists, copies)), _as_lists(draws)
         best, now, tried = copies
         ranges = 2, 3, MOVES + MIXING_MOVES * (self._mixes if mixing else 0), 59, self._longest_ns + 1
-        given = Climb(self.board, best, now, tried, self._most_cap, self._levels_ns, ranges, evaluations, draws, heat, stop)
+        given = Climb(self.scheduler, best, now, tried, self._most_cap, self._levels_ns, ranges, evaluations, draws, heat, stop)
         value = int(self._climb(given))
         for array, values in zip(rule, best, strict=True):
             array[:] = values
@@ -286,7 +274,7 @@ class Climber:
 
     def schedule(self) -> Schedule:
         """The schedule of the last `run`."""
-        return list_schedule_of(self._lists if self.plain else read_back(self._lists, self.board)).schedule
+        return list_schedule_of(self._lists if self.plain else read_back(self._lists, self.scheduler)).schedule
 
 
 def _as_lists(given: Any) -> Any:

@@ -11,8 +11,6 @@ from schedc.compiled.kernel import kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Draws", "below", "draw", "fraction"]
-
 LOW_32 = 0xFFFFFFFF
 MOST = 1 << 22
 """At most this many numbers are drawn: 32 MiB."""

@@ -1,7 +1,8 @@
 """The list scheduler's kernel: tables of a problem and of a rule in, each rank's order and the end out; plain or compiled.
 
 `run_rule` is the whole of it. It always takes the rank for which something happens first, and starts or ends an op there. It works
-on the tables of a `Board`. What a rank runs next is chosen in `choice`; with reserves that never strands a schedule on memory.
+on the tables of a `SchedulerState`. What a rank runs next is chosen in `choice`; with reserves that never strands a schedule on
+memory.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.choice import MYOPIC, RESERVES, B, F, W, choose, decide, shorten
 from schedc.solvers.kernel.tables import NEVER
 
-__all__ = ["run_rule"]
-
 BW = 3
 KINDS = 4
 HEAP = MIXING = PARTS = True
@@ -23,9 +22,9 @@ and W in parts."""
 
 
 def _example() -> tuple[Any, ...]:
-    from schedc.solvers.kernel.arrays import example_board  # imports numpy
+    from schedc.solvers.kernel.arrays import example_scheduler  # imports numpy
 
-    return tuple(example_board())
+    return tuple(example_scheduler())
 
 
 @kernel(_example, without=("HEAP",), lean=True)
@@ -34,7 +33,7 @@ def run_rule(
 ) -> int:
     """Schedule all ops; returns the objective in nanoseconds, or `NEVER` if it stranded itself, which it may without reserves.
 
-    The arguments are a `Board`.
+    The arguments are a `SchedulerState`.
     """
     settings = all_settings[0]
     reset(lanes, ranks, blocks, reserves, held, links, left, when, settings)

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Parts, Schedule
-from schedc.solvers.kernel.board import board_of, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.scheduler_state import scheduler_of, set_rule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.kernel.rule import Rule
-    from schedc.solvers.kernel.tables import Board
-
-__all__ = ["ListSchedule", "ListScheduler", "list_schedule", "list_schedule_of", "run_compiled"]
+    from schedc.solvers.kernel.tables import SchedulerState
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
@@ -85,9 +83,9 @@ class ListScheduler:
         """
         self.problem = problem
         self._n_sub = n_sub
-        self._board = board_of(problem, n_sub)
-        self._arrays: Board | None = None
-        ops = 3 * len(self._board.blocks) * rules
+        self._scheduler = scheduler_of(problem, n_sub)
+        self._arrays: SchedulerState | None = None
+        ops = 3 * len(self._scheduler.blocks) * rules
         self._large = ops >= COMPILE_FROM_OPS
         if ops >= COMPILE_ANEW_FROM_OPS:
             from schedc.compiled.compiler import compile_ahead  # loads much, for runs that take long
@@ -106,41 +104,41 @@ class ListScheduler:
         """
         if rule.n_sub > self._n_sub:
             raise ValueError(f"n_sub is {rule.n_sub}; expected at most {self._n_sub}, which the scheduler was made for")
-        board = self._board
-        set_rule(board, self.problem, rule)
+        scheduler = self._scheduler
+        set_rule(scheduler, self.problem, rule)
         if self._large and self._arrays is None:
-            self._arrays = _arrays_if_compiled(board)  # it may have come since the last rule
+            self._arrays = _arrays_if_compiled(scheduler)  # it may have come since the last rule
         if self._arrays is None:
-            run_rule(*board)
+            run_rule(*scheduler)
         else:
-            board = run_compiled(board, self._arrays)
-        return list_schedule_of(board)
+            scheduler = run_compiled(scheduler, self._arrays)
+        return list_schedule_of(scheduler)
 
 
-def _arrays_if_compiled(board: Board) -> Board | None:
-    """Arrays of the board, if the compiled kernel is at hand."""
+def _arrays_if_compiled(scheduler: SchedulerState) -> SchedulerState | None:
+    """Arrays of the scheduler, if the compiled kernel is at hand."""
     from schedc.compiled.compiler import at_hand
 
     if not at_hand(run_rule):
         return None
     from schedc.solvers.kernel.arrays import as_arrays  # imports numpy
 
-    return as_arrays(board)
+    return as_arrays(scheduler)
 
 
-def list_schedule_of(board: Board) -> ListSchedule:
-    """What a run has written into its board."""
-    (settings,) = board.settings
+def list_schedule_of(scheduler: SchedulerState) -> ListSchedule:
+    """What a run has written into its scheduler."""
+    (settings,) = scheduler.settings
     parts = [1] * settings.stages
-    for lane in board.lanes:
+    for lane in scheduler.lanes:
         parts[lane.stage] = lane.parts
     return ListSchedule(
-        packed=tuple(tuple(board.order[rank.order_from : rank.order_at]) for rank in board.ranks),
+        packed=tuple(tuple(scheduler.order[rank.order_from : rank.order_at]) for rank in scheduler.ranks),
         stages=settings.stages,
         width=settings.width,
         parts_of=tuple(parts),
-        end_ns=max(settings.scattered_ns, *(rank.free_ns for rank in board.ranks)),
-        span_ns=max(rank.free_ns - rank.begun_ns for rank in board.ranks),
+        end_ns=max(settings.scattered_ns, *(rank.free_ns for rank in scheduler.ranks)),
+        span_ns=max(rank.free_ns - rank.begun_ns for rank in scheduler.ranks),
     )
 
 
@@ -149,10 +147,10 @@ def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
     return ListScheduler(problem, n_sub=rule.n_sub)(rule)
 
 
-def run_compiled(board: Board, arrays: Board) -> Board:
-    """Run the compiled kernel on arrays of the board; returns the board with what it writes for others."""
+def run_compiled(scheduler: SchedulerState, arrays: SchedulerState) -> SchedulerState:
+    """Run the compiled kernel on arrays of the scheduler; returns the scheduler with what it writes for others."""
     from schedc.compiled.compiler import compiled
     from schedc.solvers.kernel.arrays import read_back, refresh  # imports numpy
 
-    compiled(run_rule)(*refresh(arrays, board))
-    return read_back(board, arrays)
+    compiled(run_rule)(*refresh(arrays, scheduler))
+    return read_back(scheduler, arrays)

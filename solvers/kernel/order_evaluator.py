@@ -1,6 +1,6 @@
 """Local search over the orders themselves: time an order, change it, keep what is no worse; kernels, compiled.
 
-It works on the arrays of `Facts`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
+It works on the arrays of `ProblemArrays`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
 value of `Kind`, n the microbatch's number on its stage, most the largest count of any stage. Orders may mix fused and split
 backwards. The clock is the simulator's; only where a trunk serves several ranks and ops take no time may ties be decided otherwise.
 """
@@ -16,25 +16,12 @@ from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
 from schedc.ir.ops import Kind
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
-from schedc.solvers.kernel.facts import Facts, example_facts
 from schedc.solvers.kernel.list_kernel import soonest_of
+from schedc.solvers.kernel.problem_arrays import ProblemArrays, example_facts
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = [
-    "DRAWS",
-    "OrderClimber",
-    "Orders",
-    "Room",
-    "change_at_random",
-    "copy_orders",
-    "polish",
-    "room_of",
-    "take_back",
-    "time_orders",
-]
 
 F, B, W, BW = (int(kind) for kind in Kind)
 DRAWS = 16
@@ -54,7 +41,7 @@ class Orders(NamedTuple):
         return Orders(self.codes.copy(), self.lengths.copy())
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """What `time_orders` writes."""
 
     ready: Any
@@ -80,15 +67,15 @@ class Room(NamedTuple):
     """Per link, trunk or lane for collectives."""
 
 
-def room_of(facts: Facts) -> Room:
+def workspace_of(facts: ProblemArrays) -> Workspace:
     """Room for `time_orders` on this problem."""
     ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
     sizes = (2, stages, most), (stages, most), *(stages,) * 3, *(ranks,) * 6, len(facts.gathered)
-    return Room(*(np.zeros(size, np.int64) for size in sizes))
+    return Workspace(*(np.zeros(size, np.int64) for size in sizes))
 
 
 @kernel(inline=True)
-def due(facts: Facts, duration: Any, scratch: Room, rank: int, kind: int, stage: int, n: int) -> Any:
+def due(facts: ProblemArrays, duration: Any, scratch: Workspace, rank: int, kind: int, stage: int, n: int) -> Any:
     """When this op ends as the rank's next; `STRANDED` while it has not what it needs."""
     if kind == F:
         ready_ns = scratch.ready[0, stage, n]
@@ -103,7 +90,7 @@ def due(facts: Facts, duration: Any, scratch: Room, rank: int, kind: int, stage:
 
 
 @kernel()
-def due_next(facts: Facts, duration: Any, orders: Orders, scratch: Room, rank: int) -> Any:
+def due_next(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace, rank: int) -> Any:
     """When the rank's next op ends; `STRANDED` while that is not known, or where all have run."""
     at, stages, most = scratch.placed[rank], len(facts.stage_rank), scratch.ready.shape[2]
     if at >= orders.lengths[rank]:
@@ -113,7 +100,7 @@ def due_next(facts: Facts, duration: Any, orders: Orders, scratch: Room, rank: i
 
 
 @kernel()
-def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> Any:
+def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace) -> Any:
     """The end of the orders; `STRANDED` if they deadlock, run an op before its needs, or exceed a memory limit.
 
     The same if microbatches enter out of order where they must not.
@@ -218,17 +205,17 @@ def time_orders(facts: Facts, duration: Any, orders: Orders, scratch: Room) -> A
 def _example() -> tuple[Any, ...]:
     facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
     orders = Orders(np.zeros((1, 1), np.int64), row)
-    return facts, duration, orders, orders, orders, room_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+    return facts, duration, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
 
 
 @kernel(_example, lean=True)
 def polish(
-    facts: Facts,
+    facts: ProblemArrays,
     duration: Any,
     orders: Orders,
     current: Orders,
     best: Orders,
-    scratch: Room,
+    scratch: Workspace,
     before: Any,
     ranges: Any,
     evaluations: int,
@@ -383,7 +370,7 @@ def move_op(codes: Any, rank: int, source: int, target: int) -> None:
 class OrderClimber:
     """The compiled kernel at work on one problem, for one thread."""
 
-    def __init__(self, facts: Facts, duration_ns: NDArray[np.int64], reach: int, exchanges: int = 0) -> None:
+    def __init__(self, facts: ProblemArrays, duration_ns: NDArray[np.int64], reach: int, exchanges: int = 0) -> None:
         """Waits until the kernel is compiled.
 
         Args:
@@ -393,7 +380,7 @@ class OrderClimber:
             exchanges: one in this many changes fuses or splits a backward; 0: none.
         """
         self._given, self._ranges = (facts, duration_ns), (2, reach, exchanges)
-        self._room, self._polish = room_of(facts), compiled(polish)
+        self._room, self._polish = workspace_of(facts), compiled(polish)
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
         """The best end of that many changes of the orders, which become the best."""

@@ -11,9 +11,7 @@ from schedc.solvers.kernel.tables import NEVER
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.solvers.kernel.tables import Board
-
-__all__ = ["levels_ns_of", "policies"]
+    from schedc.solvers.kernel.tables import SchedulerState
 
 
 def levels_ns_of(longest_ns: int) -> tuple[int, int, int, int, int]:
@@ -21,11 +19,11 @@ def levels_ns_of(longest_ns: int) -> tuple[int, int, int, int, int]:
     return -NEVER, NEVER, 0, longest_ns // 2, longest_ns
 
 
-def policies(board: Board, depth: list[int], longest_ns: int) -> list[NDArray[np.int64]]:
-    """Patience of all positions, by policy; one without any entry where the board does not mix.
+def policies(scheduler: SchedulerState, depth: list[int], longest_ns: int) -> list[NDArray[np.int64]]:
+    """Patience of all positions, by policy; one without any entry where the scheduler does not mix.
 
     Args:
-        board: as lists.
+        scheduler: as lists.
         depth: by stage, how many stages come before it on its path.
         longest_ns: the longest op.
 
@@ -33,12 +31,14 @@ def policies(board: Board, depth: list[int], longest_ns: int) -> list[NDArray[np
         None fused; all; where nothing waits for the gradient; where it comes half an op too late at most; those of the first
         stages, which send none; all but the last of each stage, 1 for the first of a path, 2 for the next, and so on.
     """
-    if not board.settings[0].mixes:
+    if not scheduler.settings[0].mixes:
         return [np.zeros(0, np.int64)]
-    none, every, first, steady = (np.full(len(board.blocks), level_ns, np.int64) for level_ns in (-NEVER, NEVER, -NEVER, -NEVER))
-    for lane in board.lanes:
+    none, every, first, steady = (
+        np.full(len(scheduler.blocks), level_ns, np.int64) for level_ns in (-NEVER, NEVER, -NEVER, -NEVER)
+    )
+    for lane in scheduler.lanes:
         if lane.previous < 0:
             first[lane.first : lane.last] = NEVER
         steady[lane.first : max(lane.first, lane.last - depth[lane.stage] - 1)] = NEVER
-    waits = [np.full(len(board.blocks), level_ns, np.int64) for level_ns in levels_ns_of(longest_ns)[2:4]]
+    waits = [np.full(len(scheduler.blocks), level_ns, np.int64) for level_ns in levels_ns_of(longest_ns)[2:4]]
     return [none, every, *waits, first, steady]

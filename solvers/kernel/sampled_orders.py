@@ -14,23 +14,21 @@ import numpy as np
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.draws import Draws, draw, fraction
-from schedc.solvers.kernel.facts import Facts, example_facts
 from schedc.solvers.kernel.order_evaluator import (
     DRAWS,
     Orders,
-    Room,
+    Workspace,
     change_at_random,
     copy_orders,
-    room_of,
     take_back,
     time_orders,
+    workspace_of,
 )
+from schedc.solvers.kernel.problem_arrays import ProblemArrays, example_facts
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["Sampled", "SampledClimber", "polish_sampled"]
 
 SLACK = 1e-12
 """Of a sum of shares: what rounding may make of it."""
@@ -40,7 +38,7 @@ class Sampled(NamedTuple):
     """What differs from sample to sample, and what makes one number of their ends."""
 
     occupancy: Any
-    """[sample, kind × stages + stage], as `Facts.occupancy`."""
+    """[sample, kind × stages + stage], as `ProblemArrays.occupancy`."""
     latency: Any
     """The same shape."""
     duration: Any
@@ -56,7 +54,7 @@ class Sampled(NamedTuple):
 
 
 @kernel()
-def value_of(facts: Facts, duration: Any, sampled: Sampled, orders: Orders, scratch: Room, limit_ns: Any) -> Any:
+def value_of(facts: ProblemArrays, duration: Any, sampled: Sampled, orders: Orders, scratch: Workspace, limit_ns: Any) -> Any:
     """What the orders' ends come to; `STRANDED` if they cannot run; anything above `limit_ns` if it is above that.
 
     `facts` and `duration` are changed to each sample's in turn.
@@ -103,19 +101,19 @@ def _example() -> tuple[Any, ...]:
     table, shares = np.zeros((1, 1), np.int64), np.zeros(1, np.float64)
     sampled = Sampled(table, table, np.zeros((1, 4, 1, 1), np.int64), shares, 0.0, shares, row)
     orders = Orders(table, row)
-    rooms = orders, orders, room_of(facts), row
+    rooms = orders, orders, workspace_of(facts), row
     return facts, duration, sampled, orders, *rooms, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
 
 
 @kernel(_example, lean=True)
 def polish_sampled(
-    facts: Facts,
+    facts: ProblemArrays,
     duration: Any,
     sampled: Sampled,
     orders: Orders,
     current: Orders,
     best: Orders,
-    scratch: Room,
+    scratch: Workspace,
     before: Any,
     ranges: Any,
     evaluations: int,
@@ -157,7 +155,7 @@ def polish_sampled(
 class SampledClimber:
     """The compiled kernel at work on one problem and its samples, for one thread."""
 
-    def __init__(self, facts: Facts, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
+    def __init__(self, facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
         """Waits until the kernel is compiled. It changes nothing that it is given.
 
         Args:
@@ -169,7 +167,7 @@ class SampledClimber:
         self._facts = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._duration, self._sampled = sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
         self._ranges = 2, reach, exchanges
-        self._room, self._polish = room_of(facts), compiled(polish_sampled)
+        self._room, self._polish = workspace_of(facts), compiled(polish_sampled)
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """The best value of that many changes of the orders, which become the best."""

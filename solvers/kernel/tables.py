@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import make_dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["COLUMNS", "NEVER", "ROW", "Board"]
-
 NEVER = 1 << 61
 """Later than anything happens."""
 COLUMNS = {
@@ -76,7 +74,7 @@ COLUMNS = {
 """The columns of each table; all are integers, times in nanoseconds and sizes in bytes."""
 
 
-class Board(NamedTuple):
+class SchedulerState(NamedTuple):
     """All that the kernel reads and writes: tables with the columns of `COLUMNS`, and plain ones."""
 
     lanes: Any

@@ -35,11 +35,12 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import NoPlanFound
+from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
-from schedc.solvers.layout.draft import Draft, draft_of
-from schedc.solvers.layout.evaluation.evaluate import NEVER, LayoutEvaluator
-from schedc.solvers.layout.laid_out import laid_out
+from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
+from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
+from schedc.solvers.layout.scheduled_layout import scheduled_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,11 +50,9 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.laid_out import LaidOut
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
-    Phase: TypeAlias = Callable[["_Tuned"], Iterator[tuple[Draft, list[int]]]]
-
-__all__ = ["adaptis"]
+    Phase: TypeAlias = Callable[["_Tuned"], Iterator[tuple[LayoutArrays, list[int]]]]
 
 STARTS = 3
 """Tuning starts from this many of the named layouts."""
@@ -66,7 +65,7 @@ MOST_CHANGES = 64
 
 class _Tuned(NamedTuple):
     value_ns: int
-    draft: Draft
+    draft: LayoutArrays
     rule: int
 
 
@@ -77,7 +76,7 @@ def adaptis(
     stop: Callable[[], bool] = lambda: False,
     report: Callable[[int, int], None] = lambda _evaluated, _best_ns: None,
     plain: bool | None = None,
-) -> LaidOut:
+) -> ScheduledLayout:
     """The best of the baselines and of what tuning makes of the best named layouts; the same for the same arguments.
 
     Args:
@@ -97,7 +96,7 @@ def adaptis(
         if not stop():
             tuned = generator.tuned(start)
             schedule = partial(generator.schedule, tuned)
-            by_rule = laid_out(workload, tuned.draft.layout(), schedule, "adaptis")
+            by_rule = scheduled_layout(workload, tuned.draft.layout(), schedule, "adaptis")
             found += [] if by_rule is None else [by_rule]
     if not found:
         raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")
@@ -123,9 +122,9 @@ class _Generator:
 
     def starts(self) -> list[_Tuned]:
         """The best of the named layouts, the best first."""
-        found: dict[Draft, _Tuned] = {}
+        found: dict[LayoutArrays, _Tuned] = {}
         for layout in named_layouts(self._workload, self._open).values():
-            draft = draft_of(layout)
+            draft = layout_arrays_of(layout)
             if draft not in found and not self._stop():
                 found[draft] = self._timed(draft, self._some)
         runnable = [each for each in found.values() if each.value_ns < NEVER]
@@ -173,11 +172,11 @@ class _Generator:
                 return after
         return None
 
-    def _schedules(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+    def _schedules(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """The same draft under every rule of the table."""
         yield now.draft, [int(number) for number in self._evaluator.all_rules]
 
-    def _partitions(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+    def _partitions(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """A layer goes from a rank with little idle time to one with more; what differs most comes first."""
         load, ranks = self._evaluator.load(now.draft), range(self._workload.ranks)
         pairs = sorted((load.work_ns[taker] - load.work_ns[giver], giver, taker) for giver in ranks for taker in ranks)
@@ -188,7 +187,7 @@ class _Generator:
             if moved is not None:
                 yield moved, self._tandem(now.rule)
 
-    def _placements(self, now: _Tuned) -> Iterator[tuple[Draft, list[int]]]:
+    def _placements(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """Stages interleaved, joined, or on each other's ranks."""
         work_ns = self._evaluator.load(now.draft).work_ns
         for draft in _placed(now.draft, self._open.chunks, busiest=work_ns.index(max(work_ns)), free=self._is_free()):
@@ -203,7 +202,7 @@ class _Generator:
         """Whether the number of stages is open."""
         return self._open.layers_of_stage is None and stage_count(self._workload, self._open) is None
 
-    def _timed(self, draft: Draft, rules: list[int], refuse_ns: int = NEVER) -> _Tuned:
+    def _timed(self, draft: LayoutArrays, rules: list[int], refuse_ns: int = NEVER) -> _Tuned:
         """The draft under these rules; of the best of them, or of the first that is better than `refuse_ns`."""
         value_ns = self._evaluator.value(draft, rules, refuse_ns=refuse_ns, enough_ns=refuse_ns - 1 if refuse_ns < NEVER else 0)
         if value_ns < self._best_ns:
@@ -212,7 +211,7 @@ class _Generator:
         return _Tuned(value_ns, draft, max(0, self._evaluator.rule))
 
 
-def _moved(draft: Draft, giver: int, taker: int) -> Draft | None:
+def _moved(draft: LayoutArrays, giver: int, taker: int) -> LayoutArrays | None:
     """A layer goes from one rank to another: all boundaries between their closest stages move by one; None: none has two layers."""
     pairs = [
         (abs(a - b), a, b)
@@ -227,7 +226,7 @@ def _moved(draft: Draft, giver: int, taker: int) -> Draft | None:
     return transferred(draft, giving, taking)
 
 
-def _placed(draft: Draft, chunks: int, *, busiest: int, free: bool) -> Iterator[Draft]:
+def _placed(draft: LayoutArrays, chunks: int, *, busiest: int, free: bool) -> Iterator[LayoutArrays]:
     """The placements that are one change away; stages of the busiest rank change ranks before others.
 
     Args:
@@ -253,25 +252,25 @@ def _placed(draft: Draft, chunks: int, *, busiest: int, free: bool) -> Iterator[
         yield draft._replace(ranks=tuple(ranks))
 
 
-def _interleaved(draft: Draft, stage: int) -> Draft | None:
+def _interleaved(draft: LayoutArrays, stage: int) -> LayoutArrays | None:
     """The stage and the next one become four, their halves by turns on the two ranks; None: one has a single layer."""
     first, middle, last = draft.cuts[stage : stage + 3]
     if middle - first < 2 or last - middle < 2:
         return None
     one, other = (middle - first) // 2, (last - middle) // 2
     cuts = (first, first + one, first + one + other, first + one + other + (middle - first - one), last)
-    return Draft(
+    return LayoutArrays(
         cuts=draft.cuts[:stage] + cuts + draft.cuts[stage + 3 :],
         ranks=draft.ranks[:stage] + 2 * draft.ranks[stage : stage + 2] + draft.ranks[stage + 2 :],
         again=draft.again[:stage] + 2 * draft.again[stage : stage + 2] + draft.again[stage + 2 :],
     )
 
 
-def _joined(draft: Draft, stage: int) -> Draft:
+def _joined(draft: LayoutArrays, stage: int) -> LayoutArrays:
     """The stage goes into the one two before it, which is on the same rank; the one between comes after both, or before."""
     first, middle, last, end = draft.cuts[stage - 2 : stage + 2]
     both = middle - first + end - last
-    return Draft(
+    return LayoutArrays(
         cuts=(*draft.cuts[: stage - 1], first + both, *draft.cuts[stage + 1 :]),
         ranks=draft.ranks[:stage] + draft.ranks[stage + 1 :],
         again=draft.again[:stage] + draft.again[stage + 1 :],

@@ -14,7 +14,7 @@ from schedc.ir.layout import Layout
 from schedc.ir.workload import Semantics
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
-from schedc.solvers.layout.laid_out import laid_out
+from schedc.solvers.layout.scheduled_layout import scheduled_layout
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import OpenLayout, Placement
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["MIST_LIKE", "Attempt", "attempts", "baselines", "named_layouts", "stage_count"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
 """Those that exist for each placement; for one that the job gives: all of them."""
@@ -58,14 +56,14 @@ class Attempt(NamedTuple):
         return TEMPLATES[self.method].construct
 
 
-def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[LaidOut, ...]:
+def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLayout, ...]:
     """Every known method in every named layout where it exists and keeps memory; the best first, equal ones in the order tried.
 
     Args:
         workload: what `schedc.verify.workload` accepts.
         open_layout: what may be chosen.
     """
-    tried = (laid_out(workload, each.layout, each.construct, each.title) for each in attempts(workload, open_layout))
+    tried = (scheduled_layout(workload, each.layout, each.construct, each.title) for each in attempts(workload, open_layout))
     return tuple(sorted((each for each in tried if each is not None), key=lambda each: each.objective_ns))
 
 

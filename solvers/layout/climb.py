@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.workload import Semantics
 from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
-from schedc.solvers.layout.draft import draft_of
-from schedc.solvers.layout.evaluation.evaluate import NEVER
-from schedc.solvers.layout.laid_out import laid_out
+from schedc.solvers.layout.layout_arrays import layout_arrays_of
 from schedc.solvers.layout.moves import moves_of
-from schedc.solvers.layout.walk import KEEP, KeptDraft, Walk, best_of
+from schedc.solvers.layout.scheduled_layout import scheduled_layout
+from schedc.solvers.layout.walk import KEEP, KeptArrays, Walk, best_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["KeptDraft", "LayoutClimb"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 START_RULES, ALL_RULES = 12, 4
 """A starting layout is tried under this many rules, evenly taken from the table; this many of the best starts under all of them."""
@@ -79,7 +77,7 @@ class LayoutClimb:
         ]
         first = self._walks[0]
         rules = range(len(first.screen.whole.rules))
-        drafts = list(dict.fromkeys(draft_of(layout) for layout in named_layouts(workload, open_layout).values()))
+        drafts = list(dict.fromkeys(layout_arrays_of(layout) for layout in named_layouts(workload, open_layout).values()))
         starts = sorted((first.start(draft, rules[:: max(1, len(rules) // START_RULES)]) for draft in drafts), key=_value_ns)
         tuned = [first.start(start.draft, rules) for start in starts[:ALL_RULES]]
         for start in tuned:
@@ -89,7 +87,7 @@ class LayoutClimb:
         self._reported_ns = self.best[0].value_ns if self.best else NEVER
 
     @property
-    def best(self) -> tuple[KeptDraft, ...]:
+    def best(self) -> tuple[KeptArrays, ...]:
         """The best layouts, the best first; one for each draft."""
         return best_of(kept for walk in self._walks for kept in walk.best)
 
@@ -115,7 +113,7 @@ class LayoutClimb:
         *,
         evaluations: int | None = None,
         seconds: float | None = None,
-        report: Callable[[int, KeptDraft], None] = lambda _evaluated, _best: None,
+        report: Callable[[int, KeptArrays], None] = lambda _evaluated, _best: None,
     ) -> None:
         """Search until this many more layouts were evaluated, or for this long, whichever comes first; or until an exception.
 
@@ -160,14 +158,14 @@ class LayoutClimb:
                 stop.set()
         self._report(report)
 
-    def _report(self, report: Callable[[int, KeptDraft], None]) -> None:
+    def _report(self, report: Callable[[int, KeptArrays], None]) -> None:
         """Call `report` if there is a better one."""
         best = self.best
         if best and best[0].value_ns < self._reported_ns:
             self._reported_ns = best[0].value_ns
             report(self.evaluated, best[0])
 
-    def finished(self, most: int = KEEP) -> tuple[LaidOut, ...]:
+    def finished(self, most: int = KEEP) -> tuple[ScheduledLayout, ...]:
         """The best layouts, each with the schedule of its rule or of `rule_table`, and the baselines; the best first.
 
         Args:
@@ -175,13 +173,13 @@ class LayoutClimb:
         """
         found = []
         for layout, by_rule in zip(self.layouts[:most], self.scheduled(most), strict=True):
-            by_table = laid_out(self.workload, layout, rule_table, "layouts + rule-table")
+            by_table = scheduled_layout(self.workload, layout, rule_table, "layouts + rule-table")
             both = [each for each in (by_rule, by_table) if each is not None]
             found += sorted(both, key=lambda each: each.objective_ns)[:1]
         found += baselines(self.workload, self._open_layout)
         return tuple(sorted(found, key=lambda each: each.objective_ns))
 
-    def scheduled(self, most: int = KEEP) -> tuple[LaidOut | None, ...]:
+    def scheduled(self, most: int = KEEP) -> tuple[ScheduledLayout | None, ...]:
         """The best layouts, each with the schedule of its rule; None: that is not within memory.
 
         Args:
@@ -189,10 +187,12 @@ class LayoutClimb:
         """
         screen = self._walks[0].screen
         return tuple(
-            laid_out(self.workload, kept.draft.layout(), lambda _, kept=kept: screen.schedule(kept.draft, kept.rule), "layouts")
+            scheduled_layout(
+                self.workload, kept.draft.layout(), lambda _, kept=kept: screen.schedule(kept.draft, kept.rule), "layouts"
+            )
             for kept in self.best[:most]
         )
 
 
-def _value_ns(kept: KeptDraft) -> int:
+def _value_ns(kept: KeptArrays) -> int:
     return kept.value_ns

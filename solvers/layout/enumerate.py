@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Workload
 
-__all__ = ["Cut", "cuts_of", "layout_of"]
-
 Cut = tuple[tuple[int, ...], tuple[int, ...]]
 """Where each stage begins, and the end; and the rank of each stage."""
 

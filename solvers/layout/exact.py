@@ -14,8 +14,8 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.solvers.layout.enumerate import cuts_of, layout_of
-from schedc.solvers.layout.laid_out import timed
 from schedc.solvers.layout.order import Queue, QueuedLayout
+from schedc.solvers.layout.scheduled_layout import timed
 from schedc.solvers.layout.solve import solve_below
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.layout.enumerate import Cut
-    from schedc.solvers.layout.laid_out import LaidOut
-
-__all__ = ["LayoutOutcome", "LayoutProgress", "search_layouts"]
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 MOST_LAYOUTS = 500_000
 """Of more layouts the exact search makes no list, which takes some 20 µs for each."""
@@ -48,7 +46,7 @@ class LayoutProgress:
     """Of the best schedule; None: there is none yet."""
     lower_bound_ns: int
     """Over all layouts."""
-    best: LaidOut | None
+    best: ScheduledLayout | None
     """None: there is none yet."""
     log: tuple[str, ...]
     """What the bound rests on: see `LayoutOutcome`."""
@@ -120,7 +118,7 @@ def search_layouts(
     open_layout: OpenLayout,
     limits: Limits,
     report: Callable[[LayoutProgress], None] = lambda _: None,
-    start: LaidOut | None = None,
+    start: ScheduledLayout | None = None,
 ) -> LayoutOutcome:
     """The best layout and schedule of whole blocks, and the bound over all layouts.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from schedc.solvers.layout.draft import Draft
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.workload import Workload
 
-    Move: TypeAlias = Callable[[Draft, Random, int, int], Draft | None]
-
-__all__ = ["changed", "moves_of", "transferred"]
+    Move: TypeAlias = Callable[[LayoutArrays, Random, int, int], LayoutArrays | None]
 
 
 def moves_of(workload: Workload, *, partition: bool, placement: bool, stages: bool, recompute: bool) -> tuple[Move, ...]:
@@ -41,7 +39,7 @@ def moves_of(workload: Workload, *, partition: bool, placement: bool, stages: bo
     return tuple(found)
 
 
-def changed(draft: Draft, moves: tuple[Move, ...], random: Random, ranks: int, chunks: int) -> Draft | None:
+def changed(draft: LayoutArrays, moves: tuple[Move, ...], random: Random, ranks: int, chunks: int) -> LayoutArrays | None:
     """The draft after one to three moves; None where the moves drawn do not fit it.
 
     Every rank keeps a stage and has at most `chunks`, every stage keeps a layer.
@@ -54,7 +52,7 @@ def changed(draft: Draft, moves: tuple[Move, ...], random: Random, ranks: int, c
     return draft
 
 
-def _boundary(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+def _boundary(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
     """One boundary moves by one layer, seldom more."""
     cuts = list(draft.cuts)
     if len(cuts) < 3:
@@ -64,7 +62,7 @@ def _boundary(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft 
     return draft._replace(cuts=tuple(cuts)) if cuts[at - 1] < cuts[at] < cuts[at + 1] else None
 
 
-def _slide(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+def _slide(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
     """Neighbouring boundaries move together, so that a layer goes from one stage to another one far away."""
     cuts = list(draft.cuts)
     if len(cuts) < 4:
@@ -87,7 +85,7 @@ def _relief(workload: Workload) -> Move:
     ]
     pace = [float(1 / device.speed) for device in workload.devices]
 
-    def relieve(draft: Draft, random: Random, ranks: int, _chunks: int) -> Draft | None:
+    def relieve(draft: LayoutArrays, random: Random, ranks: int, _chunks: int) -> LayoutArrays | None:
         work = [0.0] * ranks
         for stage, rank in enumerate(draft.ranks):
             work[rank] += (sums[draft.cuts[stage + 1]] - sums[draft.cuts[stage]]) * pace[rank]
@@ -103,7 +101,7 @@ def _relief(workload: Workload) -> Move:
     return relieve
 
 
-def transferred(draft: Draft, giver: int, taker: int) -> Draft | None:
+def transferred(draft: LayoutArrays, giver: int, taker: int) -> LayoutArrays | None:
     """A layer goes from one stage to another: all boundaries between them move by one; None: the giver has none to give."""
     if giver == taker or draft.cuts[giver + 1] - draft.cuts[giver] < 2:
         return None
@@ -115,7 +113,7 @@ def transferred(draft: Draft, giver: int, taker: int) -> Draft | None:
     return draft._replace(cuts=tuple(cuts))
 
 
-def _swap(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+def _swap(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
     """Two stages change ranks with each other, or all stages of their ranks do."""
     ranks = list(draft.ranks)
     if len(ranks) < 2:
@@ -131,7 +129,7 @@ def _swap(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | No
     return draft._replace(ranks=tuple(ranks))
 
 
-def _elsewhere(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+def _elsewhere(draft: LayoutArrays, random: Random, ranks: int, chunks: int) -> LayoutArrays | None:
     """A stage goes to another rank."""
     stage, rank = random.randrange(len(draft.ranks)), random.randrange(ranks)
     if draft.ranks.count(rank) >= chunks or draft.ranks.count(draft.ranks[stage]) < 2:
@@ -139,21 +137,21 @@ def _elsewhere(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft |
     return draft._replace(ranks=(*draft.ranks[:stage], rank, *draft.ranks[stage + 1 :]))
 
 
-def _split(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+def _split(draft: LayoutArrays, random: Random, ranks: int, chunks: int) -> LayoutArrays | None:
     """A stage becomes two, one of them on any rank."""
     stage, rank = random.randrange(len(draft.ranks)), random.randrange(ranks)
     first, last = draft.cuts[stage], draft.cuts[stage + 1]
     if last - first < 2 or draft.ranks.count(rank) >= chunks:
         return None
     two = (rank, draft.ranks[stage]) if random.random() < 0.5 else (draft.ranks[stage], rank)
-    return Draft(
+    return LayoutArrays(
         cuts=(*draft.cuts[: stage + 1], random.randrange(first + 1, last), *draft.cuts[stage + 1 :]),
         ranks=(*draft.ranks[:stage], *two, *draft.ranks[stage + 1 :]),
         again=(*draft.again[:stage], draft.again[stage], *draft.again[stage:]),
     )
 
 
-def _merge(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+def _merge(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
     """Two neighbouring stages become one, on the rank of either."""
     if len(draft.ranks) < 2:
         return None
@@ -161,14 +159,14 @@ def _merge(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | N
     goes = stage + random.randrange(2)
     if draft.ranks.count(draft.ranks[goes]) < 2:
         return None
-    return Draft(
+    return LayoutArrays(
         cuts=draft.cuts[: stage + 1] + draft.cuts[stage + 2 :],
         ranks=draft.ranks[:goes] + draft.ranks[goes + 1 :],
         again=draft.again[:goes] + draft.again[goes + 1 :],
     )
 
 
-def _split_and_merge(draft: Draft, random: Random, ranks: int, chunks: int) -> Draft | None:
+def _split_and_merge(draft: LayoutArrays, random: Random, ranks: int, chunks: int) -> LayoutArrays | None:
     """One stage becomes two, and two others become one."""
     split = _split(draft, random, ranks, chunks + 1)
     merged = None if split is None else _merge(split, random, ranks, chunks)
@@ -177,7 +175,7 @@ def _split_and_merge(draft: Draft, random: Random, ranks: int, chunks: int) -> D
     return merged
 
 
-def _recompute(draft: Draft, random: Random, _ranks: int, _chunks: int) -> Draft | None:
+def _recompute(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
     """A stage recomputes, or no longer does."""
     stage = random.randrange(len(draft.again))
     return draft._replace(again=(*draft.again[:stage], not draft.again[stage], *draft.again[stage + 1 :]))

@@ -9,7 +9,8 @@ import heapq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns, minimum_limit_bytes
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.layout.enumerate import layout_of
 from schedc.solvers.layout.quick_bound import QuickBound
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
     from schedc.solvers.layout.enumerate import Cut
-
-__all__ = ["Queue", "QueuedLayout", "has_room"]
 
 
 @dataclass(order=True, slots=True)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Table = list[list[float]]
     Tables = tuple[Table, Table, Table, Table, Table, Table, Table]
 
-__all__ = ["QuickBound"]
-
 FAR = 2.0**60
 """More bytes than any rank has."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits, Solved
 
-__all__ = ["solve_below"]
-
 
 def solve_below(problem: Problem, below_ns: int | None, bound_ns: int, limits: Limits) -> Solved:
     """The best schedule found, and a lower bound: with a final status, the least objective below `below_ns`, or `below_ns` if none.

@@ -6,7 +6,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.solvers.layout.evaluation.evaluate import NEVER
+from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.evaluation.screen import Screen
 from schedc.solvers.layout.moves import changed
 
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.draft import Draft
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
     from schedc.solvers.layout.moves import Move
-
-__all__ = ["KeptDraft", "Walk", "best_of"]
 
 KEEP = 8
 """This many of the best layouts are kept."""
@@ -32,18 +30,18 @@ LOOK_EVERY = 16
 """The limits are looked at after this many candidates."""
 
 
-class KeptDraft(NamedTuple):
+class KeptArrays(NamedTuple):
     """A draft that was found, of the best ones."""
 
     value_ns: int
-    draft: Draft
+    draft: LayoutArrays
     rule: int
     """Of the evaluator's table."""
 
 
-def best_of(found: Iterable[KeptDraft]) -> tuple[KeptDraft, ...]:
+def best_of(found: Iterable[KeptArrays]) -> tuple[KeptArrays, ...]:
     """The best of these, the best first, one for each draft."""
-    best: dict[Draft, KeptDraft] = {}
+    best: dict[LayoutArrays, KeptArrays] = {}
     for kept in sorted(found, key=lambda each: each.value_ns):
         best.setdefault(kept.draft, kept)
     return tuple(best.values())[:KEEP]
@@ -63,22 +61,22 @@ class Walk:
             plain: see `LayoutEvaluator`.
         """
         self.screen = Screen(workload, plain=plain)
-        self.best: tuple[KeptDraft, ...] = ()
+        self.best: tuple[KeptArrays, ...] = ()
         """The best layouts, with their objectives, not estimates; the best first."""
         self._random, self._workload, self._moves, self._chunks = Random(seed), workload, tuple(moves), chunks
 
-    def start(self, draft: Draft, rules: Sequence[int]) -> KeptDraft:
+    def start(self, draft: LayoutArrays, rules: Sequence[int]) -> KeptArrays:
         """An estimate of a draft to start with, under the best of these rules."""
         value_ns = self.screen.value(draft, rules)
-        return KeptDraft(value_ns, draft, max(0, self.screen.rule))
+        return KeptArrays(value_ns, draft, max(0, self.screen.rule))
 
-    def keep(self, kept: KeptDraft) -> None:
+    def keep(self, kept: KeptArrays) -> None:
         """Time it with all microbatches, and keep it if it is among the best: in one assignment."""
         value_ns = kept.value_ns if self.screen.is_exact else self.screen.whole.value(kept.draft, [kept.rule])
         if value_ns < NEVER and (len(self.best) < KEEP or value_ns < self.best[-1].value_ns):
             self.best = best_of([*self.best, kept._replace(value_ns=value_ns)])
 
-    def anneal(self, start: KeptDraft, heat: float, spent: Callable[[], float], until: float) -> None:
+    def anneal(self, start: KeptArrays, heat: float, spent: Callable[[], float], until: float) -> None:
         """Anneal from a draft until this share of the limits is spent, and keep the best.
 
         Until a draft can run, the walk goes to where ranks hold fewer bytes too many.
@@ -102,7 +100,7 @@ class Walk:
             tries += 1
             if tries % LOOK_EVERY == 0:
                 part = spent()
-            draft: Draft | None = now.draft
+            draft: LayoutArrays | None = now.draft
             tried = [random.choice(every)]
             if random.random() >= RULE_ALONE:
                 draft = changed(now.draft, self._moves, random, self._workload.ranks, self._chunks)
@@ -120,7 +118,7 @@ class Walk:
                 continue
             if value_ns == NEVER and (screen.over_bytes < 0 or (screen.over_bytes > over_bytes and random.random() >= UPHILL)):
                 continue
-            now, over_bytes = KeptDraft(value_ns, draft, max(0, screen.rule)), screen.over_bytes
+            now, over_bytes = KeptArrays(value_ns, draft, max(0, screen.rule)), screen.over_bytes
             if value_ns < NEVER and (screen.is_exact or value_ns < record_ns):
                 record_ns = min(record_ns, value_ns)
                 self.keep(now)

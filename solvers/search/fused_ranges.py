@@ -19,17 +19,15 @@ import numpy as np
 from schedc.compiled.compiler import compiled
 from schedc.solvers.heuristics.greedy import GreedyRule
 from schedc.solvers.kernel.arrays import as_arrays, read_back
-from schedc.solvers.kernel.board import board_of, count_by_stage, depth_by_stage, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
+from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage, scheduler_of, set_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-
-__all__ = ["search_fused_ranges"]
 
 CLIMBS = 8
 """Rules that are climbed one after the other in each round; the best half of them starts the next round twice."""
@@ -70,7 +68,7 @@ class RangesEvaluator:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self._lists = board_of(problem)
+        self._lists = scheduler_of(problem)
         set_rule(self._lists, problem, GreedyRule().rule(problem, 1))
         self._arrays, self._run = as_arrays(self._lists), compiled(run_rule)
         lanes = self._arrays.lanes
@@ -84,11 +82,11 @@ class RangesEvaluator:
         """The objective of the rule's schedule, which `schedule` makes then."""
         before, after = np.array(rule.before, np.int64), np.array(rule.after, np.int64)
         fused = (self._number >= before[self._stage_at]) & (self._left > after[self._stage_at])
-        board: Any = self._arrays
-        board.blocks["fused"] = fused
-        board.lanes["cap"], board.lanes["lag"] = np.array(rule.cap)[self._stage], np.array(rule.lag)[self._stage]
-        board.settings["look_ahead_ns"], board.settings["alternate"] = rule.look_ahead_ns, rule.alternate
-        return int(self._run(*board))
+        scheduler: Any = self._arrays
+        scheduler.blocks["fused"] = fused
+        scheduler.lanes["cap"], scheduler.lanes["lag"] = np.array(rule.cap)[self._stage], np.array(rule.lag)[self._stage]
+        scheduler.settings["look_ahead_ns"], scheduler.settings["alternate"] = rule.look_ahead_ns, rule.alternate
+        return int(self._run(*scheduler))
 
     def schedule(self) -> Schedule:
         """The schedule of the last call."""
@@ -120,7 +118,7 @@ def search_fused_ranges(
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
     evaluate, random, begun = RangesEvaluator(problem), Random(seed), time.perf_counter()
-    counts = count_by_stage(board_of(problem))
+    counts = count_by_stage(scheduler_of(problem))
     evaluations = evaluations or min(400, max(20, PLACED_OPS // problem.num_ops))
     longest_ns = max(max(stage.forward_ns) for stage in problem.stages)
     looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]

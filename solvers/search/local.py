@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.board import count_by_stage, depth_by_stage
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, longest_op_ns, stop_flag
 from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["Found", "local_search"]
-
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
 POLICIES = (0, 5, 0, 3)
-"""Which of `policies` the climbs start from, in turn, where the board mixes: none fused, all but the last, where little waits."""
+"""Which of `policies` the climbs start from, in turn, where it mixes: none fused, all but the last, where little waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +68,12 @@ def local_search(
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    board = climbing_board(problem)
-    counts = count_by_stage(board)
-    evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(board.blocks))))
-    climbers = [Climber(board) for _ in range(CLIMBS)]
+    scheduler = climbing_scheduler(problem)
+    counts = count_by_stage(scheduler)
+    evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(scheduler.blocks))))
+    climbers = [Climber(scheduler) for _ in range(CLIMBS)]
     generator = np.random.default_rng(seed)
-    start = policies(board, depth_by_stage(problem), longest_op_ns(board))
+    start = policies(scheduler, depth_by_stage(problem), longest_op_ns(scheduler))
     pool = [
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]
@@ -93,8 +91,8 @@ def local_search(
             if ended_by is not None or min(values) <= good_enough_ns:
                 break
             if min(values) >= NEVER:
-                board = climbing_board(problem, reserves=True)
-                climbers = [Climber(board) for _ in range(CLIMBS)]
+                scheduler = climbing_scheduler(problem, reserves=True)
+                climbers = [Climber(scheduler) for _ in range(CLIMBS)]
             if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break

@@ -19,10 +19,10 @@ from schedc.compiled.compiler import compiled
 from schedc.ir.alike import groups_of
 from schedc.solvers.common.microbatch_order import known_orders, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
-from schedc.solvers.kernel.board import depth_by_stage
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, longest_op_ns, stop_flag
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.scheduler_state import depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-
-__all__ = ["search_microbatch_order"]
 
 POOL = 4
 """Orders that are climbed one after the other in each round; the best half of them starts the next round twice."""
@@ -56,10 +54,10 @@ class _Line:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self.lists = climbing_board(problem, reserves=reserves)
+        self.lists = climbing_scheduler(problem, reserves=reserves)
         self.climber = Climber(self.lists)
-        self._run, self._board = compiled(run_rule), self.climber.board
-        lanes, blocks = self._board.lanes, self._board.blocks
+        self._run, self._scheduler = compiled(run_rule), self.climber.scheduler
+        lanes, blocks = self._scheduler.lanes, self._scheduler.blocks
         self._given = {name: blocks[name].copy() for name in TIMES}
         path_of = np.array(problem.path_of, np.int64)
         of_path = [np.flatnonzero(path_of == path) for path in range(len(problem.paths))]
@@ -73,11 +71,11 @@ class _Line:
         """Give each position the durations of its microbatch in the order."""
         source = self._first + self._number[order[self._seat]]
         for name, values in self._given.items():
-            self._board.blocks[name] = values[source]
+            self._scheduler.blocks[name] = values[source]
 
     def again(self) -> int:
         """The objective of the order that was taken last, by the rule that ran last."""
-        return int(self._run(*self._board))
+        return int(self._run(*self._scheduler))
 
 
 def search_microbatch_order(

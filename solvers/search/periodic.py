@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.models.periodic import Cycle
     from schedc.solvers.common.base import Limits
 
-__all__ = ["Wave", "periodic", "solve_wave", "unroll", "wave_of_greedy"]
-
 SETTLED_WAVES = 7
 """A schedule of this many waves is long enough to have a steady state."""
 SLACK = 1.06

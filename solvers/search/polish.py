@@ -17,20 +17,18 @@ import numpy as np
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.climb import stop_flag
-from schedc.solvers.kernel.facts import facts_of, microbatches_by_stage
 from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders
+from schedc.solvers.kernel.problem_arrays import microbatches_by_stage, problem_arrays_of
 from schedc.solvers.search.local import Found
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.facts import Facts
-
-__all__ = ["EXCHANGES", "REACH", "durations_by_visit_ns", "packed_orders", "polish_schedule", "unpacked_schedule"]
+    from schedc.solvers.kernel.problem_arrays import ProblemArrays
 
 CLIMBS = 2
 """Searches beside each other in one round; each next round starts from the best of them."""
@@ -64,8 +62,8 @@ def polish_schedule(
     Raises:
         ValueError: the schedule has blocks that are cut.
     """
-    facts = facts_of(problem)
-    exchanges = EXCHANGES if can_pay(problem) else 0
+    facts = problem_arrays_of(problem)
+    exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
     evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
     climbers = [OrderClimber(facts, durations_by_visit_ns(problem), REACH, exchanges) for _ in range(CLIMBS)]
@@ -91,7 +89,7 @@ def polish_schedule(
     return Found(unpacked_schedule(problem, orders), best_ns, cut_short, ended_by)
 
 
-def packed_orders(problem: Problem, facts: Facts, schedule: Schedule, *, exchanges: bool) -> Orders:
+def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *, exchanges: bool) -> Orders:
     """The schedule's orders as codes; with `exchanges` there is room to split every backward.
 
     Raises:

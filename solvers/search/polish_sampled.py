@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.solvers.common.fusing import can_pay
+from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.interruption import NOTICE_S
 from schedc.solvers.kernel.climb import stop_flag
-from schedc.solvers.kernel.facts import facts_of
+from schedc.solvers.kernel.problem_arrays import problem_arrays_of
 from schedc.solvers.kernel.sampled_orders import Sampled, SampledClimber
 from schedc.solvers.search.polish import EXCHANGES, REACH, durations_by_visit_ns, packed_orders, unpacked_schedule
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.interruption import Interruption
-
-__all__ = ["FoundSampled", "polish_sampled_schedules", "sampled_of"]
 
 CLIMBS = 2
 """Searches beside each other in one round."""
@@ -83,7 +81,7 @@ def polish_sampled_schedules(
         ValueError: a schedule has blocks that are cut.
     """
     problem = problems[0]
-    facts, exchanges = facts_of(problem), EXCHANGES if any(map(can_pay, problems)) else 0
+    facts, exchanges = problem_arrays_of(problem), EXCHANGES if any(map(fusing_saves_time, problems)) else 0
     sampled = sampled_of(problems, weights, least_ns, percentile)
     packed = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
     ops = int(packed[0].lengths.sum()) * len(problems)
@@ -129,7 +127,7 @@ def _wait(jobs: list[Future[float]], stop: Callable[[], None], interruption: Int
 
 def sampled_of(problems: Sequence[Problem], weights: Sequence[float], least_ns: Sequence[int], percentile: float) -> Sampled:
     """What differs between the problems, for the kernel; arguments as of `polish_sampled_schedules`."""
-    each = [facts_of(problem) for problem in problems]
+    each = [problem_arrays_of(problem) for problem in problems]
     durations_ns = [durations_by_visit_ns(problem) for problem in problems]
     if all(np.array_equal(duration_ns, durations_ns[0]) for duration_ns in durations_ns):
         durations_ns = durations_ns[:1]

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["spread", "spread_problem"]
-
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 

@@ -20,20 +20,6 @@ from schedc.solvers.templates.zb_v import zb_v
 if TYPE_CHECKING:
     from schedc.solvers.common.base import Construct
 
-__all__ = [
-    "TEMPLATES",
-    "Template",
-    "chimera",
-    "dualpipe_v",
-    "gpipe",
-    "hanayo",
-    "interleaved",
-    "one_f_one_b",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["chimera"]
-
 
 def chimera(problem: Problem) -> Schedule:
     """Chimera (Li and Hoefler, 2021, section 3.1): 1F1B in both directions at once, a rank's turns where the other one waits.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["dualpipe_v"]
-
 
 def dualpipe_v(problem: Problem) -> Schedule:
     """DualPipe-V (DeepSeek-AI, 2025, DualPipe's "cut in half"; PyTorch's ScheduleDualPipeV): eight steps, B and W mostly fused.

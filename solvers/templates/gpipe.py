@@ -10,8 +10,6 @@ from schedc.ir.schedule import Schedule
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["gpipe"]
-
 
 def gpipe(problem: Problem) -> Schedule:
     """GPipe (Huang et al., 2019): all forwards, then all backwards; every rank holds m activations of each of its stages.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.kernel.list_scheduler import ListSchedule
 
-__all__ = ["hanayo"]
-
 
 def hanayo(problem: Problem) -> Schedule:
     """Hanayo (Liu et al., 2023): v chunks per rank are v / 2 waves; a rank holds at most p v activations of chunks.

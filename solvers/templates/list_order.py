@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.solvers.kernel.list_scheduler import ListSchedule
     from schedc.solvers.kernel.rule import Rule
 
-__all__ = ["list_order"]
-
 
 def list_order(problem: Problem, rule: Rule) -> ListSchedule:
     """What the rule makes of the problem in unit times, with free links and all memory that it wants.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.templates.shape import Grid
 
-__all__ = ["interleaved", "one_f_one_b"]
-
 
 def one_f_one_b(problem: Problem) -> Schedule:
     """1F1B (PipeDream-flush, Narayanan et al., 2021): position i of p holds p − i activations; on a loop, `interleaved`.

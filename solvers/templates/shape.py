@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
 
-__all__ = ["Grid", "found", "line", "line_or_loop", "loop", "need_split", "schedule_of", "two_lines", "wave"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["zb_h1", "zb_h2"]
-
 
 def zb_h1(problem: Problem) -> Schedule:
     """ZB-H1 (Qi et al., 2023, section 2.3): the order of 1F1B, W as late as p activations on every rank allow.

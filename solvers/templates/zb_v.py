@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["zb_v"]
-
 
 def zb_v(problem: Problem) -> Schedule:
     """ZB-V (Qi et al., 2023, section 6, in the order of PyTorch's ScheduleZBVZeroBubble).

@@ -7,21 +7,17 @@ from itertools import combinations, product
 from random import Random
 
 import pytest
-from bounds import bound_of
-from brute_force import SearchTooLarge, optimum, timing
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
-from tiny_problems import random_parts, random_schedule, tiny_problem
+from inputs.problems import make_problem, problems
+from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
+from oracles.bounds import bound_of
+from oracles.brute_force import SearchTooLarge, optimum, timing
 
-from schedc.analysis.bounds.lower_bounds import (
-    best_bound,
-    lower_bounds,
-    minimum_limit_bytes,
-)
+from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
 from schedc.analysis.bounds.one_machine import Task, one_machine_bound
-from schedc.analysis.bounds.residency import load_of_slots
+from schedc.analysis.bounds.residency import load_of_slots, minimum_limit_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import DataParallel, Objective, Problem

@@ -7,21 +7,21 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from bounds import bound_of
-from brute_force import SearchTooLarge, optimum
 from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from problems import M70_NS, m70, make_problem, problems
-from tiny_problems import random_parts, random_schedule, tiny_problem
+from inputs.problems import M70_NS, m70, make_problem, problems
+from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
+from oracles.bounds import bound_of
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import Knapsack, statuses_after, trip_of, way_of
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.instances import instances
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
+from schedc.study.bench.instances import instances
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

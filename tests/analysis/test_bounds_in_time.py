@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from problems import make_problem, with_fused_backward
+from inputs.problems import make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import bounds_in_time, lower_bounds
 from schedc.ir.plan import BoundName

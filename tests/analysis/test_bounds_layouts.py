@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from all_layouts import all_layouts, best_of_all, tiny_workload
-from brute_force import optimum
+from inputs.all_layouts import all_layouts, best_of_all, tiny_workload
+from oracles.brute_force import optimum
 
 from schedc.analysis.bounds.layouts import one_stage, waiting
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound

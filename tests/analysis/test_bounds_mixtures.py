@@ -8,14 +8,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from bounds import bound_of
-from brute_force import SearchTooLarge, optimum
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from mixed_problems import mixed_problem, with_zeros
-from problems import make_problem
-from tiny_problems import random_parts
+from inputs.mixed_problems import mixed_problem, with_zeros
+from inputs.problems import make_problem
+from inputs.tiny_problems import random_parts
+from oracles.bounds import bound_of
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
 from schedc.analysis.bounds.mixtures import Backward, mixture_bound

@@ -7,9 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import best_schedule, optimum, timing
-from problems import make_problem
-from tiny_problems import random_parts, random_schedule, tiny_problem
+from inputs.problems import make_problem
+from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
+from oracles.brute_force import best_schedule, optimum, timing
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed

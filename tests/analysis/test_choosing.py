@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from choosing_engine import run_choosing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import one_f_one_b
-from problems import make_problem
-from random_cases import cases
+from inputs.plans import one_f_one_b
+from inputs.problems import make_problem
+from inputs.random_cases import cases
+from oracles.choosing_engine import run_choosing
 
 from schedc.analysis.simulation.choosing import QUEUE_OF, not_before, rooms_bytes, simulate_choosing
 from schedc.analysis.simulation.memory import peak_bytes

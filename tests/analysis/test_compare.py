@@ -9,9 +9,9 @@ import pytest
 from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plans import plan_of, plans, small_plan
-from problems import make_problem
-from traces import slower_block, slower_link, slower_stage, trace_of_timelines
+from inputs.plans import plan_of, plans, small_plan
+from inputs.problems import make_problem
+from inputs.traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.compare import compare

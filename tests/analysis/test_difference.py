@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import one_f_one_b, plan_of, plans, small_plan
-from problems import make_problem, problems
-from random_schedules import random_schedules
+from inputs.plans import one_f_one_b, plan_of, plans, small_plan
+from inputs.problems import make_problem, problems
+from inputs.random_schedules import random_schedules
 
 import schedc
 from schedc.analysis.difference.orders import RankOrder, compare_queues
-from schedc.cli.rendering.difference import MOST_LINES, difference_json, difference_lines
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import RankPlan
 from schedc.ir.schedule import Parts
+from schedc.view.terminal.difference import MOST_LINES, difference_json, difference_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import one_f_one_b
-from problems import make_problem
-from random_cases import cases
-from waiting_engines import blocking_rank, megatron_rank, one_queue_rank, run
+from inputs.plans import one_f_one_b
+from inputs.problems import make_problem
+from inputs.random_cases import cases
+from oracles.waiting_engines import blocking_rank, megatron_rank, one_queue_rank, run
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.simulate import simulate

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans import one_f_one_b, plan_of
-from problems import make_problem
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import make_problem
 
 from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
 from schedc.analysis.bounds.own_layout import own_layout
-from schedc.cli.rendering.results import certificate_lines
 from schedc.ir.plan import BoundName, Scope
+from schedc.view.terminal.results import certificate_lines
 
 PROBLEM = make_problem(3, 5, links={(0, 1): (40, 4), (1, 0): (40, 4)})
 PLAN = plan_of(PROBLEM, one_f_one_b(PROBLEM))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
-from random_schedules import random_schedules
+from inputs.problems import make_problem, problems
+from inputs.random_schedules import random_schedules
 
 from schedc.analysis.simulation.event_loop import event_loop
 from schedc.analysis.simulation.flow import flow_of

@@ -6,11 +6,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from brute_force import SearchTooLarge
-from brute_force import optimum as by_brute_force
-from problems import make_problem
-from tiny_problems import tiny_problem
-from unit_model import Unsettled, optimum, search
+from inputs.problems import make_problem
+from inputs.tiny_problems import tiny_problem
+from oracles.brute_force import SearchTooLarge
+from oracles.brute_force import optimum as by_brute_force
+from oracles.unit_model import Unsettled, optimum, search
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective, Problem

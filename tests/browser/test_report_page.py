@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from report_plans import MARKUP, marked_plan, plain_plan, slow_trace
+from inputs.report_plans import MARKUP, marked_plan, plain_plan, slow_trace
 
+from schedc.analysis.attribution.critical_path import critical_path
+from schedc.analysis.attribution.waits import waits_of
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
-from schedc.analysis.waiting.critical_path import critical_path
-from schedc.analysis.waiting.waits import waits_of
 from schedc.ir.ops import Kind, Op, token
-from schedc.report.figures import Measured
-from schedc.report.page import report_html
+from schedc.view.report.figures import Measured
+from schedc.view.report.page import report_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

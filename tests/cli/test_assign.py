@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import schedc
-from plans import one_f_one_b, plan_of
-from problems import make_problem
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import make_problem
 
 from schedc.api import read_plan
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.ir.problem import DataParallel
-from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

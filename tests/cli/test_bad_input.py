@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from command_line import content, run
+from inputs.traces import trace_of_timelines
 from msgspec import inspect
-from traces import trace_of_timelines
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.trace_file import write_trace_file
 from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.trace_file import write_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

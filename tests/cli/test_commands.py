@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import schedc
 
-from schedc.cli.rendering.results import console, plain_table, print_fitting
+from schedc.view.terminal.results import console, plain_table, print_fitting
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "m70-2dc" / "job.toml"

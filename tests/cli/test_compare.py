@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer
-from problems import make_problem
-from traces import slower_link, slower_stage, trace_of_timelines
+from inputs.problems import make_problem
+from inputs.traces import slower_link, slower_stage, trace_of_timelines
 from typer.testing import CliRunner
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.cli.compare import compare_command
-from schedc.compile import certify
+from schedc.cli.commands.compare import compare_command
+from schedc.compile.fixed_layout import certify
 from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.stage_profile import stage_profile_json
+from schedc.formats.trace_file import read_trace, write_trace_file
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
-from schedc.text.stage_profile import stage_profile_json
-from schedc.text.trace_file import read_trace, write_trace_file
 from schedc.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer
-from forked_emulation import fork_emulations
-from plans import one_f_one_b, plan_of
-from problems import MS, make_problem
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import MS, make_problem
+from runs.forked_emulation import fork_emulations
 from typer.testing import CliRunner
 
 from schedc.analysis.simulation.engines import Transfers
-from schedc.cli.emulate import emulate_command
-from schedc.compile import time_plan
-from schedc.text.plan.plan_to_file import plan_sha256, write_plan
-from schedc.text.trace_file import read_trace
+from schedc.cli.commands.emulate import emulate_command
+from schedc.compile.fixed_layout import time_plan
+from schedc.formats.plan.plan_to_file import plan_sha256, write_plan
+from schedc.formats.trace_file import read_trace
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import schedc
-from problems import make_problem, with_fused_backward
+from inputs.problems import make_problem, with_fused_backward
 
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
 from schedc.api import explain_plan, verify_plan
-from schedc.cli.rendering.explanation import print_explanation
-from schedc.compile import certify
+from schedc.compile.fixed_layout import certify
 from schedc.errors import CheckFailed
-from schedc.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
-from schedc.explain.delays import pair_delays
-from schedc.explain.placements import other_choices, other_placements
-from schedc.explain.resolve import Solver
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, MadeBy
@@ -29,8 +25,12 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
-from schedc.text.plan.plan_to_file import write_plan
+from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
+from schedc.study.explain.delays import pair_delays
+from schedc.study.explain.placements import other_choices, other_placements
+from schedc.study.explain.resolve import Solver
 from schedc.verify.schedule.checks import verify_schedule
+from schedc.view.terminal.explanation import print_explanation
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -120,7 +120,7 @@ def test_what_a_solver_proved_of_the_plan_counts(monkeypatch: pytest.MonkeyPatch
     problem = small()
     plan = certified(problem, one_f_one_b(problem))
     proven = replace(plan.certificate, lower_bound_ns=plan.certificate.makespan_ns, gap=0.0, bound=BoundName.CPSAT)
-    monkeypatch.setattr("schedc.explain.explain.check_plan", lambda _, **__: ())
+    monkeypatch.setattr("schedc.study.explain.explain.check_plan", lambda _, **__: ())
     assert explain_plan(plan, most=0).base_bound_ns < plan.certificate.makespan_ns
     assert explain_plan(replace(plan, certificate=proven), most=0).base_bound_ns == plan.certificate.makespan_ns
 

@@ -13,10 +13,10 @@ import pytest
 from command_line import schedc
 
 from schedc.cli.app import main
-from schedc.files.conform import conform
-from schedc.files.location import Location
 from schedc.frontend.job import load_job
 from schedc.frontend.job_file import JobFile
+from schedc.io.conform import conform
+from schedc.io.location import Location
 
 LAYER: dict[str, Any] = {"forward": "2 ms", "backward_input": "3 ms", "backward_weight": "2 ms"}
 SIZES: dict[str, Any] = {"activation": "8 MiB", "message": "1 MiB", "parameters": 1000}
@@ -76,7 +76,7 @@ def test_the_job_of_a_model_compiles_as_it_is(options: str) -> None:
 def test_the_profile_is_that_of_schedc_model() -> None:
     options = ("--device", "a100", "--tp", "2", "--sequence", "1024", "--microbatch", "2")
     assert schedc("init", "--model", "llama3-8b", "--ranks", "4", *options, "-o", "a.toml").returncode == 0
-    assert schedc("model", "llama3-8b", *options, "-o", "same.json").returncode == 0
+    assert schedc("costs", "llama3-8b", *options, "-o", "same.json").returncode == 0
     assert Path("a.profile.json").read_bytes() == Path("same.json").read_bytes()
 
 

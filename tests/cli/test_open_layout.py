@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import schedc
-from few_layouts import seek_few_layouts
-from jobs import write_job
+from inputs.few_layouts import seek_few_layouts
+from inputs.jobs import write_job
 
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.plan import Scope
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

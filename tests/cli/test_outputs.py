@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import content, run
-from traces import trace_of_timelines
-from tune_jobs import write_tiny
+from inputs.traces import trace_of_timelines
+from inputs.tune_jobs import write_tiny
 from typer.main import get_command
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import app
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.trace_file import write_trace_file
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.trace_file import write_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ COMMANDS = {
     "compile --write-job": "compile job.toml --method greedy -o new.json --write-job {}/job.toml",
     "bench --csv": "bench m70 --csv {}/table.csv",
     "profile --output": "profile --from-trace trace.json -o {}/profile.json",
-    "model --output": "model llama3-8b -o {}/profile.json",
+    "costs --output": "costs llama3-8b -o {}/profile.json",
     "init --output": "init --model llama3-8b --ranks 2 -o {}/job.toml",
     "tune --output": "tune tune.toml -o {}/folder",
     "family --output": "family job.toml --links links.csv --method greedy -o {}/folder",
@@ -40,7 +40,7 @@ COMMANDS = {
     "compare --perfetto": "compare plan.json trace.json --perfetto {}/lanes.json",
     "report --output": "report plan.json -o {}/page.html",
     "assign --output": "assign plan.json --links links.toml --gradients '1 GB' --replicas 2 -o {}/plan.json",
-    "relayout --output": "relayout plan.json --job job.toml --slow 1=1.3 -o {}/plan.json",
+    "repartition --output": "repartition plan.json --job job.toml --slow 1=1.3 -o {}/plan.json",
     "plot --output": "plot plan.json -o {}/picture.svg",
     "sweep --output": "sweep sweep.toml -o {}/table.csv",
     "export torch --output": "export torch plan.json -o {}/torch.csv",

@@ -10,17 +10,17 @@ from xml.etree import ElementTree
 
 import pytest
 from command_line import schedc
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.ir.problem import DataParallel
-from schedc.plot.curves import curves, points_of
-from schedc.plot.gantt import gantt
-from schedc.plot.table import choose_axes, read_columns
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.text.plan.plan_to_file import write_plan
+from schedc.view.plot.curves import curves, points_of
+from schedc.view.plot.gantt import gantt
+from schedc.view.plot.table import choose_axes, read_columns
 
 if TYPE_CHECKING:
     from pathlib import Path

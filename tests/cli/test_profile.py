@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from jobs import read_problem, write_job
+from inputs.jobs import read_problem, write_job
 from typer.testing import CliRunner
 
-from schedc.cli.profile import DeviceName, profile_command
+from schedc.cli.commands.profile import DeviceName, profile_command
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import load_model
 

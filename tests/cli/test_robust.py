@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import schedc
-from jobs import THREE_RANKS, write_job
+from inputs.jobs import THREE_RANKS, write_job
 
 FAST = ("--method", "greedy", "--deterministic-limit", "0.5")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import schedc
-from jobs import write_job
+from inputs.jobs import write_job
 from typer.main import get_command
 
 from schedc.cli.app import app
@@ -91,7 +91,7 @@ def test_every_command_that_takes_a_job_is_here() -> None:
             yield name, names
 
     found = dict(with_job(get_command(app), ""))
-    elsewhere = {"tune", "relayout"}  # a job of its own kind: test_tune.py; one with layers: test_relayout.py
+    elsewhere = {"tune", "repartition"}  # a job of its own kind: test_tune.py; one with layers: test_repartition.py
     assert set(found) == {*COMMANDS, *elsewhere}
     assert all("values" in names for names in found.values()), found
 

@@ -11,16 +11,16 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plans import plan_of, small_plan
-from problems import make_problem
+from inputs.plans import plan_of, small_plan
+from inputs.problems import make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.cli.looks.show import chosen_ranks
 from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
+from schedc.view.terminal.plan import chosen_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

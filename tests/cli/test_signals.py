@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from schedc.text.plan.plan_file import read_plan
+from schedc.formats.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,14 @@ def test_before_the_commands_are_loaded_it_ends_with_a_line(tmp_path: Path, numb
 
 @pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGTERM, marks=pytest.mark.slow)])
 def test_while_the_compiler_is_loaded_the_first_plan_is_waited_for(tmp_path: Path, number: int) -> None:
-    done = schedc(tmp_path, AT_IMPORT.format(module="schedc.compile", number=int(number)), "compile", "job.toml", "-o", "plan.json")
+    done = schedc(
+        tmp_path,
+        AT_IMPORT.format(module="schedc.compile.fixed_layout", number=int(number)),
+        "compile",
+        "job.toml",
+        "-o",
+        "plan.json",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("interrupted")
     assert not read_plan(tmp_path / "plan.json").made_by.reproducible

@@ -14,9 +14,9 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 from command_line import schedc
-from sweeps import JOB
+from inputs.sweeps import JOB
 
-from schedc.sweep.journal import Journal, journal_path
+from schedc.study.sweep.journal import Journal, journal_path
 
 SWEEP = """
 job = "job.toml"
@@ -34,7 +34,7 @@ seed = {list(range(150))}
 """
 PAUSING = """
 import time
-from schedc.sweep import one_job, worker
+from schedc.study.sweep import one_job, worker
 compile_now = one_job.answer_to
 def answer(request):
     if request.options.seed >= 100:
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_any_work(folder: Path)
 
 def started(folder: Path, processes: int) -> subprocess.Popen[str]:
     """The command, which does not get beyond the first 100 jobs, so that there is time to end it."""
-    code = f"from schedc.sweep import asker\nasker.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
+    code = f"from schedc.study.sweep import asker\nasker.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
     arguments = ["sweep", str(folder / "many.toml"), "-o", str(folder / "t.csv"), "--processes", str(processes)]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

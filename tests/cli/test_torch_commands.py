@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from jobs import M70, write_job
-from torch_stock import dump
+from inputs.jobs import M70, write_job
+from oracles.torch_stock import dump
 
 from schedc.cli.app import main
 from schedc.units import format_duration_ns

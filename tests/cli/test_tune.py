@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from doc_outputs import ROOT
-from tune_jobs import TINY, write_tiny
+from inputs.tune_jobs import TINY, write_tiny
 
 from schedc.cli.app import main
-from schedc.text.plan.plan_file import read_plan
+from schedc.formats.plan.plan_file import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ import pytest
 from command_line import schedc
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.formats.family_file import read_family
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
-from schedc.sweep.journal import Journal
-from schedc.text.family_file import read_family
-from schedc.text.plan.plan_file import read_plan
-from schedc.text.trace_file import read_trace
-from schedc.tune.request import read_request
+from schedc.study.sweep.journal import Journal
+from schedc.study.tune.request import read_request
 from schedc.verify.plan.checks import verify_plan
 
 V1 = Path(__file__).parent / "v1"

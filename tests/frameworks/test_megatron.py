@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from optional_packages import MODULES, skip_without
-from plans import plan_of
-from problems import make_problem
 from rank_processes import Ranks, rank_processes
 
 from schedc.ir.problem import DataParallel
@@ -16,8 +16,8 @@ from schedc.solvers.driver.registry import constructive
 
 skip_without("megatron")
 
-import megatron_runs  # noqa: E402
-from megatron_runs import Case  # noqa: E402
+from runs import megatron_runs  # noqa: E402
+from runs.megatron_runs import Case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from optional_packages import skip_without
-from plans import plan_of
-from problems import make_problem
 
-from schedc.interop.layouts.megatron import megatron_options
+from schedc.formats.layouts.megatron import megatron_options
+from schedc.formats.megatron_layout import ModelLayer, format_layout, parse_layout
 from schedc.solvers.driver.registry import constructive
-from schedc.text.megatron_layout import ModelLayer, format_layout, parse_layout
 
 skip_without("megatron")
 

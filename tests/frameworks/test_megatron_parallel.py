@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from optional_packages import MODULES, skip_without
-from plans import plan_of
-from problems import make_problem
 from rank_processes import Ranks, rank_processes
 
 from schedc.solvers.driver.registry import constructive
 
 skip_without("megatron")
 
-import megatron_parallel_runs  # noqa: E402
-from megatron_parallel_runs import Parallel  # noqa: E402
-from megatron_runs import Case  # noqa: E402
+from runs import megatron_parallel_runs  # noqa: E402
+from runs.megatron_parallel_runs import Parallel  # noqa: E402
+from runs.megatron_runs import Case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from optional_packages import MODULES, skip_without
-from plans import plan_of
-from problems import make_problem
 from rank_processes import rank_processes
 from torch import nn
 
@@ -19,7 +19,7 @@ from schedc.solvers.driver.registry import constructive
 
 skip_without("megatron")
 
-import megatron_runs  # noqa: E402
+from runs import megatron_runs  # noqa: E402
 
 from schedc.runtime.frameworks.megatron import forward_backward_func_from  # noqa: E402
 from schedc.runtime.frameworks.megatron_checks import check_call, check_model  # noqa: E402

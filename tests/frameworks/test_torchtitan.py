@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from command_line import schedc
-from jobs import write_job
+from inputs.jobs import write_job
 from optional_packages import MODULES, skip_without
 
 skip_without("torchtitan")
 
 from rank_processes import Ranks, rank_processes  # noqa: E402
-from torchtitan_runs import Found, Run, refusal, train  # noqa: E402
+from runs.torchtitan_runs import Found, Run, refusal, train  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from command_line import schedc
-from jobs import write_job
+from inputs.jobs import write_job
 from optional_packages import MODULES, skip_without
 from rank_processes import Ranks, rank_processes
-from torchtitan_runs import Found, Run, train
+from runs.torchtitan_runs import Found, Run, train
 
 skip_without("torchtitan")
 

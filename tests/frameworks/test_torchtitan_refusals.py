@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from optional_packages import skip_without
-from plans import plan_of
-from problems import make_problem
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.solvers.driver.registry import constructive

@@ -11,7 +11,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import M70, write_job
+from inputs.jobs import M70, write_job
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job

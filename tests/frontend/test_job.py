@@ -10,7 +10,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import M70, read_problem, write_job
+from inputs.jobs import M70, read_problem, write_job
 
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind

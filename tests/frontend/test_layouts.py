@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs import M70, write_job
+from inputs.jobs import M70, write_job
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.errors import Infeasible, InvalidInput
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import write_job
+from inputs.jobs import write_job
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job

@@ -12,13 +12,13 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import M70, write_job
+from inputs.jobs import M70, write_job
 
 from schedc.errors import InvalidInput
-from schedc.files.location import Location
 from schedc.frontend.job import checked_job, load_job
 from schedc.frontend.job_source import source_of_table
 from schedc.frontend.overrides import option_override, python_override, with_overrides
+from schedc.io.location import Location
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs import read_problem, write_job
+from inputs.jobs import read_problem, write_job
 
 from schedc.errors import InvalidInput
 from schedc.verify.problem import verify_problem

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import M70
+from inputs.jobs import M70
 
 from schedc.frontend.schema import job_schema
 

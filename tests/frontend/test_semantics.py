@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import M70, read_problem, write_job
+from inputs.jobs import M70, read_problem, write_job
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
 from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
-from schedc.text.plan.plan_file import parse_plan
-from schedc.text.plan.plan_to_file import plan_json
 from schedc.units import parse_duration_ns
 from schedc.verify.job import check_costs, check_pipeline
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import read_problem, write_job
+from inputs.jobs import read_problem, write_job
 
 from schedc.errors import InvalidInput
 from schedc.verify.problem import verify_problem

@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import M70, write_job
+from inputs.jobs import M70, write_job
 
 from schedc.frontend.job import load_job
 from schedc.ir.workload import Device

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from problems import MS, make_problem, with_fused_backward
+from inputs.problems import MS, make_problem, with_fused_backward
 
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind

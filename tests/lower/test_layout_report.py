@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workloads import random_workload
+from inputs.workloads import random_workload
 
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Device, Layer, Network, Workload

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from measured_chains import BERT24_CUTS, BERT24_LOADS_US, BERT24_MESSAGE_US, CHAINS_US, LEAST_US
+from inputs.measured_chains import BERT24_CUTS, BERT24_LOADS_US, BERT24_MESSAGE_US, CHAINS_US, LEAST_US
 
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Device, Layer, Network, Workload

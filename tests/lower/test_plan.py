@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
-from plans import one_f_one_b, plan_of, plans, small_plan
-from problems import make_problem
+from inputs.plans import one_f_one_b, plan_of, plans, small_plan
+from inputs.problems import make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.simulation.timeline import Transfer

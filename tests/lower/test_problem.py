@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workloads import random_workload
+from inputs.workloads import random_workload
 
 from schedc.frontend.job import load_job
 from schedc.ir.costs import FREE

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_problems import random_parts, random_schedule
-from workloads import random_workload
+from inputs.tiny_problems import random_parts, random_schedule
+from inputs.workloads import random_workload
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.ir.ops import WHOLE, Kind

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fused_problems import with_fused
+from inputs.fused_problems import with_fused
+from inputs.problems import make_problem
 from ortools.sat.python import cp_model
-from problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective, Problem

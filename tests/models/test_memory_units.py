@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem
+from inputs.problems import make_problem
 
 from schedc.models.grid import grid_of
 from schedc.models.memory_units import unit_bytes

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
-from fused_problems import with_fused
-from problems import make_problem
+from inputs.fused_problems import with_fused
+from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective

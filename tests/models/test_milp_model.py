@@ -10,8 +10,8 @@ import pytest
 from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from problems import make_problem, problems
-from small_problems import small_problem
+from inputs.problems import make_problem, problems
+from inputs.small_problems import small_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import optimum
-from problems import make_problem
+from inputs.problems import make_problem
+from oracles.brute_force import optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.index import tables_of

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import adapt_runs
 import pytest
-from adapt_runs import Fault
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import DEAD, Ranks, rank_processes
+from runs import adapt_runs
+from runs.adapt_runs import Fault
 
+from schedc.adapt.replan import replan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.prepared.family import compile_family
-from schedc.replan import replan
 from schedc.solvers.driver.registry import constructive
+from schedc.study.robust.family import compile_family
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

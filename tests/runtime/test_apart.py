@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import wrapped_runs
-from few_plans import few_plan
-from plans import plan_of
-from problems import make_problem
+from inputs.few_plans import few_plan
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import without_teller
+from runs import wrapped_runs
 from torch import nn
 
 from schedc.errors import Unsupported

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from stage_blocks import WAYS, WIDTH, Attention, Residual, Watching, assert_equal, gradients, run_all
+from runs.stage_blocks import WAYS, WIDTH, Attention, Residual, Watching, assert_equal, gradients, run_all
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import feature_runs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import feature_runs
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode

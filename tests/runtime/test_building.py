@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from torch import nn
 
 import schedc.runtime
 from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-import checkpoint_runs
 import pytest
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import checkpoint_runs
 
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.transports.choice import check_wishes, connection, ways
+from schedc.runtime.transports.choice import check_requests, connection, ways
 from schedc.runtime.transports.gpus import missing_settings
-from schedc.runtime.transports.wishes import Hardware, Wish, hardware_of, stage_device
+from schedc.runtime.transports.requests import Hardware, TransportRequest, hardware_of, stage_device
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
@@ -36,8 +36,8 @@ def test_auto(source: Hardware, destination: Hardware, expected: tuple[str, ...]
 
 
 def check(channels: Any, *ranks: Hardware, queues: int = 2) -> None:
-    wishes = [Wish(channels=channels, queues=queues, hardware=hardware) for hardware in ranks]
-    check_wishes(wishes, [(0, 1), (1, 0)])
+    requests = [TransportRequest(channels=channels, queues=queues, hardware=hardware) for hardware in ranks]
+    check_requests(requests, [(0, 1), (1, 0)])
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_what_a_job_over_nccl_should_have_set(environment: Any, wires: int, job_
 
 def test_wires_over_nccl() -> None:
     """Of a rank's own, those whose ends are on two GPUs; the delegate takes over from each."""
-    wishes = [Wish(channels="auto", queues=2, hardware=hardware) for hardware in (FIRST, SECOND, SAME, BARE)]
+    requests = [TransportRequest(channels="auto", queues=2, hardware=hardware) for hardware in (FIRST, SECOND, SAME, BARE)]
     pairs = [(0, 1), (1, 0), (0, 2), (1, 2), (0, 3)]
     found = []
     for rank in range(4):
-        channels = connection(wishes, rank, torch.device("cuda", 0))
+        channels = connection(requests, rank, torch.device("cuda", 0))
         names = [tuple(channel.name for channel in channels(*pair)) for pair in pairs if rank in pair]
         assert {*names} <= {("NCCL", "the delegate"), ("the delegate",)}
         found.append(sum(own[0] == "NCCL" for own in names))

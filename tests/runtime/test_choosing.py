@@ -6,14 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import choosing_runs
 import pytest
 import torch
-from forked_emulation import fork_emulations
-from plans import plan_of
-from problems import MS, make_problem
+from inputs.plans import plan_of
+from inputs.problems import MS, make_problem
 from rank_processes import Ranks, rank_processes
-from stage_blocks import WIDTH, Residual, Watching, gradients
+from runs import choosing_runs
+from runs.forked_emulation import fork_emulations
+from runs.stage_blocks import WIDTH, Residual, Watching, gradients
 from torch import nn
 
 from schedc.ir.conditions import LinkState

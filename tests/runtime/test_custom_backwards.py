@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
+from runs.stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
 from schedc.runtime.replicas.gradients import set_gradient_type

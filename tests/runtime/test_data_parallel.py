@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import replicated_runs
 import torch
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import replicated_runs
 
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel

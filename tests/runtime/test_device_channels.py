@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from example_counts import examples
-from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 from hypothesis import given
 from hypothesis import strategies as st
+from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta

@@ -12,19 +12,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from forked_emulation import fork_emulations
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import MS, make_problem
 from marked_processes import parent, processes_of, until
-from plans import one_f_one_b, plan_of
-from problems import MS, make_problem
+from runs.forked_emulation import fork_emulations
 
 from schedc.errors import CheckFailed, InvalidInput
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +188,7 @@ def test_nothing_is_left_behind(tmp_path: Path, way: signal.Signals | None) -> N
     """The caller is killed or interrupted, or (None) one of the ranks is: all processes end."""
     write_plan(slow_plan(), tmp_path / "plan.json")
     mark = f"SCHEDC_TEST_{uuid.uuid4().hex}"
-    code = "import sys, typer; from schedc.cli.emulate import emulate_command; typer.run(emulate_command)"
+    code = "import sys, typer; from schedc.cli.commands.emulate import emulate_command; typer.run(emulate_command)"
     caller = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "plan.json"), "--scale", "1000", "--json"],
         env={**os.environ, mark: "1"},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import evaluation_runs
 import pytest
 from example_counts import examples
-from few_plans import PLANS, few_plan
 from hypothesis import given
-from plans import plans
+from inputs.few_plans import PLANS, few_plan
+from inputs.plans import plans
+from runs import evaluation_runs
 
 from schedc.ir.ops import Kind
 from schedc.runtime.common.forward_only import forward_only

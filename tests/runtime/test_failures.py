@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import fault_runs
-import pipeline_runs
 import pytest
-import transport_runs
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import DEAD, Ranks, rank_processes
+from runs import fault_runs, pipeline_runs, transport_runs
 
 from schedc.solvers.driver.registry import constructive
 

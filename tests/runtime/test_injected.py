@@ -6,14 +6,14 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import injected_runs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import MS, make_problem
+from inputs.plans import plan_of
+from inputs.problems import MS, make_problem
 from rank_processes import rank_processes
+from runs import injected_runs
 
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace

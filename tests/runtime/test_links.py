@@ -7,20 +7,20 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from forked_programs import run_on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import read_problem, write_job
-from link_runs import measure, measure_without
-from plans import plan_of
+from inputs.jobs import read_problem, write_job
+from inputs.plans import plan_of
 from rank_processes import DEAD, rank_processes
+from runs.forked_programs import run_on_ranks
+from runs.link_runs import measure, measure_without
 
+from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.topology_toml import MeasuredLink, links_toml
 from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
-from schedc.text.topology_toml import MeasuredLink, links_toml
 
 if TYPE_CHECKING:
     from pathlib import Path

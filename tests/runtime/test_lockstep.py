@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import lockstep_runs
 import pytest
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import Ranks, rank_processes, without_teller
+from runs import lockstep_runs
 
 from schedc.solvers.driver.registry import constructive
 

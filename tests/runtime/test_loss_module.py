@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import loss_module_runs
 import pytest
 import torch
-from few_plans import few_plan
-from plans import plan_of
-from problems import make_problem
+from inputs.few_plans import few_plan
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import loss_module_runs
 from torch import nn
 
 from schedc.runtime.common.loss_module import with_loss

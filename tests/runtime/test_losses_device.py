@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fake_device import FakeDevice
+from runs.fake_device import FakeDevice
 
 from schedc.runtime.transports.streams import copy_to_host
 
 if TYPE_CHECKING:
     import pytest
-    from fake_device import FakeMark, FakeStream
+    from runs.fake_device import FakeMark, FakeStream
 
 WAIT_S = 100.0
 

@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from matrix import VALUES, cells, check_cell
-from matrix_stages import OVER_PROCESSES
+from runs.matrix import VALUES, cells, check_cell
+from runs.matrix_stages import OVER_PROCESSES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,15 +6,15 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import monitored_runs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_pairs import SimulatedLink
-from plans import plan_of
-from problems import MS, make_problem
+from inputs.plans import plan_of
+from inputs.problems import MS, make_problem
+from oracles.link_pairs import SimulatedLink
 from rank_processes import rank_processes
+from runs import monitored_runs
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import LinkState

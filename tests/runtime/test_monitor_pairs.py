@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_pairs import LinkPair
-from problems import MS, make_problem
+from inputs.problems import MS, make_problem
+from oracles.link_pairs import BothEnds
 from torch._C._distributed_c10d import HashStore
 
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.adapt.monitor import Monitor
-from schedc.runtime.adapt.monitoring.cadence import FIRST, LAST, Cadence
 from schedc.runtime.adapt.monitoring.change import Rate
+from schedc.runtime.adapt.monitoring.sampling import FIRST, LAST, Sampling
 from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink, StampedEnd
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.common.header import MAX_TENSORS
@@ -39,7 +39,7 @@ class Simulated:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.pair = LinkPair(RATE)
+        self.pair = BothEnds(RATE)
         self.latency_ns = [5.0 * MS, 5.0 * MS]
 
     def _transit_ns(self, way: int) -> Callable[[], float]:
@@ -172,7 +172,7 @@ def test_pings_and_stamps_have_tags_of_their_own() -> None:
         messages=tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(2)),
     )
     end, link = _Tagged(), OutLink()
-    stamped = StampedEnd(end, end, link, 2, Cadence(HashStore(), 0, 0.0))
+    stamped = StampedEnd(end, end, link, 2, Sampling(HashStore(), 0, 0.0))
     sender = Sender(wire, Ends(stamped, end), Boundaries(), 1.0)
     for at in range(2):
         sender.send(at, (torch.zeros(1),) * MAX_TENSORS)
@@ -211,7 +211,7 @@ def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.Monkey
 def test_all_ranks_measure_the_same_steps() -> None:
     """As often as the gap allows; step times that change are seen later, and a rank that is a step behind measures the same."""
     store, least_gap_s = HashStore(), 0.4
-    ranks = [Cadence(store, rank, least_gap_s) for rank in range(3)]
+    ranks = [Sampling(store, rank, least_gap_s) for rank in range(3)]
     now_ns, measured = 0, []
     for step in range(4 * LAST):
         step_ns = 50 * MS if step < LAST else 150 * MS if step < 2 * LAST - 8 else 700 * MS

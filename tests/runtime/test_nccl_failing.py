@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from example_counts import examples
-from fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 from hypothesis import given
 from hypothesis import strategies as st
+from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost

@@ -7,22 +7,20 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import feature_runs
-import pipeline_runs
 import pytest
-import replicated_runs
-from all_layouts import tiny_workload
-from differing_problems import longest_first
 from example_counts import examples
-from few_layouts import seek_few_layouts
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import make_problem
-from random_schedules import random_schedules
+from inputs.all_layouts import tiny_workload
+from inputs.differing_problems import longest_first
+from inputs.few_layouts import seek_few_layouts
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from inputs.random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
+from runs import feature_runs, pipeline_runs, replicated_runs
 
-from schedc.compile_layouts import compile_layouts
+from schedc.compile.open_layout import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.workload import Device

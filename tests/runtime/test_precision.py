@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import feature_runs
 import pytest
 import torch
-from plans import plan_of
-from problems import make_problem
-from stage_blocks import WAYS, WIDTH, gradients, run_all
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import feature_runs
+from runs.stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
 from schedc.runtime.replicas.gradients import set_gradient_type

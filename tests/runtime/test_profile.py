@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput
+from schedc.formats.profile_file import LayerEntry, profile_json
 from schedc.frontend.job import load_job
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
 from schedc.runtime.profiling.held import meter_for
-from schedc.text.profile_file import LayerEntry, profile_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import plan_of, plans
-from problems import make_problem
+from inputs.plans import plan_of, plans
+from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind, parse_op, token
 from schedc.ir.schedule import Parts, Schedule

@@ -9,13 +9,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import feature_runs
 import numpy
 import pytest
 import torch
-from plans import plan_of
-from problems import make_problem
-from stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import feature_runs
+from runs.stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
 from schedc.errors import Unsupported

@@ -6,20 +6,20 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import recording_runs
-from plans import one_f_one_b, plan_of, small_plan
-from problems import make_problem
+from inputs.plans import one_f_one_b, plan_of, small_plan
+from inputs.problems import make_problem
+from runs import recording_runs
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.observer import OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, best_offset
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import plan_sha256
-from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

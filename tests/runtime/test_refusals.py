@@ -6,18 +6,16 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import hook_runs
-import pipeline_runs
 import pytest
-import replicated_runs
 import torch
-from few_plans import few_plan
-from plans import one_f_one_b, plan_of
-from problems import make_problem
+from inputs.few_plans import few_plan
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import make_problem
+from runs import hook_runs, pipeline_runs, replicated_runs
 
+from schedc.formats.plan.plan_to_file import plan_json, write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import plan_json, write_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
-from forked_emulation import fork_emulations
+from inputs.plans import one_f_one_b, plan_of
+from inputs.problems import MS, make_problem
 from marked_processes import parent, processes_of, until
-from plans import one_f_one_b, plan_of
-from problems import MS, make_problem
+from runs.forked_emulation import fork_emulations
 from typer.testing import CliRunner
 
 from schedc.analysis.simulation.choosing import not_before
 from schedc.api import choosing_run
-from schedc.cli.emulate import emulate_command
-from schedc.cli.runs.adapting import print_replay, simulated_runs
+from schedc.cli.commands.emulate import emulate_command
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.formats.plan.plan_to_file import plan_sha256, write_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import Kind
@@ -36,7 +36,7 @@ from schedc.runtime.common.program import wires_of
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
 from schedc.runtime.replay.replay import EmulatedReplay, PlanMove, replay
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import plan_sha256, write_plan
+from schedc.view.terminal.adapting import print_replay, simulated_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,19 +151,19 @@ class _Board:
 
 def test_an_answer_to_an_older_question_is_not_published() -> None:
     """The proposer keeps the plan of its last answer only, and could not compare with an earlier one that runs."""
-    asked, board = _Asked(), _Board()
-    leading = _Leading(asked, board, Hysteresis(), [], 0.0)  # type: ignore[arg-type]
+    asked, scheduler = _Asked(), _Board()
+    leading = _Leading(asked, scheduler, Hysteresis(), [], 0.0)  # type: ignore[arg-type]
     leading.go_on(None, 1)
     slower = Conditions(links={(0, 1): LinkState(latency_ns=30 * MS)})
-    board.measured = {0: slower}
+    scheduler.measured = {0: slower}
     asked.answers = [ProposerAnswer(SLOW, "own", None, False, 10**9, 10**8, "first", b"first")]
     leading.go_on(None, 2)
     leading.go_on(None, 3)
     assert asked.questions == [("own", SLOW), ("own", slower)]
-    assert board.published == []
+    assert scheduler.published == []
     asked.answers = [ProposerAnswer(slower, "own", None, False, 10**9, 10**8, "second", b"second")]
     leading.go_on(None, 4)
-    assert board.published == [b"second"]
+    assert scheduler.published == [b"second"]
 
 
 def test_each_run_is_simulated_with_the_links_that_it_met() -> None:
@@ -252,7 +252,7 @@ def test_each_stretch_has_a_row_and_each_plan_a_line(capsys: pytest.CaptureFixtu
 def test_the_proposer_ends_with_the_command_and_not_the_command_with_it(tmp_path: Path, killed: str) -> None:
     write_plan(tight_plan(), tmp_path / "plan.json")
     mark = f"SCHEDC_TEST_{uuid.uuid4().hex}"
-    code = "import sys, typer; from schedc.cli.emulate import emulate_command; typer.run(emulate_command)"
+    code = "import sys, typer; from schedc.cli.commands.emulate import emulate_command; typer.run(emulate_command)"
     arguments = ["--adapt", "--json", "--scale", "20", "--runs", "3", "--warm-up", "3"]
     caller = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "plan.json"), *arguments],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import hook_runs
 import pytest
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import hook_runs
 
 from schedc.ir.ops import Kind, token
 from schedc.ir.problem import DataParallel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import replica_state_runs
-from few_plans import few_plan
+from inputs.few_plans import few_plan
 from rank_processes import without_teller
+from runs import replica_state_runs
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import retry_runs
 import torch
 from example_counts import examples
-from faults import Faults
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from rank_processes import DEAD, Ranks, rank_processes
-from retry_runs import Options
+from runs import retry_runs
+from runs.faults import Faults
+from runs.retry_runs import Options
 from torch import nn
 
 from schedc.errors import Unsupported

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from torch import nn
 
 from schedc.errors import Unsupported

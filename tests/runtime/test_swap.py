@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import swap_runs
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import swap_runs
 
+from schedc.formats.plan.plan_to_file import plan_sha256, write_plan
+from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import token
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import plan_sha256, write_plan
-from schedc.text.trace_file import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

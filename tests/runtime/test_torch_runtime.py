@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch_runs
-from differing_problems import longest_first
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from jobs import write_job
-from problems import make_problem
+from inputs.differing_problems import longest_first
+from inputs.jobs import write_job
+from inputs.problems import make_problem
+from inputs.torch_plans import made_by, torch_plans
+from oracles.torch_stock import dump
 from rank_processes import Ranks, rank_processes
-from torch_plans import made_by, torch_plans
-from torch_stock import dump
+from runs import torch_runs
 
-from schedc.compile import compile_problem
+from schedc.compile.fixed_layout import compile_problem
+from schedc.formats.torch_csv.exporter import CsvFormat, torch_csv
+from schedc.formats.torch_csv.lint.actions import layout_of, read_rows
+from schedc.formats.torch_csv.lint.linter import verify_torch_csv
 from schedc.frontend.job import load_job
-from schedc.interop.torch_csv.exporter import CsvFormat, torch_csv
-from schedc.interop.torch_csv.lint.actions import layout_of, read_rows
-from schedc.interop.torch_csv.lint.linter import verify_torch_csv
 from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from command_line import schedc
-from forked_programs import run_on_ranks
-from jobs import read_problem
-from plans import plan_of
+from inputs.jobs import read_problem
+from inputs.plans import plan_of
+from runs.forked_programs import run_on_ranks
 
+from schedc.formats.plan.plan_to_file import write_plan
 from schedc.solvers.driver.registry import constructive
-from schedc.text.plan.plan_to_file import write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_gpt.py"

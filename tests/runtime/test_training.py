@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import training_runs
-from few_plans import few_plan
+from inputs.few_plans import few_plan
+from runs import training_runs
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

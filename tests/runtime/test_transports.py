@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import gpu_runs
-import pipeline_runs
 import pytest
 import torch
-import transport_runs
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import make_problem
-from random_schedules import random_schedules
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from inputs.random_schedules import random_schedules
 from rank_processes import DEAD, Ranks, rank_processes
+from runs import gpu_runs, pipeline_runs, transport_runs
 
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.driver.registry import constructive

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import weighing_runs
-from few_plans import few_plan
+from inputs.few_plans import few_plan
 from rank_processes import without_teller
+from runs import weighing_runs
 
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.stage.seeds import Seeds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plans import plan_of
-from problems import make_problem
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.execution.wiring import Wiring

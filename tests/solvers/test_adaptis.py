@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from all_layouts import best_of_all, tiny_workload
-from brute_force import optimum
+from inputs.all_layouts import best_of_all, tiny_workload
+from oracles.brute_force import optimum
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

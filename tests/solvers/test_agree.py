@@ -6,8 +6,8 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from small_problems import small_problem
+from inputs.small_problems import small_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective

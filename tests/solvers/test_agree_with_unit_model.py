@@ -10,9 +10,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from claim_problems import drawn_problem
-from odd_numbers import odd
-from unit_model import search
+from inputs.claim_problems import drawn_problem
+from inputs.odd_numbers import odd
+from oracles.unit_model import search
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate

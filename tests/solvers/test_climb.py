@@ -11,7 +11,7 @@ import pytest
 from example_counts import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from problems import make_problem, problems, with_fused_backward
+from inputs.problems import make_problem, problems, with_fused_backward
 
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table as module

@@ -8,9 +8,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from problems import m70, make_problem
-from tiny_problems import random_schedule, tiny_problem
+from inputs.problems import m70, make_problem
+from inputs.tiny_problems import random_schedule, tiny_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate

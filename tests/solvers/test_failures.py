@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import optimum
-from problems import m70, make_problem
-from small_problems import small_problem
+from inputs.problems import m70, make_problem
+from inputs.small_problems import small_problem
+from oracles.brute_force import optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile import compile_problem, time_methods
+from schedc.compile.fixed_layout import compile_problem, time_methods
 from schedc.errors import Defect, InvalidInput, Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
@@ -241,7 +241,7 @@ def test_the_gap(objective_ns: int, bound_ns: int, gap: float) -> None:
 def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """No verifier would accept the plan, so none is written; the message says which bound it is and by how much."""
     real = best_bound(PROBLEM)
-    monkeypatch.setattr("schedc.compile.lower_bounds", lambda _: (replace(real, value_ns=10_000),))
+    monkeypatch.setattr("schedc.compile.fixed_layout.lower_bounds", lambda _: (replace(real, value_ns=10_000),))
     with pytest.raises(
         Defect, match=f"test: {real.name}: the lower bound of 10000 ns is above the objective of a known schedule, "
     ):

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from example_counts import examples
-from fused_problems import fused_problem
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem
+from inputs.fused_problems import fused_problem
+from inputs.problems import make_problem
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.searches import fused_ranges
 from schedc.solvers.search.fused_ranges import search_fused_ranges
+from schedc.study.bench.instances import instances
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

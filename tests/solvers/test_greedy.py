@@ -12,7 +12,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
+from inputs.problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -222,7 +222,7 @@ def test_a_plain_run_imports_no_numpy() -> None:
     """It takes longer than all that greedy does on a small problem."""
     script = """
 import sys
-from problems import m70
+from inputs.problems import m70
 from schedc.solvers.driver.registry import constructive
 constructive("greedy")(m70(2, 2, microbatches=2))
 assert "numpy" not in sys.modules

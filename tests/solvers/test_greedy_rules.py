@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
-from tiny_problems import tiny_problem
+from inputs.problems import make_problem, problems
+from inputs.tiny_problems import tiny_problem
 
-from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

@@ -17,16 +17,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from problems import m70
+from inputs.problems import m70
 
-from schedc.bench.instances import instances
-from schedc.compile import certify, check_plan, compile_problem
+from schedc.compile.fixed_layout import certify, check_plan, compile_problem
+from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.plan import MadeBy
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
 from schedc.solvers.driver.portfolio import Ended
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
-from schedc.text.plan.plan_file import read_plan
+from schedc.study.bench.instances import instances
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAVE = next(each.problem for each in instances("m70-wave") if each.name == "m70-wave-4dc-2-2-case1")
@@ -229,7 +229,7 @@ def test_why_the_work_ended() -> None:
 
 
 def test_a_plan_is_written_though_the_checks_alone_break_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedc.compile.CHECKS_S_PER_OP", 10.0)
+    monkeypatch.setattr("schedc.compile.fixed_layout.CHECKS_S_PER_OP", 10.0)
     assert check_plan(compile_problem(m70(2, 2), limits=Limits(time_s=0.1)).plan) == ()
 
 
@@ -238,7 +238,7 @@ def test_a_plan_whose_bounds_a_clock_cut_is_not_reproducible(monkeypatch: pytest
     made_by = MadeBy(schedc="0", method="1f1b")
     full = certify(problem, one_f_one_b(problem), made_by)
     assert full.made_by.reproducible
-    monkeypatch.setattr("schedc.compile.LEAST_BOUNDS_S", 0.0)
+    monkeypatch.setattr("schedc.compile.fixed_layout.LEAST_BOUNDS_S", 0.0)
     limits = Limits(time_s=0.0)
     cut = certify(problem, one_f_one_b(problem), made_by, limits=limits)
     assert not cut.made_by.reproducible

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
-from all_layouts import tiny_workload
+from inputs.all_layouts import tiny_workload
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
@@ -20,9 +21,12 @@ from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table
 from schedc.solvers.layout import climb
 from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
-from schedc.solvers.layout.climb import KeptDraft, LayoutClimb
-from schedc.solvers.layout.draft import Draft
+from schedc.solvers.layout.climb import LayoutClimb
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.verify.layout import verify_layout
+
+if TYPE_CHECKING:
+    from schedc.solvers.layout.walk import KeptArrays
 
 
 def chain(forward_ns: list[int], ranks: int, capacity_bytes: int | None = None) -> Workload:
@@ -94,7 +98,7 @@ def test_the_search_is_repeatable_and_never_worse_than_the_baselines() -> None:
     for _ in range(2):
         reports: list[int] = []
 
-        def report(_evaluated: int, best: KeptDraft, reports: list[int] = reports) -> None:
+        def report(_evaluated: int, best: KeptArrays, reports: list[int] = reports) -> None:
             reports.append(best.value_ns)
 
         search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), seed=2, plain=True)
@@ -169,7 +173,7 @@ def test_it_finds_a_layout_where_memory_holds_hardly_more_than_one_does() -> Non
             devices=tuple(Device(speed=device.speed, capacity_bytes=ample) for device in workload.devices),
             network=replace(workload.network, links=()),
         )
-        problem = problem_of(free, Draft(cuts, tuple(ranks), again).layout())
+        problem = problem_of(free, LayoutArrays(cuts, tuple(ranks), again).layout())
         limits = [limit for limit in problem.memory_limit_bytes if limit is not None]
         held = [ample - limit + least for limit, least in zip(limits, minimum_limit_bytes(problem), strict=True)]
         more = random.choice((0, 1))
@@ -186,7 +190,7 @@ def test_an_interruption_leaves_what_was_found() -> None:
     class Stop(BaseException):
         pass
 
-    def stop(_evaluated: int, _best: KeptDraft) -> None:
+    def stop(_evaluated: int, _best: KeptArrays) -> None:
         raise Stop
 
     search = LayoutClimb(UNEVEN, OpenLayout(chunks=2), plain=True)

@@ -7,17 +7,18 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from workloads import random_workload
+from inputs.workloads import random_workload
 
-from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.resource import Resource
 from schedc.ir.workload import Device, Semantics
 from schedc.lower.problem import problem_of
-from schedc.solvers.layout.draft import draft_of
-from schedc.solvers.layout.evaluation.evaluate import NEVER, LayoutEvaluator
+from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
+from schedc.solvers.layout.layout_arrays import layout_arrays_of
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def agree(seed: int, *, plain: bool) -> bool:
             Device(speed=device.speed, limit_bytes=max(0, size)) for device, size in zip(workload.devices, limits, strict=True)
         )
         workload = replace(workload, devices=tuple(devices))
-    evaluator, draft = LayoutEvaluator(workload, plain=plain), draft_of(layout)
+    evaluator, draft = LayoutEvaluator(workload, plain=plain), layout_arrays_of(layout)
     assert draft.layout() == layout
     rules = random.sample(range(len(evaluator.rules)), 4)
     evaluator.value(draft._replace(ranks=draft.ranks[::-1]), rules)  # whose traces must not count

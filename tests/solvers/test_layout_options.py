@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedc.compile_layouts import compile_layouts
+from schedc.compile.open_layout import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.solvers.common.base import Limits

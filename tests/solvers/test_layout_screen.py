@@ -6,14 +6,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from all_layouts import tiny_workload
+from inputs.all_layouts import tiny_workload
 
 from schedc.ir.layout import OpenLayout
+from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import named_layouts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.draft import draft_of
-from schedc.solvers.layout.evaluation.evaluate import NEVER
 from schedc.solvers.layout.evaluation.screen import FEW, MANY, Screen
+from schedc.solvers.layout.layout_arrays import layout_arrays_of
 
 
 def test_estimates_are_near_the_objective() -> None:
@@ -24,7 +24,7 @@ def test_estimates_are_near_the_objective() -> None:
         screen = Screen(workload, plain=True)
         assert not screen.is_exact
         for layout in named_layouts(workload, OpenLayout(chunks=2)).values():
-            draft, rule = draft_of(layout), random.randrange(len(screen.whole.rules))
+            draft, rule = layout_arrays_of(layout), random.randrange(len(screen.whole.rules))
             estimate_ns, value_ns = screen.value(draft, [rule]), screen.whole.value(draft, [rule])
             assert (estimate_ns < NEVER) == (value_ns < NEVER)
             assert screen.rule == (rule if value_ns < NEVER else -1)

@@ -8,14 +8,16 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from all_layouts import tiny_workload
-from few_layouts import seek_few_layouts
+from inputs.all_layouts import tiny_workload
+from inputs.few_layouts import seek_few_layouts
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile import check_plan
-from schedc.compile_layouts import compile_layouts
+from schedc.compile.fixed_layout import check_plan
+from schedc.compile.open_layout import compile_layouts
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_json
 from schedc.ir.layout import OpenLayout
 from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Link
@@ -23,12 +25,10 @@ from schedc.ir.workload import Device, Network
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
-from schedc.text.plan.plan_file import parse_plan
-from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.open_layout import verify_open_layout
 
 if TYPE_CHECKING:
-    from schedc.compile import Compiled
+    from schedc.compile.fixed_layout import Compiled
     from schedc.ir.workload import Workload
     from schedc.solvers.driver.best_layout import LayoutsProgress
 

@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from all_layouts import all_layouts, best_of_all, tiny_workload
-from brute_force import optimum
+from inputs.all_layouts import all_layouts, best_of_all, tiny_workload
+from oracles.brute_force import optimum
 
 from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
 from schedc.analysis.simulation.simulate import simulate
@@ -25,9 +25,9 @@ from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.layout import exact
 from schedc.solvers.layout.enumerate import cuts_of, layout_of
 from schedc.solvers.layout.exact import LayoutProgress, search_layouts
-from schedc.solvers.layout.laid_out import lay_out, timed
 from schedc.solvers.layout.order import has_room
 from schedc.solvers.layout.quick_bound import QuickBound
+from schedc.solvers.layout.scheduled_layout import lay_out, timed
 from schedc.verify.layout import verify_layout
 from schedc.verify.schedule.checks import verify_schedule
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from example_counts import examples
-from fused_problems import with_fused
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
+from inputs.fused_problems import with_fused
+from inputs.problems import make_problem, problems
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -20,10 +20,10 @@ from schedc.ir.ops import Kind, Op, token
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
 from schedc.solvers.kernel.arrays import as_arrays
-from schedc.solvers.kernel.board import board_of, set_rule
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule, list_schedule_of, run_compiled
 from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.scheduler_state import scheduler_of, set_rule
 from schedc.solvers.kernel.tables import NEVER
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -140,12 +140,12 @@ def test_with_foresight_its_clock_is_the_simulators_where_no_trunk_is_shared(dra
 @given(problems_and_rules())
 def test_plain_and_compiled_are_the_same(drawn: tuple[Problem, Rule]) -> None:
     problem, rule = drawn
-    board = board_of(problem, rule.n_sub)
-    arrays = as_arrays(board)
-    set_rule(board, problem, rule)
-    from_arrays = run_compiled(board, arrays)
-    run_rule(*board)
-    assert (from_arrays.ranks, from_arrays.order, from_arrays.settings) == (board.ranks, board.order, board.settings)
+    scheduler = scheduler_of(problem, rule.n_sub)
+    arrays = as_arrays(scheduler)
+    set_rule(scheduler, problem, rule)
+    from_arrays = run_compiled(scheduler, arrays)
+    run_rule(*scheduler)
+    assert (from_arrays.ranks, from_arrays.order, from_arrays.settings) == (scheduler.ranks, scheduler.order, scheduler.settings)
 
 
 def test_each_backward_may_be_fused_or_split() -> None:
@@ -220,12 +220,12 @@ def test_patience_fuses_where_the_receiver_could_not_take_the_gradient_earlier(p
     11: rank 0 runs BW until 10 if the first was split, and until 12 if it was fused.
     """
     problem = with_fused(make_problem(2, 2, costs_ns=(1, 3, 3)), 5)
-    board = board_of(problem)
+    scheduler = scheduler_of(problem)
     rule = Rule(priority=((1, 0, 2),) * 2, in_flight=(None,) * 2, weight_lag=(0, 0), foresight=True)
-    set_rule(board, problem, rule)
-    board.settings[0].mixes = 1
-    for block in board.blocks:
+    set_rule(scheduler, problem, rule)
+    scheduler.settings[0].mixes = 1
+    for block in scheduler.blocks:
         block.patience_ns = patience_ns
-    run_rule(*board)
-    last = list_schedule_of(board).schedule.orders[1]
+    run_rule(*scheduler)
+    last = list_schedule_of(scheduler).schedule.orders[1]
     assert " ".join(op.kind.name for op in last if op.kind in (Kind.B, Kind.BW)) == kinds

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from example_counts import examples
 from hypothesis import given
-from problems import M70_NS, m70, make_problem, problems, with_fused_backward
+from inputs.problems import M70_NS, m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

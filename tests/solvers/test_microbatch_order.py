@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from brute_force import SearchTooLarge, optimum
-from differing_problems import differing_problem, scaled
-from problems import make_problem, with_fused_backward
+from inputs.differing_problems import differing_problem, scaled
+from inputs.problems import make_problem, with_fused_backward
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
@@ -26,7 +26,7 @@ from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.heuristics.rule_table import table_of_rules
-from schedc.solvers.kernel.climb import Climber, climbing_board
+from schedc.solvers.kernel.climb import Climber, climbing_scheduler
 from schedc.solvers.search.microbatch_order import _Line, search_microbatch_order
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -89,7 +89,7 @@ def test_the_kernel_times_every_order_as_the_simulator_does() -> None:
             value = line.climber.run(rule)
             assert line.again() == value
             assert objective_ns(permuted(problem, order), line.climber.schedule()) == value
-            assert Climber(climbing_board(permuted(problem, order), reserves=True)).run(rule) == value
+            assert Climber(climbing_scheduler(permuted(problem, order), reserves=True)).run(rule) == value
             compared += 1
     assert compared > 10
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from differing_problems import differing_problem, scaled
-from problems import make_problem
+from inputs.differing_problems import differing_problem, scaled
+from inputs.problems import make_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pulp
 import pytest
-from brute_force import optimum
-from fused_problems import with_fused
-from problems import make_problem
-from small_problems import small_problem
+from inputs.fused_problems import with_fused
+from inputs.problems import make_problem
+from inputs.small_problems import small_problem
+from oracles.brute_force import optimum
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

@@ -10,9 +10,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from fused_problems import fused_problem, with_fused
-from problems import make_problem
+from inputs.fused_problems import fused_problem, with_fused
+from inputs.problems import make_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from example_counts import examples
-from fused_problems import with_fused
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import M70_NS, make_problem, problems
+from inputs.fused_problems import with_fused
+from inputs.problems import M70_NS, make_problem, problems
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate

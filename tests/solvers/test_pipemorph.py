@@ -10,7 +10,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import MS, make_problem, problems
+from inputs.problems import MS, make_problem, problems
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

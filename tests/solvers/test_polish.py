@@ -7,15 +7,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
 from example_counts import examples
-from fused_problems import fused_problem
 from hypothesis import given
 from hypothesis import strategies as st
-from mixed_problems import mixed_problem
-from problems import make_problem, problems, with_fused_backward
-from random_schedules import random_schedules
-from tiny_problems import random_schedule
+from inputs.fused_problems import fused_problem
+from inputs.mixed_problems import mixed_problem
+from inputs.problems import make_problem, problems, with_fused_backward
+from inputs.random_schedules import random_schedules
+from inputs.tiny_problems import random_schedule
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -24,8 +24,8 @@ from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.kernel.facts import facts_of
-from schedc.solvers.kernel.order_evaluator import room_of, time_orders
+from schedc.solvers.kernel.order_evaluator import time_orders, workspace_of
+from schedc.solvers.kernel.problem_arrays import problem_arrays_of
 from schedc.solvers.kernel.sampled_orders import value_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 from schedc.solvers.search.polish import durations_by_visit_ns, packed_orders, polish_schedule
@@ -58,13 +58,13 @@ def test_the_clock_is_the_simulators(seeds: range) -> None:
         problem = mixed_problem(random, most_ops=40, data_parallel=seed % 3 > 0)
         schedules = [made for _ in range(3) if (made := random_schedule(random, problem)) is not None]
         slower = replace(problem, links=tuple(replace(link, latency_ns=link.latency_ns + 7) for link in problem.links))
-        facts, room = facts_of(problem), room_of(facts_of(problem))
+        facts, room = problem_arrays_of(problem), workspace_of(problem_arrays_of(problem))
         sampled = sampled_of([problem, slower], (1.0, 3.0), (0, 0), 0.0)
         for schedule in schedules:
             orders = packed_orders(problem, facts, schedule, exchanges=False)
             one_ns, other_ns = (simulate(each, schedule).objective_ns(problem.objective) for each in (problem, slower))
             assert time_orders(facts, durations_by_visit_ns(problem), orders, room) == one_ns, seed
-            copies = facts_of(problem), durations_by_visit_ns(problem)
+            copies = problem_arrays_of(problem), durations_by_visit_ns(problem)
             assert value_of(*copies, sampled, orders, room, 1e18) == pytest.approx(one_ns / 4 + other_ns * 3 / 4), seed
             case = problem.data_parallel is not None, problem.objective is Objective.STAGE_SPAN
             seen |= {("several stages", *case, len(problem.stages) > problem.ranks), ("trunk", *case, facts.in_turn)}
@@ -84,7 +84,7 @@ def test_it_repairs_an_order_that_is_plainly_bad() -> None:
 @pytest.mark.slow
 def test_it_beats_the_best_peer_on_a_v_with_little_memory() -> None:
     """Zero-bubble's 1.5B profile on 8 ranks, 24 microbatches, V, memory p: the best of the peers' generators takes 1188.5 ms."""
-    from schedc.bench.instances import instances
+    from schedc.study.bench.instances import instances
 
     problem = next(instance.problem for instance in instances("zero-bubble") if instance.name == "zb-1.5B-p8-n24-V-p")
     found = polish_schedule(problem, constructive("zb-v")(problem), rounds=10)

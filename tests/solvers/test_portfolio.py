@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from problems import m70, make_problem, with_fused_backward
+from inputs.problems import m70, make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.cli.rendering.results import compiled_json
-from schedc.compile import check_plan, compile_problem
+from schedc.compile.fixed_layout import check_plan, compile_problem
 from schedc.errors import InvalidInput, Unsupported
+from schedc.formats.plan.plan_to_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
@@ -20,8 +20,8 @@ from schedc.solvers.driver.portfolio import ONE_RULE, Ended, candidate_names, so
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
 from schedc.solvers.heuristics import greedy
 from schedc.solvers.kernel.list_scheduler import ListScheduler
-from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.schedule.checks import verify_schedule
+from schedc.view.terminal.results import compiled_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,8 +253,8 @@ def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str,
 
 def test_bounds_and_methods_without_time_leave_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing has time before there is a schedule, one is made all the same, and what its certificate claims is true."""
-    monkeypatch.setattr("schedc.compile.BOUNDS_SHARE", 0.0)
-    monkeypatch.setattr("schedc.compile.LEAST_BOUNDS_S", 0.0)
+    monkeypatch.setattr("schedc.compile.fixed_layout.BOUNDS_SHARE", 0.0)
+    monkeypatch.setattr("schedc.compile.fixed_layout.LEAST_BOUNDS_S", 0.0)
     monkeypatch.setattr("schedc.solvers.driver.portfolio.CONSTRUCTIVE_S", 0.0)
     monkeypatch.setattr("schedc.solvers.driver.portfolio.SMALL_OPS", 0)
     for method in ("auto", "cpsat"):

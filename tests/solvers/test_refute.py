@@ -7,9 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from problems import make_problem
-from tiny_problems import tiny_problem
+from inputs.problems import make_problem
+from inputs.tiny_problems import tiny_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate

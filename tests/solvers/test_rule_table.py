@@ -10,22 +10,22 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import m70, make_problem, problems, with_fused_backward
+from inputs.problems import m70, make_problem, problems, with_fused_backward
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.instances import instances
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_board
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler
 from schedc.solvers.kernel.tables import NEVER
+from schedc.study.bench.instances import instances
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.tables import Board
+    from schedc.solvers.kernel.tables import SchedulerState
 
 
 @examples(30)
@@ -89,14 +89,14 @@ def test_where_every_rule_strands_without_reserves_it_keeps_them() -> None:
     """Memory for one microbatch on two chunks: a second one on the first chunk would leave no room for the second chunk."""
     problem = make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2])
     rule = PackedRule([3] * 4, [0] * 4, [0] * 12, [0], [])
-    assert climb_plain(climbing_board(problem), rule) == NEVER
-    assert climb_plain(climbing_board(problem, reserves=True), rule) < NEVER
+    assert climb_plain(climbing_scheduler(problem), rule) == NEVER
+    assert climb_plain(climbing_scheduler(problem, reserves=True), rule) < NEVER
     assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=0))) == ()
 
 
-def climb_plain(board: Board, rule: PackedRule) -> int:
+def climb_plain(scheduler: SchedulerState, rule: PackedRule) -> int:
     """What the rule is worth."""
-    return Climber(board, plain=True).run(PackedRule(*map(np.array, rule)))
+    return Climber(scheduler, plain=True).run(PackedRule(*map(np.array, rule)))
 
 
 def test_a_limit_below_one_microbatch_is_refused() -> None:

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem
-from tiny_problems import tiny_problem
+from inputs.problems import make_problem
+from inputs.tiny_problems import tiny_problem
 
-from schedc.analysis.bounds.lower_bounds import minimum_limit_bytes
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.compile import compile_problem, time_methods
+from schedc.compile.fixed_layout import compile_problem, time_methods
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.fusing import can_pay, fusing_frees
+from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.driver.portfolio import candidate_names
 from schedc.solvers.driver.registry import FUSED, constructive
 from schedc.verify.schedule.checks import verify_schedule
@@ -59,7 +59,7 @@ def short_of_memory(seed: int) -> tuple[int, int]:
         for stage in problem.stages
     )
     may = replace(problem, stages=stages, memory_limit_bytes=tuple(again + random.randint(2, 6) for _ in range(3)))
-    assert can_pay(may) or fusing_frees(may)
+    assert fusing_saves_time(may) or fusing_frees(may)
     must = replace(may, split_backward=False)
     found = []
     for asked in (may, must):

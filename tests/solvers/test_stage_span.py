@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from brute_force import SearchTooLarge, optimum
-from problems import make_problem
+from inputs.problems import make_problem
+from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.problem import Objective

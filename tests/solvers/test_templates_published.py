@@ -6,11 +6,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
-from problems import MS, m70, make_problem
+from inputs.problems import MS, m70, make_problem
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.bench.published import ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 from schedc.solvers.templates import TEMPLATES
+from schedc.study.bench.published import ZERO_BUBBLE_METHODS, ZERO_BUBBLE_PROFILES, Profile
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from problems import make_problem
-from pytorch_orders import bare, by_rank, ops
+from inputs.problems import make_problem
+from oracles.pytorch_orders import bare, by_rank, ops
 from torch.distributed.pipelining import schedules
 
 from schedc.ir.ops import Kind, Op

@@ -15,8 +15,6 @@ from schedc.cli.app import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Done", "content", "run", "schedc"]
-
 
 @dataclass(frozen=True)
 class Done:

@@ -16,8 +16,6 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["FILES", "ROOT", "commands_of", "written"]
-
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-__all__ = ["PAGES", "ROOT", "programs_of", "with_outputs"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/api.md",)
 

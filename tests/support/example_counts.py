@@ -6,8 +6,6 @@ from typing import Any
 
 from hypothesis import settings
 
-__all__ = ["drop_to_a_quarter", "examples"]
-
 _LEAST = 8
 _share: list[int] = [1]
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["PACKAGE", "Import", "between_children", "cycles", "drawn", "modules"]
-
 PACKAGE = Path(__file__).resolve().parents[2] / "schedc"
 
 

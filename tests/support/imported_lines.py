@@ -18,7 +18,7 @@ def lines_of_a_step(rank: int, plan_path: str) -> dict[str, int]:
     import torch
 
     import schedc.runtime
-    from schedc.text.plan.plan_file import read_plan
+    from schedc.formats.plan.plan_file import read_plan
 
     plan = read_plan(plan_path)
     stages = {stage: torch.nn.Linear(4, 4) for stage in plan.problem.stages_on(rank)}

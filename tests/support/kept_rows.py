@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["append_row", "rows_of"]
-
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     """The rows that are there; none if there is no file."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["parent", "processes_of", "until"]
-
 
 def processes_of(mark: str) -> list[int]:
     """The processes that have the mark in their environment."""

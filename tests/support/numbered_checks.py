@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fuzz_checks import Finding
+    from oracles.fuzz_checks import Finding
 
     Check = Callable[[int, Counter[str]], list[Finding]]
-
-__all__ = ["run_numbered"]
 
 
 def run_numbered(check: Check, what: str, description: str) -> int:

@@ -1,6 +1,6 @@
 """Processes that are the ranks of a test: started once, given one function after another, ended with the test.
 
-The functions that they run must be in a module of tests/support, so that a child can import them.
+The functions that they run must be in a module of tests/support/runs, so that a child can import them.
 """
 
 from __future__ import annotations

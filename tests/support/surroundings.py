@@ -10,8 +10,6 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["VARIABLES", "settle"]
-
 VARIABLES = {
     # What is printed: widths, colours, languages, time zones. Typer takes a build server for a terminal with colours.
     **dict.fromkeys(("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import plan_of
-from problems import problems
-from random_schedules import random_schedules
+from inputs.plans import plan_of
+from inputs.problems import problems
+from inputs.random_schedules import random_schedules
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.ir.ops import Kind, Op

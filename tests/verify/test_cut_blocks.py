@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from problems import make_problem
+from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from plans import small_plan
+from inputs.plans import small_plan
 
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
 from schedc.verify import job

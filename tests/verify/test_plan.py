@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plans import one_f_one_b, plan_of, plans, small_plan
-from problems import M70_NS, m70, make_problem
+from inputs.plans import one_f_one_b, plan_of, plans, small_plan
+from inputs.problems import M70_NS, m70, make_problem
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_json
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, Collective
 from schedc.ir.problem import DataParallel, Objective
-from schedc.text.plan.plan_file import parse_plan
-from schedc.text.plan.plan_to_file import plan_json
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay

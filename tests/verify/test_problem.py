@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from problems import make_problem, problems
+from inputs.problems import make_problem, problems
 
 import schedc.verify.problem as rules
 from schedc.ir.problem import DataParallel, Link, Problem, Stage

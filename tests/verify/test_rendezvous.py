@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import one_f_one_b, plan_of, plans, small_plan
-from problems import make_problem
+from inputs.plans import one_f_one_b, plan_of, plans, small_plan
+from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule

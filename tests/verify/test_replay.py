@@ -7,10 +7,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import read_problem, write_job
-from plans import plan_of
-from problems import make_problem
-from tiny_problems import random_schedule
+from inputs.jobs import read_problem, write_job
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from inputs.tiny_problems import random_schedule
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op

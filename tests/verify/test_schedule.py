@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import make_problem, problems
-from tiny_problems import random_parts, random_schedule
+from inputs.problems import make_problem, problems
+from inputs.tiny_problems import random_parts, random_schedule
 
 import schedc.verify.schedule.checks as rules
 from schedc.analysis.simulation.simulate import simulate

@@ -12,8 +12,6 @@ from schedc.cli.app import app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["command_page", "commands"]
-
 _HEAD = """\
 # Commands
 

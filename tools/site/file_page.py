@@ -7,15 +7,13 @@ from typing import Any
 import msgspec
 from markdown_text import code, row, table
 
+from schedc.formats.plan.plan_schema import plan_schema
+from schedc.formats.profile_file import ProfileFile
+from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile, TopologyFile
 from schedc.frontend.schema import schema_of
-from schedc.sweep.sweep_file import SweepFile
-from schedc.text.plan.plan_schema import plan_schema
-from schedc.text.profile_file import ProfileFile
-from schedc.text.trace_file import TraceFile
-from schedc.tune.tune_file import TuneFile
-
-__all__ = ["file_page", "schemas"]
+from schedc.study.sweep.sweep_file import SweepFile
+from schedc.study.tune.tune_file import TuneFile
 
 _HEAD = """\
 # Files

@@ -7,8 +7,6 @@ from html import unescape
 
 from latex2mathml.converter import convert
 
-__all__ = ["with_formulas"]
-
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[(\[])(?P<text>.*?)\\[)\]]</(?P=tag)>',
     re.DOTALL,

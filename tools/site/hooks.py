@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["on_config", "on_files", "on_page_content", "on_page_markdown"]
-
 FIRST_PAGE = "index.md"
 WIDE_PAGES = (FIRST_PAGE, "comparison.md")
 """These have a picture of 130 columns, or tables of eight: room for them instead of lists beside the text."""

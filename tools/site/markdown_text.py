@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["code", "row", "table"]
-
 
 def code(text: str) -> str:
     """The text as code in a line."""

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["public_names", "python_page"]
-
 _MODULES: dict[str, tuple[str, ...]] = {
     "schedc": (),
     "schedc.runtime": (),

@@ -9,8 +9,6 @@ from command_page import command_page
 from file_page import file_page
 from python_page import python_page
 
-__all__ = ["reference_pages"]
-
 
 def reference_pages() -> dict[str, str]:
     """The Markdown of each page, by name."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["DOCS", "ROOT", "repository_pages", "with_site_links"]
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CALIBRATIONS", "ChangeTest", "Rate", "most_likely_share"]
-
 LAMBDA = 0.8
 """What of the evidence is staked on a change: a step that shows none divides R by 5."""
 RARE = 0.05

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.adapt.monitoring.change import Rate
 
-__all__ = ["LinkWatch"]
-
 LEAST_NS = 200_000
 """Smaller changes of a link do not count: waking up takes about as long."""
 UNANSWERED = 16

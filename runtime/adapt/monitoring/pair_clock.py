@@ -14,8 +14,6 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["PairClock"]
-
 POINTS = 256
 FIRST = 8
 GATE_NS = 100_000

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.runtime.adapt.monitoring.change import Rate
 
-__all__ = ["SpeedWatch"]
-
 LEAST = 0.05
 """Of the usual duration."""
 BACK = 2 * LEAST

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.runtime.adapt.monitoring.both_ways import News
-from schedc.runtime.common.errands import Errands
+from schedc.runtime.adapt.monitoring.link_pair import News
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
+from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.delays import NO_TAG, same_transfer
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS
 from schedc.runtime.transports.gloo import FOREVER_S
@@ -29,10 +29,8 @@ from schedc.runtime.transports.gloo import FOREVER_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.adapt.monitoring.cadence import Cadence
+    from schedc.runtime.adapt.monitoring.sampling import Sampling
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
-
-__all__ = ["PINGS", "STAMP", "InLink", "OutLink", "Stamp", "StampedEnd", "Words"]
 
 MOST_STAMPS = 4
 """About how many transfers of a wire are stamped in a step."""
@@ -143,7 +141,7 @@ class InLink:
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._errands, self._unread = Errands(), Errands()
+        self._errands, self._unread = SerialExecutor(), SerialExecutor()
         """Pings; and stamps that come after the end, which do not wait for a ping that may never come."""
         self._pings = _Pings()
         self.on_stamp: Callable[[], None] = _nothing
@@ -225,7 +223,7 @@ def _discard(stamp: Incoming) -> None:
 class StampedEnd:
     """The end of a wire for its tensors, with tags as channels give them, and its stamps beside them."""
 
-    def __init__(self, inner: Transport, beside: Transport, link: OutLink | InLink, transfers: int, cadence: Cadence) -> None:
+    def __init__(self, inner: Transport, beside: Transport, link: OutLink | InLink, transfers: int, cadence: Sampling) -> None:
         """Wrap an end.
 
         Args:

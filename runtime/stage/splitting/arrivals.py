@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge, Node
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["GradientArrivals", "Place", "place_of", "without_hooks"]
-
 Place = tuple["Node", int]
 """A node, and which of its outputs: an edge without what else torch attaches to one."""
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["dealt"]
-
 
 def dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
     """The joints of each part, in order: a joint goes to the part in whose share the middle of its weights lies.

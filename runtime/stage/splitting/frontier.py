@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.stage.splitting.arrivals import Place
 
-__all__ = ["Cut", "Joint", "find_cut"]
-
 
 class Joint(NamedTuple):
     """A node where W begins."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction
     from torch.autograd.graph import Node
 
-__all__ = ["give_own_weights"]
-
 
 def give_own_weights(functions: Iterable[Node]) -> None:
     """Let the backwards of these functions of the user's own find the stage's weights themselves in `ctx.saved_tensors`.

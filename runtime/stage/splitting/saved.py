@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["SavedTensors"]
-
 
 class Saved:
     """A saved tensor's place in the graph."""

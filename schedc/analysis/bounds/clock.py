@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Clock", "TimeUp", "Until", "check", "never"]
-
 Until: TypeAlias = "Callable[[], bool]"
 """Whether the time is up."""
 

@@ -29,8 +29,6 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
 
-__all__ = ["HeadsAndTails", "Hop", "LeastTimes", "MicrobatchClass", "frames_of", "microbatch_classes"]
-
 FREE = Fraction(0)
 
 

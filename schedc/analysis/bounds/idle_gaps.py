@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import Way
+    from schedc.analysis.bounds.memory_states import RoundTrip
     from schedc.ir.problem import Problem
-
-__all__ = ["idle_gap_bound_of_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class _Alone:
         return max(1, self.limit_bytes // activation_bytes)
 
 
-def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int:
+def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int) -> int:
     """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
     Proof. Let gap j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
@@ -112,7 +110,7 @@ def _least_cost_ns(alone: _Alone, j: int) -> int:
     return max(0, least_ns)
 
 
-def _position(frames: Sequence[HeadsAndTails], way: Way, rank: int) -> int | None:
+def _position(frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int) -> int | None:
     """The position on the path of the rank's one stage; None where the bound does not apply."""
     path, here = frames[0].microbatches.path, way.positions_on.get(Resource.of_rank(rank), [])
     if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.microbatches.path != path for frame in frames):

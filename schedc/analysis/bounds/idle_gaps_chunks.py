@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 
     from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import Status, Way, WayStep
+    from schedc.analysis.bounds.memory_states import RoundTrip, Status, WayStep
     from schedc.ir.problem import Problem
-
-__all__ = ["chunk_idle_gap_bound_of_link", "chunk_idle_gap_bound_of_rank"]
-
 
 START = -1
 """In place of a step before all steps: the frame's start."""
 
 
 def chunk_idle_gap_bound_of_rank(
-    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, rank: int, until: Until = never
+    problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int, until: Until = never
 ) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
@@ -46,7 +43,7 @@ def chunk_idle_gap_bound_of_rank(
 
 
 def chunk_idle_gap_bound_of_link(
-    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, link: Resource, rank: int, until: Until = never
+    problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, link: Resource, rank: int, until: Until = never
 ) -> int:
     """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
 
@@ -67,7 +64,7 @@ def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
     )
 
 
-def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int, until: Until) -> int:
+def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, machine: Resource, rank: int, until: Until) -> int:
     """The machine's work and the most idle time that a chain of disjoint gaps proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path

@@ -20,7 +20,7 @@ from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.bounds.mixtures import Backward, mixture_bound
 from schedc.analysis.bounds.one_machine import Task
 from schedc.analysis.bounds.recomputed import without_recomputed_bytes
-from schedc.analysis.bounds.residency import minimum_limit_bytes, residency_bound_of_rank
+from schedc.analysis.bounds.residency import residency_bound_of_rank
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
@@ -30,18 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from schedc.analysis.bounds.clock import Until
-    from schedc.analysis.bounds.memory_states import Way
+    from schedc.analysis.bounds.memory_states import RoundTrip
     from schedc.ir.problem import Problem
-
-__all__ = [
-    "Bound",
-    "best_bound",
-    "bounds_in_time",
-    "cheap_bound_ns",
-    "lower_bounds",
-    "minimum_limit_bytes",
-    "simple_bound",
-]
 
 Frames = dict[int | None, list[HeadsAndTails]]
 BUSIEST_LINKS = 8
@@ -150,7 +140,7 @@ def _idle_gaps(problem: Problem, frames: Frames, until: Until) -> Bound:
     return _largest(BoundName.IDLE_GAPS, candidates, otherwise="several paths")
 
 
-def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way, until: Until) -> Iterator[tuple[int, str]]:
+def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: RoundTrip, until: Until) -> Iterator[tuple[int, str]]:
     """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
     observer = frame[0].observer
     for rank in range(problem.ranks) if observer is None else (observer,):
@@ -158,7 +148,7 @@ def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way, 
         yield chunk_idle_gap_bound_of_rank(problem, frame, way, rank, until), f"rank {rank}"
 
 
-def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: Way, until: Until) -> Iterator[tuple[int, str]]:
+def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: RoundTrip, until: Until) -> Iterator[tuple[int, str]]:
     """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
     if len(problem.stages) == problem.ranks:
         return

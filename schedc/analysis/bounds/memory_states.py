@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
-__all__ = ["Knapsack", "Status", "Way", "WayStep", "pareto_front", "statuses_after", "trip_of", "way_of"]
-
 Status = tuple[int, int]
 """Bytes held and nanoseconds of work done, of one microbatch."""
 MOST_UNITS = 1000
@@ -68,7 +66,7 @@ class WayStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class RoundTrip:
     """The least times along a path there and back, and where on it each machine is used; so that a trip need not walk all of it."""
 
     forward_begin_ns: tuple[int, ...]
@@ -82,7 +80,7 @@ class Way:
     """Per rank, how many stages it has, on this path or another."""
 
 
-def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> Way:
+def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> RoundTrip:
     """The way of the microbatches of one path; `frames` are those of one observer, all classes of microbatches."""
     microbatches, positions = frames[0].microbatches, frames[0].positions()
     now_ns = 0
@@ -103,7 +101,7 @@ def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> Way:
             now_ns += microbatches.backward[at].total_ns
         gradient[at] = now_ns
         now_ns += min(frame.microbatches.costs[at].gradient_ns for frame in frames)
-    return Way(
+    return RoundTrip(
         forward_begin_ns=tuple(forward),
         gradient_begin_ns=tuple(gradient),
         positions_on=positions_on,
@@ -112,7 +110,7 @@ def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> Way:
     )
 
 
-def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine: Resource, rank: int) -> list[WayStep]:
+def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, machine: Resource, rank: int) -> list[WayStep]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
@@ -135,7 +133,14 @@ def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: Way, machine
 
 
 def _block_step(
-    problem: Problem, frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool, machine: Resource, rank: int, after_ns: int
+    problem: Problem,
+    frames: Sequence[HeadsAndTails],
+    way: RoundTrip,
+    at: int,
+    forward: bool,
+    machine: Resource,
+    rank: int,
+    after_ns: int,
 ) -> WayStep:
     stage = problem.stages[frames[0].microbatches.path[at]]
     costs = [frame.microbatches.costs[at] for frame in frames]
@@ -165,7 +170,7 @@ def _block_step(
     )
 
 
-def _hop_step(frames: Sequence[HeadsAndTails], way: Way, at: int, forward: bool) -> WayStep:
+def _hop_step(frames: Sequence[HeadsAndTails], way: RoundTrip, at: int, forward: bool) -> WayStep:
     microbatches = frames[0].microbatches
     hop = microbatches.forward[at] if forward else microbatches.backward[at]
     if forward:

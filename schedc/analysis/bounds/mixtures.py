@@ -13,8 +13,6 @@ from schedc.analysis.bounds.one_machine import Task, one_machine_bound
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Backward", "mixture_bound"]
-
 MOST_PRICES = 8
 """For this many relations between what splitting costs and what it brings forward the bound is computed."""
 

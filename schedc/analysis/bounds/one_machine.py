@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Task", "one_machine_bound"]
-
 
 class Task(NamedTuple):
     """Work of one resource. Identical jobs may be one job of their total duration: no better set holds only some of them."""

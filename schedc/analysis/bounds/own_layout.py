@@ -13,8 +13,6 @@ from schedc.ir.plan import Scope
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-__all__ = ["OwnLayout", "own_layout"]
-
 SECONDS = 1.0
 """Warm-up and idle gaps, which take long, are bounded for no longer."""
 MOST_OPS = 100_000

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
-__all__ = ["without_recomputed_bytes"]
-
 
 def without_recomputed_bytes(problem: Problem) -> Problem:
     """The problem in which a stage that recomputes holds its input until its backward ends, and nothing after it.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
-__all__ = ["load_of_slots", "minimum_limit_bytes", "residency_bound_of_rank"]
-
 
 class _Stay(NamedTuple):
     """The activations of one class of microbatches at one stage: how long they stay, and what must come before and after."""

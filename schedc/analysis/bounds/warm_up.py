@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 
-__all__ = ["wave_tasks"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from schedc.analysis.comparison.step_times import Lanes, StepTimes
 
-__all__ = ["Account", "accounts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:

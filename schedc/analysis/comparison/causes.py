@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.ops import Op
 
-__all__ = ["Cause", "Chains", "Delay"]
-
 SIGNIFICANT = 10
 """A stage's kind of block, a link or a rank matters if it adds the delay's tenth part or more."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.trace import Trace
 
-__all__ = ["Comparison", "RankComparison", "compare"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:

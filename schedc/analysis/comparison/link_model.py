@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from schedc.analysis.comparison.step_times import Lanes, StepTimes
     from schedc.analysis.simulation.timeline import Timeline
 
-__all__ = ["OnLink", "awaited_transfers", "on_links"]
-
 LONG_AGO = 2
 """An op that asks this many times later than transfers of the link take finds its transfer there, however long the taking lasts."""
 

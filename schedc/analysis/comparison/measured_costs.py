@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Link, Problem, Stage
 
-__all__ = ["BlockCost", "LinkTransfers", "block_costs", "link_costs", "measured_problem"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:

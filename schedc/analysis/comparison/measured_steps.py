@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
 
-__all__ = ["check_trace", "measured_timeline", "measured_times"]
-
 
 def measured_times(plan: Plan, timeline: Timeline, lanes: Lanes, trace: Trace) -> tuple[StepTimes, ...]:
     """The recorded steps of a trace that `check_trace` accepts, in its order; the timeline is the plan's."""

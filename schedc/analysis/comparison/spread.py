@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Spread", "spread_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:

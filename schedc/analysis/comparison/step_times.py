@@ -16,8 +16,6 @@ from schedc.ir.ops import WHOLE, Kind, Op
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
 
-__all__ = ["Lanes", "StepTimes", "lanes_of", "planned_times"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-__all__ = ["LARGE_SPREAD", "SampledTimes"]
-
 LARGE_SPREAD = 0.1
 """From where on a spread is worth a warning."""
 

@@ -10,8 +10,6 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from schedc.analysis.comparison.causes import Cause, Delay
 
-__all__ = ["cause_words", "first_words", "late_words", "signed_time"]
-
 
 def cause_words(cause: Cause) -> str:
     """A cause for people."""

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-__all__ = ["LINK", "OF_STAGES", "FactChange", "Facts", "changes_of", "facts_of"]
-
 At: TypeAlias = int | str | None
-Facts: TypeAlias = "dict[tuple[str, At], Any]"
+ProblemArrays: TypeAlias = "dict[tuple[str, At], Any]"
 
 LINK = "costs.links[]"
 _DURATION_KEYS = {name: f"costs.durations_ns.{KIND_NAMES[kind]}[]" for kind, name in DURATIONS.items()}
@@ -53,9 +51,9 @@ class FactChange:
         return self.key if self.at is None else self.key.replace("[]", f"[{self.at}]")
 
 
-def facts_of(plan: Plan) -> Facts:
+def facts_of(plan: Plan) -> ProblemArrays:
     """Every fact of the plan but its queues, by key and place. How many entries a list has is a fact, too."""
-    facts: Facts = dict(_facts_of_problem(plan.problem))
+    facts: ProblemArrays = dict(_facts_of_problem(plan.problem))
     for section, values in (("certificate", plan.certificate), ("made_by", plan.made_by)):
         for field in fields(values):
             value = getattr(values, field.name)
@@ -66,7 +64,7 @@ def facts_of(plan: Plan) -> Facts:
     return facts
 
 
-def changes_of(before: Facts, after: Facts) -> tuple[FactChange, ...]:
+def changes_of(before: ProblemArrays, after: ProblemArrays) -> tuple[FactChange, ...]:
     """The facts that differ, by key, then by place."""
     differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     return tuple(
@@ -112,7 +110,7 @@ def _key_of_stage(name: str) -> str:
     return _STAGE_KEYS.get(name) or _DURATION_KEYS.get(name) or f"costs.{name}[]"
 
 
-def _each(key: str, value: Any, *, listed: bool) -> Facts:
+def _each(key: str, value: Any, *, listed: bool) -> ProblemArrays:
     """The value as one fact; where it is a list with one entry for each rank or stage, as one fact for each."""
     if not listed or not isinstance(value, tuple):
         return {(key, None): value}

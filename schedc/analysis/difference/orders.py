@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import RankPlan
 
-__all__ = ["RankOrder", "compare_queues"]
-
 Entry: TypeAlias = "tuple[Op, int]"
 """An op, and how often the queue has had it before, which is 0 in a sound plan."""
 

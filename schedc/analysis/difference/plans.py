@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-__all__ = ["PlanDifference", "diff_plans"]
-
 _PEAK, _LIMIT = "certificate.peak_activation_bytes", "costs.memory_limit_bytes"
 _PARTS = "costs.parts"
 _LISTS = ("costs.links", _PARTS)
-"""Facts about which entries a list has, and in which order."""
+"""ProblemArrays about which entries a list has, and in which order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["simulate_blocking"]
-
 BEGINS, ENDS = 0, 1
 """What happens to an op: its transfer begins; it ends, and makes a reduce-scatter ready. In this order at one moment."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
 
-__all__ = ["Run", "not_before", "room_first", "rooms_bytes", "simulate_choosing"]
-
 ENDS, ARRIVES, CHOOSES = 0, 1, 2
 """What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""
 WEIGHTS = 2

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["Transfers", "simulate_engine"]
-
 
 class Transfers(StrEnum):
     """How an engine's transfers go beside its compute."""

@@ -16,8 +16,6 @@ from schedc.compiled.kernel import kernel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COMPILE_FROM_OPS", "event_loop", "event_loop_for"]
-
 COMPILE_FROM_OPS = 20_000
 """From this many ops on, importing the compiled loop pays for itself."""
 

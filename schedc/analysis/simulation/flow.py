@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["NOT_RUN", "Flow", "Times", "flow_of", "timeline_of", "waiting_text"]
-
 NOT_RUN = -1
 """The start of an op that has not run."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["memory_changes", "memory_curve", "peak_bytes"]
-
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most that is held at any moment."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from schedc.analysis.simulation.flow import Flow
 
-__all__ = ["BEGIN", "Moment", "Resources", "after", "arrived", "gates_of"]
-
 Moment = tuple[int, int]
 """(nanosecond, delta); compared in that order."""
 BEGIN: Moment = (0, 0)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["simulate_one_queue"]
-
 ENTERS, ENDS = 0, 1
 """What happens to an op: its send enters the queue; it ends, and makes a reduce-scatter ready. In this order at one moment."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["simulate", "times_of"]
-
 
 def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Timeline:
     """When every op, transfer and collective of the schedule happens.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Collective
 
-__all__ = ["CollectiveSpan", "Timeline", "Transfer"]
-
 
 class Transfer(NamedTuple):
     """One message: ready when its producer ended, on its link from start to left, at its destination at arrival."""

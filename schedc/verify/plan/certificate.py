@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from schedc.verify.plan.needs import Need
     from schedc.verify.plan.replay import Replay
 
-__all__ = ["check_certificate"]
-
 TOLERANCE = 1e-6
 """How far a claimed ratio may be from the true one: files may round it."""
 

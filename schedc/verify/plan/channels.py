@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Channel, Plan
     from schedc.verify.plan.needs import Need
 
-__all__ = ["End", "channel_ends", "check_channels"]
-
 
 class End(NamedTuple):
     """One end of a channel, the sending or the receiving one."""

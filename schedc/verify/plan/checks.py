@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import BoundName, Plan
 
-__all__ = ["check_ranks", "verify_plan"]
-
 
 def verify_plan(plan: Plan, *, bounds: Mapping[BoundName, int] | None = None) -> tuple[Violation, ...]:
     """Every rule that the plan breaks, with its place (`ranks[3].channels[recv_prev].transfers[4]`); empty if it is valid.

@@ -13,8 +13,6 @@ from schedc.ir.ops import WHOLE, Kind, Op
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
-__all__ = ["Need", "needs_of"]
-
 
 class Need(NamedTuple):
     """One message that must cross ranks."""

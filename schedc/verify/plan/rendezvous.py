@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.verify.plan.needs import Need
 
-__all__ = ["check_rendezvous"]
-
 _MOST_NODES = 4_000
 """The search for a shortest cycle takes time by the square of the nodes, and a plan may have half a million."""
 

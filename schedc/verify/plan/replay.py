@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan, RankPlan
     from schedc.verify.plan.needs import Need
 
-__all__ = ["Replay", "replay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["verify_schedule"]
-
-
 _COMPLETE = ((True, True, True, False), (True, False, False, True))
 """Which kinds of a block there are, one after the other: F, B and W, or F and BW."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
-__all__ = ["BlockEnds", "ends_of_blocks", "first_blocked", "needs", "waiting_graph"]
-
 _KINDS = len(Kind)
 _F, _B, _W, _BW = range(_KINDS)
 _MOST_NODES = 1_000

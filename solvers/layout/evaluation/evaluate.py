@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compiled
-from schedc.solvers.kernel.arrays import example_board
+from schedc.solvers.kernel.arrays import example_scheduler
 from schedc.solvers.kernel.list_scheduler import ListSchedule
-from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, Board
+from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState
 from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
 from schedc.solvers.layout.evaluation.tables import costs_of
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.draft import Draft
-
-__all__ = ["NEVER", "LayoutEvaluator", "Load", "table_of_rules"]
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
 """The places of F, B and W among ops that are ready; 0 goes first."""
@@ -94,10 +92,12 @@ class LayoutEvaluator:
         self._evaluate = evaluate if self._plain else compiled(evaluate)
         self._costs = costs if self._plain else type(costs)(*(np.array(values, np.int64) for values in costs))
         self._table = self.rules.tolist() if self._plain else self.rules
-        self._rooms: dict[int, tuple[Sketch, Board]] = {}
+        self._rooms: dict[int, tuple[Sketch, SchedulerState]] = {}
         self._found = KernelResult(*([0] if self._plain else np.zeros(1, np.int64) for _ in KernelResult._fields))
 
-    def value(self, draft: Draft, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0) -> int:
+    def value(
+        self, draft: LayoutArrays, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0
+    ) -> int:
         """The objective of the draft's best schedule, in nanoseconds; `NEVER` where no rule can run it, or it was refused.
 
         Args:
@@ -109,20 +109,20 @@ class LayoutEvaluator:
         stages = len(draft.ranks)
         if stages not in self._rooms:
             self._rooms[stages] = self._room(stages)
-        sketch, board = self._rooms[stages]
+        sketch, scheduler = self._rooms[stages]
         if self._plain:
             sketch = sketch._replace(cuts=list(draft.cuts), rank=list(draft.ranks), again=list(draft.again))
         else:
             sketch.cuts[:], sketch.rank[:], sketch.again[:] = draft
         tried = [int(number) for number in rules] if self._plain else np.ascontiguousarray(rules, np.int64)
-        value = int(self._evaluate(self._costs, sketch, board, self._table, tried, refuse_ns, enough_ns, self._found))
+        value = int(self._evaluate(self._costs, sketch, scheduler, self._table, tried, refuse_ns, enough_ns, self._found))
         self.evaluated += 1
         self.over_bytes, self.most_work_ns = int(sketch.over[0]), int(max(sketch.work_ns))
         self.runs += int(self._found.runs[0])
         self.bound_ns, self.rule = int(self._found.bound_ns[0]), int(self._found.rule[0])
         return value
 
-    def load(self, draft: Draft) -> Load:
+    def load(self, draft: LayoutArrays) -> Load:
         """What the draft asks of its ranks.
 
         Raises:
@@ -139,7 +139,7 @@ class LayoutEvaluator:
             *(list(map(int, each)) for each in (sketch.arrive_ns, sketch.after_ns)),
         )
 
-    def schedule(self, draft: Draft, rule: int) -> Schedule:
+    def schedule(self, draft: LayoutArrays, rule: int) -> Schedule:
         """The schedule that the rule of this number gives.
 
         Raises:
@@ -148,9 +148,9 @@ class LayoutEvaluator:
         if self.value(draft, [rule]) >= NEVER:
             raise ValueError("the rule strands itself, or the layout cannot run")
         stages = len(draft.ranks)
-        _, board = self._rooms[stages]
-        order = list(map(int, board.order))
-        spans = [self._span(board.ranks[rank]) for rank in range(self.workload.ranks)]
+        _, scheduler = self._rooms[stages]
+        order = list(map(int, scheduler.order))
+        spans = [self._span(scheduler.ranks[rank]) for rank in range(self.workload.ranks)]
         return ListSchedule(
             packed=tuple(tuple(order[first:last]) for first, last in spans),
             stages=stages,
@@ -166,7 +166,7 @@ class LayoutEvaluator:
             return rank.order_from, rank.order_at
         return int(rank["order_from"]), int(rank["order_at"])
 
-    def _room(self, stages: int) -> tuple[Sketch, Board]:
+    def _room(self, stages: int) -> tuple[Sketch, SchedulerState]:
         """Room for drafts of this many stages."""
         ranks, microbatches = self.workload.ranks, self.workload.microbatches
         of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "waiting", "static", "free", "need"}
@@ -184,10 +184,10 @@ class LayoutEvaluator:
         }
         if self._plain:
             rows = {name: [ROW[name]() if name in COLUMNS else 0 for _ in range(size)] for name, size in lengths.items()}
-            return Sketch(*([0] * sizes[name] for name in Sketch._fields)), Board(
+            return Sketch(*([0] * sizes[name] for name in Sketch._fields)), SchedulerState(
                 held=[[0] * microbatches for _ in range(ranks)], **rows
             )
-        like = example_board()
+        like = example_scheduler()
         arrays = {name: np.zeros(size, getattr(like, name).dtype) for name, size in lengths.items()}
         sketch = Sketch(*(np.zeros(sizes[name], np.int64) for name in Sketch._fields))
-        return sketch, Board(held=np.zeros((ranks, microbatches), np.int64), **arrays)
+        return sketch, SchedulerState(held=np.zeros((ranks, microbatches), np.int64), **arrays)

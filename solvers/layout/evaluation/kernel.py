@@ -1,4 +1,4 @@
-"""The kernel of the search over layouts: a draft's costs written into a list scheduler's board, and a few rules run.
+"""The kernel of the search over layouts: a draft's costs written into a list scheduler's scheduler, and a few rules run.
 
 Stages, lanes and positions are as in `schedc.solvers.kernel.tables`. There is one path, so a lane is a stage; lanes are sorted by
 rank, then along the path. What a stage costs is what `schedc.lower.problem.problem_of` makes of it, from sums over layers.
@@ -13,8 +13,6 @@ from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.evaluation.tables import NUMBERS, LayoutCosts
 from schedc.units import MAX_QUANTITY
-
-__all__ = ["RULE_COLUMNS", "KernelResult", "Sketch", "evaluate"]
 
 RULE_COLUMNS = ("fused", "look_ahead_20ths", "place_f", "place_b", "place_w", "in_flight", "more", "lag")
 """A rule of the table: whether backwards are fused where they may be split; how far a rank looks ahead, in 20ths of the longest op;
@@ -84,25 +82,25 @@ class KernelResult(NamedTuple):
 def _example() -> tuple[Any, ...]:
     import numpy as np
 
-    from schedc.solvers.kernel.arrays import example_board
+    from schedc.solvers.kernel.arrays import example_scheduler
 
     row, grid = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back"}
     costs = LayoutCosts(*(grid if name in two | {"cost", "resource"} else row for name in LayoutCosts._fields))
     sketch, found = Sketch(*(row for _ in Sketch._fields)), KernelResult(row, row, row)
-    return costs, sketch, example_board(), grid, row, 0, 0, found
+    return costs, sketch, example_scheduler(), grid, row, 0, 0, found
 
 
 @kernel(_example, without=LEAN, lean=True)
 def evaluate(
-    costs: LayoutCosts, sketch: Sketch, board: Any, rules: Any, tried: Any, refuse_ns: int, enough_ns: int, found: KernelResult
+    costs: LayoutCosts, sketch: Sketch, scheduler: Any, rules: Any, tried: Any, refuse_ns: int, enough_ns: int, found: KernelResult
 ) -> Any:
     """The objective of the draft's best schedule among those of some rules; `NEVER` if it has none.
 
     Args:
         costs: of the workload.
         sketch: the draft, and room.
-        board: of as many lanes as the draft has stages.
+        scheduler: of as many lanes as the draft has stages.
         rules: the table, [rule, column].
         tried: the numbers of the rules to run, in this order.
         refuse_ns: no rule is run where the bound is as much or more.
@@ -110,20 +108,20 @@ def evaluate(
         found: written.
     """
     found.rule[0], found.runs[0] = -1, 0
-    bound_ns = lay_out(costs, sketch, board)
+    bound_ns = lay_out(costs, sketch, scheduler)
     found.bound_ns[0] = bound_ns
     best_ns = NEVER
     if bound_ns >= refuse_ns or bound_ns >= NEVER:
         return best_ns
-    measure(costs, sketch, board)
+    measure(costs, sketch, scheduler)
     for number in tried:
-        set_rule(costs, sketch, board, rules[number])
-        value_ns = run_rule(*board)
+        set_rule(costs, sketch, scheduler, rules[number])
+        value_ns = run_rule(*scheduler)
         found.runs[0] += 1
-        if value_ns >= NEVER and keep_reserves(board, 1):  # else in vain where memory is ample, which it mostly is
-            value_ns = run_rule(*board)
+        if value_ns >= NEVER and keep_reserves(scheduler, 1):  # else in vain where memory is ample, which it mostly is
+            value_ns = run_rule(*scheduler)
             found.runs[0] += 1
-            keep_reserves(board, 0)
+            keep_reserves(scheduler, 0)
         if value_ns < best_ns:
             best_ns = value_ns
             found.rule[0] = number
@@ -133,9 +131,9 @@ def evaluate(
 
 
 @kernel(inline=True)
-def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
-    """Write the draft into the board, all but the rule; returns a lower bound, `NEVER` where it cannot run."""
-    lanes, ranks, links = board.lanes, board.ranks, board.links
+def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
+    """Write the draft into the scheduler, all but the rule; returns a lower bound, `NEVER` where it cannot run."""
+    lanes, ranks, links = scheduler.lanes, scheduler.ranks, scheduler.links
     stages, count, numbers = len(lanes), len(ranks), costs.numbers
     microbatches, is_split = numbers[MICROBATCHES], numbers[SPLIT]
     sketch.over[0] = -1
@@ -175,7 +173,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
         hold_bytes(costs, sketch, lane, stage)
         if not connect(costs, sketch, lane, stage, stages):
             return NEVER
-        least_f_ns, least_backward_ns = set_blocks(costs, sketch, board, lane, stage)
+        least_f_ns, least_backward_ns = set_blocks(costs, sketch, scheduler, lane, stage)
         if lane.message_on >= 0:
             arrive_ns += lane.message_occupancy_ns + lane.message_latency_ns
         arrive_ns += least_f_ns
@@ -195,7 +193,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
             rank.limit_bytes = min(costs.in_flight[number] * sketch.waiting[number] + sketch.free[number], MAX_QUANTITY)
         elif costs.limit[number] < NEVER:
             rank.limit_bytes = costs.limit[number]
-        if rank.limit_bytes < sketch.held[number] + sketch.free[number]:  # as `kernel.board` has it
+        if rank.limit_bytes < sketch.held[number] + sketch.free[number]:  # as `kernel.scheduler` has it
             for at in range(rank.first_lane, rank.end_lane):
                 lanes[at].held_bytes = lanes[at].again_bytes = 0
             lanes[rank.first_lane].held_bytes = sketch.held[number] = sketch.need[number]
@@ -205,7 +203,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
         sketch.over[0] += max(0, sketch.held[number] - rank.limit_bytes)
         for at in range(rank.first_lane, rank.end_lane):
             lanes[at].again_bytes -= sketch.free[number]
-        reserve = board.reserves[number]
+        reserve = scheduler.reserves[number]
         reserve.need_bytes, reserve.last_lane = sketch.held[number], rank.end_lane - 1
         for at in range(rank.first_lane, rank.end_lane):
             if lanes[at].gather_ns >= 0:
@@ -224,18 +222,18 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, board: Any) -> Any:
             if is_split == 0:
                 alone_ns += sketch.after_ns[first]
         bound_ns = max(bound_ns, alone_ns)
-    settings = board.settings[0]
+    settings = scheduler.settings[0]
     settings.stages, settings.paths, settings.microbatches, settings.span = stages, 1, microbatches, numbers[SPAN]
     settings.width, settings.foresight, settings.alternate, settings.oldest_first = 2, 1, 0, 0
     return bound_ns
 
 
 @kernel()
-def keep_reserves(board: Any, keep: int) -> bool:
+def keep_reserves(scheduler: Any, keep: int) -> bool:
     """Switch the reserves on (1) or off (0) of all ranks that need some, those with a limit and several lanes; are there any?"""
     found = False
-    for number in range(len(board.ranks)):
-        rank = board.ranks[number]
+    for number in range(len(scheduler.ranks)):
+        rank = scheduler.ranks[number]
         if rank.limit_bytes < NEVER and rank.end_lane - rank.first_lane > 1:
             found = True
             rank.reserves = number if keep else -1
@@ -287,7 +285,7 @@ def connect(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int, stages: i
 
 
 @kernel(inline=True)
-def set_blocks(costs: LayoutCosts, sketch: Sketch, board: Any, lane: Any, stage: int) -> tuple[Any, Any]:
+def set_blocks(costs: LayoutCosts, sketch: Sketch, scheduler: Any, lane: Any, stage: int) -> tuple[Any, Any]:
     """Write the durations of the stage's blocks, and their sums; returns the shortest F and fused backward."""
     first, last, number, numbers = sketch.cuts[stage], sketch.cuts[stage + 1], sketch.rank[stage], costs.numbers
     numerator, denominator = costs.speed_numerator[number], costs.speed_denominator[number]
@@ -311,7 +309,7 @@ def set_blocks(costs: LayoutCosts, sketch: Sketch, board: Any, lane: Any, stage:
             if numbers[TORCH] and stage == 0:
                 b_ns, w_ns = 0, backward_ns
             least_f_ns, least_backward_ns = min(least_f_ns, f_ns), min(least_backward_ns, backward_ns)
-        block = board.blocks[lane.first + n]
+        block = scheduler.blocks[lane.first + n]
         block.microbatch, block.forward_ns, block.backward_input_ns, block.weight_ns = n, f_ns, b_ns, w_ns
         block.backward_ns, block.fused = backward_ns, 1 - numbers[SPLIT]
         block.f_at_ns = 0  # another draft's is there
@@ -342,11 +340,11 @@ def at_speed(duration_ns: Any, numerator: Any, denominator: Any) -> Any:
 
 
 @kernel(inline=True)
-def measure(costs: LayoutCosts, sketch: Sketch, board: Any) -> None:
+def measure(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> None:
     """How many microbatches each stage should have in flight (`schedc.solvers.heuristics.warm_up_counts`)."""
-    busiest_ns, whole_ns, lanes = 1, 1, board.lanes
+    busiest_ns, whole_ns, lanes = 1, 1, scheduler.lanes
     microbatches = costs.numbers[MICROBATCHES]
-    for number in range(len(board.ranks)):
+    for number in range(len(scheduler.ranks)):
         busiest_ns, whole_ns = max(busiest_ns, sketch.period_ns[number]), max(whole_ns, sketch.whole_ns[number])
     trip_ns = 0
     for behind in range(len(lanes)):
@@ -363,16 +361,16 @@ def measure(costs: LayoutCosts, sketch: Sketch, board: Any) -> None:
 
 
 @kernel(inline=True)
-def set_rule(costs: LayoutCosts, sketch: Sketch, board: Any, rule: Any) -> None:
-    """Write a rule of the table into the board, fitted to the draft."""
-    lanes, blocks = board.lanes, board.blocks
+def set_rule(costs: LayoutCosts, sketch: Sketch, scheduler: Any, rule: Any) -> None:
+    """Write a rule of the table into the scheduler, fitted to the draft."""
+    lanes, blocks = scheduler.lanes, scheduler.blocks
     stages, microbatches = len(lanes), costs.numbers[MICROBATCHES]
     apart, most_trip, longest_ns = 2 * stages + 100, 0, 0
     fused = 1 if rule[FUSED] or costs.numbers[SPLIT] == 0 else 0
     for stage in range(stages):
         most_trip = max(most_trip, sketch.trip[stage])
         longest_ns = max(longest_ns, sketch.f_ns[stage], sketch.b_ns[stage], sketch.w_ns[stage])
-    board.settings[0].look_ahead_ns = longest_ns * rule[LOOK_AHEAD] // 20
+    scheduler.settings[0].look_ahead_ns = longest_ns * rule[LOOK_AHEAD] // 20
     for number in range(stages):
         lane = lanes[number]
         stage = lane.stage

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedc.solvers.layout.evaluation.evaluate import NEVER, LayoutEvaluator
+from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.draft import Draft
-
-__all__ = ["Screen"]
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 FEW, MANY = 2, 10
 """Estimates come from this many microbatches for each rank, and twice as many, where there are at least `MANY` for each rank."""
@@ -70,7 +69,9 @@ class Screen:
         """See `LayoutEvaluator`."""
         return (self.whole if self.is_exact else self._parts[0]).over_bytes
 
-    def value(self, draft: Draft, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0) -> int:
+    def value(
+        self, draft: LayoutArrays, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0
+    ) -> int:
         """An estimate of the objective of the draft's best schedule; `NEVER` where no rule can run it, or it was refused.
 
         Args:
@@ -93,11 +94,11 @@ class Screen:
                 break
         return best_ns
 
-    def schedule(self, draft: Draft, rule: int) -> Schedule:
+    def schedule(self, draft: LayoutArrays, rule: int) -> Schedule:
         """See `LayoutEvaluator`."""
         return self.whole.schedule(draft, rule)
 
-    def _estimate(self, draft: Draft, rule: int, refuse_ns: int) -> int:
+    def _estimate(self, draft: LayoutArrays, rule: int, refuse_ns: int) -> int:
         few, more = self._parts
         count, doubled = few.workload.microbatches, more.workload.microbatches
         few_ns = few.value(draft, (rule,))

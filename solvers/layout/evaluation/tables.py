@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.workload import Workload
 
-__all__ = ["NUMBERS", "LayoutCosts", "costs_of"]
-
 NUMBERS = ("microbatches", "split", "torch", "span")
 """The entries of `LayoutCosts.numbers`."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Workload
 
-__all__ = ["LayoutBound", "layout_bound"]
-
 MOST_EXACT = 2**53
 
 

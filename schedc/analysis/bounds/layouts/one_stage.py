@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-__all__ = ["one_stage_bound"]
-
 MOST_NODES = 4096
 """Above this many, all ranks count as one kind that is the best of each."""
 MOST_CELLS = 2**21

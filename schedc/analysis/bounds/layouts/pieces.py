@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float64]
 
-__all__ = ["Pieces", "microbatch_values", "pieces_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:

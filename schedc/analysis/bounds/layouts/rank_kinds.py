@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Link
     from schedc.ir.workload import Network, Workload
 
-__all__ = ["rank_kinds"]
-
 
 def rank_kinds(workload: Workload) -> tuple[tuple[int, ...], ...]:
     """The ranks, those that are interchangeable together; ascending in each class, and the classes by their first.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     _Pair = tuple[Link, Link]
 
-__all__ = ["shared_ranks_bound"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Atom:

@@ -13,8 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from schedc.analysis.bounds.layouts.pieces import Matrix, Pieces
 
-__all__ = ["idle_ns", "most_work_in_gaps_ns", "stays_ns"]
-
 MOST_CELLS = 2**26
 """Above this many gaps × activations × pieces, idle gaps are not counted; what an activation's stay takes is."""
 

@@ -1,0 +1,291 @@
+"""Layers that move between ranks when a rank's compute slows down: a plan and what has changed in, another layout and its plan out.
+
+A re-planned order cannot help a rank that has too much work; fewer layers can. The search begins with the layout that runs, and
+gives layers from stage to stage, one at a time: also past others, which then pass one on (`solvers.layout.moves.transferred`).
+Ranks keep their stages, so that no pipeline link is new. What it maximizes is what the job gains: the time that all steps to come
+save, less the time that the move takes. It stops where no such change gains more. Nothing depends on a clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import permutations
+from math import ceil
+from typing import TYPE_CHECKING
+
+from schedc import __version__
+from schedc.adapt.replan import replan
+from schedc.analysis.bounds.lower_bounds import simple_bound
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.compile.fixed_layout import certify
+from schedc.errors import InvalidInput, Unsupported
+from schedc.ir.costs import FREE
+from schedc.ir.ops import Kind
+from schedc.ir.plan import MadeBy
+from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_of
+from schedc.solvers.common.options import RuleTableOptions
+from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.layout.layout_arrays import LayoutArrays
+from schedc.solvers.layout.moves import transferred
+from schedc.units import format_duration_ns
+from schedc.verify.layout import verify_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Link, Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+
+METHOD = "repartition"
+MOST_LAYOUTS = 2_000
+"""At most this many layouts are timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repartition:
+    """The best layout found, and what it gains."""
+
+    plan: Plan
+    """With the costs of the conditions where layers move or the orders are new; else the plan that was given."""
+    moved: dict[int, tuple[int, int]]
+    """Of each of the job's layers that moves, the rank that has it and the rank that takes it; empty: the layout stays."""
+    running_ns: int
+    """The objective under the conditions with the layout and the orders that run."""
+    stay_ns: int
+    """The objective if only the orders change (`schedc.adapt.replan`)."""
+    objective_ns: int
+    """The plan's, by the simulator."""
+    moved_bytes: int
+    """In one pipeline."""
+    move_ns: int
+    """How long the move takes."""
+    gain_ns: int
+    """What the job gains until the steps to come have run, with the move; at least 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    draft: LayoutArrays
+    schedule: Schedule | None
+    objective_ns: int
+    gain_ns: int
+
+
+def repartition(
+    plan: Plan,
+    workload: Workload,
+    conditions: Conditions,
+    *,
+    steps: int,
+    pause_ns: int = 0,
+    bytes_per_parameter: Fraction | None = None,
+) -> Repartition:
+    """Other layers for the ranks, where that gains more than the move takes.
+
+    Args:
+        plan: that runs; one path.
+        workload: its job's (`Job.workload`): a plan knows the costs of stages only, this knows those of layers, and the memory of
+            ranks. Its layers are what can move: a job with costs by stage has none.
+        conditions: what differs from the job's costs.
+        steps: how many are to come under these conditions.
+        pause_ns: what a move takes besides sending: agreeing, building stages, loading the plan.
+        bytes_per_parameter: of weights and optimizer state together; None: all that a layer holds all the time.
+
+    Raises:
+        InvalidInput: the plan is none of the workload, a number is below 0, or a link has a `transfer` that says nothing of layers.
+        Unsupported: the plan has two paths.
+    """
+    if steps < 0 or pause_ns < 0:
+        raise InvalidInput(f"steps and pause_ns: found {steps} and {pause_ns}, expected numbers of at least 0")
+    start = _draft(plan, workload)
+    moving = [
+        layer.static_bytes if bytes_per_parameter is None else ceil(bytes_per_parameter * layer.parameters)
+        for layer in workload.layers
+    ]
+    message_bytes = plan.problem.one_message_bytes
+    links = _links(workload, conditions, bool(message_bytes) or not any(moving))
+
+    def move(draft: LayoutArrays) -> tuple[int, int]:
+        """How many bytes move, and how long that takes."""
+        sizes = _moved(start, draft, moving)
+        return sum(sizes.values()), _sending_ns(sizes, links, message_bytes) + pause_ns
+
+    proposal = replan(_costed(plan, workload, start), conditions)
+    stay_ns = proposal.objective_ns
+
+    def value(draft: LayoutArrays, at_least_ns: int) -> _Found | None:
+        """What a layout gains; None: not within memory, or no more than this."""
+        moving_ns = move(draft)[1]
+        problem = _problem(workload, conditions, draft, plan.problem.placement)
+        if problem is None or steps * (stay_ns - _most_work_ns(problem)) - moving_ns <= at_least_ns:
+            return None
+        found = _schedule(problem, climb_ops=0)
+        if found is None:
+            return None
+        gain_ns = steps * (stay_ns - found[1]) - moving_ns
+        return _Found(draft, *found, gain_ns) if gain_ns > at_least_ns else None
+
+    best, seen = _Found(start, None, stay_ns, 0), {start}
+    better = True
+    while better and len(seen) < MOST_LAYOUTS:
+        better, now = False, best.draft
+        for draft in _neighbours(now):
+            if draft not in seen and len(seen) < MOST_LAYOUTS:
+                seen.add(draft)
+                found = value(draft, best.gain_ns)
+                if found is not None:
+                    best, better = found, True
+    running_ns = proposal.running_ns
+    if best.schedule is None:
+        stays = {"stay_ns": stay_ns, "objective_ns": stay_ns, "moved_bytes": 0, "move_ns": 0, "gain_ns": 0}
+        return Repartition(plan=proposal.plan, moved={}, running_ns=running_ns, **stays)
+    problem = _problem(workload, conditions, best.draft, plan.problem.placement)
+    assert problem is not None
+    schedule, objective_ns = best.schedule, best.objective_ns
+    climbed = _schedule(problem, climb_ops=None)
+    if climbed is not None and climbed[1] < objective_ns:
+        schedule, objective_ns = climbed
+    made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
+    made = certify(problem, schedule, made_by, bounds=(simple_bound(problem),))  # ranks wait for it: as of `replan`
+    moved_bytes, move_ns = move(best.draft)
+    return Repartition(
+        plan=made,
+        moved={layer: pair for layer, pair in _ranks_of(start, best.draft).items() if pair[0] != pair[1]},
+        running_ns=running_ns,
+        stay_ns=stay_ns,
+        objective_ns=objective_ns,
+        moved_bytes=moved_bytes,
+        move_ns=move_ns,
+        gain_ns=steps * (stay_ns - objective_ns) - move_ns,
+    )
+
+
+def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
+    """The plan's layout, in the workload's layers."""
+    problem = plan.problem
+    if len(problem.paths) > 1:
+        raise Unsupported(f"plan {plan.name!r} has two paths; layers can move where there is one")
+    first = {layer.position[0]: index for index, layer in enumerate(workload.layers) if layer.position is not None}
+    stages = problem.stages
+    bounds = [stage.layers for stage in stages]
+    last = workload.layers[-1].position
+    if (
+        last is None
+        or problem.paths != (tuple(range(len(stages))),)
+        or problem.ranks != workload.ranks
+        or any(bound is None or bound[0] not in first for bound in bounds)
+        or bounds[-1] is None
+        or bounds[-1][1] != last[1]
+    ):
+        raise InvalidInput(
+            f"plan {plan.name!r} is not in the layers of job {workload.name!r}; give the plan's job, with the costs of layers"
+            " (a profile.json with layers)"
+        )
+    cuts = [first[bound[0]] for bound in bounds if bound is not None]
+    return LayoutArrays(
+        cuts=(*cuts, len(workload.layers)),
+        ranks=tuple(stage.rank for stage in stages),
+        again=tuple(stage.recompute for stage in stages),
+    )
+
+
+def _costed(plan: Plan, workload: Workload, draft: LayoutArrays) -> Plan:
+    """The plan with the job's costs: that from which the conditions differ."""
+    own = problem_of(workload, draft.layout(plan.problem.placement))
+    return plan if own == plan.problem else replace(plan, problem=replace(own, data_parallel=plan.problem.data_parallel))
+
+
+def _problem(workload: Workload, conditions: Conditions, draft: LayoutArrays, placement: str) -> Problem | None:
+    """The problem in a layout under the conditions; None: there is no room for its weights."""
+    layout = draft.layout(placement)
+    if verify_layout(workload, layout):
+        return None
+    return problem_under(problem_of(workload, layout), conditions)
+
+
+def _schedule(problem: Problem, climb_ops: int | None) -> tuple[Schedule, int] | None:
+    """The rule table's schedule with its objective; None: it is not within memory."""
+    try:
+        schedule = rule_table(problem, RuleTableOptions() if climb_ops is None else RuleTableOptions(climb_ops=climb_ops))
+    except Unsupported:  # a rank has no room for one microbatch
+        return None
+    peaks = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
+    if any(limit is not None and peak > limit for peak, limit in peaks):
+        return None
+    return schedule, simulate(problem, schedule).objective_ns(problem.objective)
+
+
+def _most_work_ns(problem: Problem) -> int:
+    """What the rank with the most work computes in a step: no objective is less."""
+    work = [0] * problem.ranks
+    for stage, microbatch in problem.blocks():
+        apart_ns = problem.duration_ns(Kind.B, stage, microbatch) + problem.duration_ns(Kind.W, stage, microbatch)
+        fused_ns = problem.duration_ns(Kind.BW, stage, microbatch)
+        least_ns = min(apart_ns, fused_ns) if problem.split_backward else fused_ns
+        work[problem.stages[stage].rank] += problem.duration_ns(Kind.F, stage, microbatch) + least_ns
+    return max(work)
+
+
+def _neighbours(draft: LayoutArrays) -> Iterator[LayoutArrays]:
+    """All layouts in which one stage has a layer less and one a layer more."""
+    stages = range(len(draft.ranks))
+    for giver in stages:
+        for taker in stages:
+            after = transferred(draft, giver, taker)
+            if after is not None:
+                yield after
+
+
+def _ranks_of(before: LayoutArrays, after: LayoutArrays) -> dict[int, tuple[int, int]]:
+    """Of each layer, the rank before and after."""
+
+    def ranks(draft: LayoutArrays) -> list[int]:
+        return [rank for stage, rank in enumerate(draft.ranks) for _ in range(draft.cuts[stage], draft.cuts[stage + 1])]
+
+    return dict(enumerate(zip(ranks(before), ranks(after), strict=True)))
+
+
+def _links(workload: Workload, conditions: Conditions, has_size: bool) -> dict[tuple[int, int], Link]:
+    """What layers may move over, under the conditions.
+
+    Raises:
+        InvalidInput: a link has a `transfer`, the time of one message, and not `has_size`: nothing to scale it by.
+    """
+    found = {}
+    for pair in permutations(range(workload.ranks), 2):
+        given = workload.network.link(*pair)
+        if given is None:
+            continue
+        link = found[pair] = conditions.link(given)
+        if link.transfer_ns and not has_size:
+            raise InvalidInput(
+                f"job {workload.name!r}: topology: found a transfer of {format_duration_ns(link.transfer_ns)} between ranks"
+                f" {pair[0]} and {pair[1]}, expected a bandwidth: layers cross the link too, and messages have no size, or several"
+            )
+    return found
+
+
+def _moved(before: LayoutArrays, after: LayoutArrays, moving: Sequence[int]) -> dict[tuple[int, int], int]:
+    """How many bytes move from each rank to each other; `moving` are the bytes of each layer."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for layer, (source, destination) in _ranks_of(before, after).items():
+        if source != destination:
+            sizes[source, destination] += moving[layer]
+    return sizes
+
+
+def _sending_ns(sizes: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], Link], message_bytes: int) -> int:
+    """How long the bytes take: ranks work beside each other; each sends, and receives, one after the other."""
+    took_ns: dict[tuple[str, int], int] = defaultdict(int)
+    for (source, destination), size_bytes in sizes.items():
+        link = links.get((source, destination), FREE)
+        for end in (("sends", source), ("receives", destination)):
+            took_ns[end] += link.latency_ns + link.payload_ns(size_bytes, message_bytes)
+    return max(took_ns.values(), default=0)

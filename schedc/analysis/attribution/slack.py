@@ -1,0 +1,112 @@
+"""Slack: how much later an op, transfer or collective could start, with the rest in time, so that the step ends no later.
+
+Takes a Timeline and its Waits. All orders are kept: of ops on ranks, and of what takes time on links and trunks. Latest starts
+are found from the end of the step back: longest paths over what starts after what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.ir.ops import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from schedc.analysis.attribution.waits import Waits
+    from schedc.analysis.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Slacks:
+    """How much later each could start; 0 on a critical path."""
+
+    op_ns: NDArray[np.int64]
+    """Per op."""
+    transfer_ns: NDArray[np.int64]
+    """Per op that sends, of its transfer; -1 for others."""
+    collective_ns: NDArray[np.int64]
+    """Per collective of the Timeline."""
+
+    def of_links(self, timeline: Timeline, waits: Waits) -> dict[tuple[int, int], int]:
+        """Per link that transfers cross, (source, destination): the least slack of its transfers."""
+        sent = np.flatnonzero(timeline.consumer >= 0)
+        ends = (waits.rank_of[sent].tolist(), waits.rank_of[timeline.consumer[sent]].tolist())
+        least: dict[tuple[int, int], int] = {}
+        for source, destination, slack_ns in zip(*ends, self.transfer_ns[sent].tolist(), strict=True):
+            link = (source, destination)
+            least[link] = min(slack_ns, least.get(link, slack_ns))
+        return dict(sorted(least.items()))
+
+
+def slacks_of(timeline: Timeline, waits: Waits) -> Slacks:
+    """The slack of everything in the timeline."""
+    count, spans = len(timeline.ops), timeline.collectives
+    span_start_ns = np.array([span.start_ns for span in spans], np.int64)
+    span_ns = np.array([span.end_ns for span in spans], np.int64) - span_start_ns
+    start_ns = np.concatenate([timeline.starts_ns, timeline.transfer_start_ns, span_start_ns])
+    op_ns = timeline.ends_ns - timeline.starts_ns
+    duration_ns = np.concatenate([op_ns, timeline.transfer_left_ns - timeline.transfer_start_ns, span_ns])
+    before, after, lag_ns = (np.concatenate(columns) for columns in zip(*_edges(timeline, waits), strict=True))
+    latest_ns = _latest_starts(duration_ns, before, after, lag_ns, timeline.makespan_ns)
+    slack_ns = latest_ns - start_ns
+    return Slacks(
+        op_ns=slack_ns[:count],
+        transfer_ns=np.where(timeline.consumer >= 0, slack_ns[count : 2 * count], -1),
+        collective_ns=slack_ns[2 * count :],
+    )
+
+
+Edge = tuple["NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int64]"]
+
+
+def _edges(timeline: Timeline, waits: Waits) -> Iterator[Edge]:
+    """What starts after what: (before, after, lag between the end of one and the start of the other).
+
+    Ops have their numbers, the transfer of an op its number + the number of ops, the collective c 2 × that number + c. On a link,
+    only what takes time holds up what comes after it.
+    """
+    count = len(timeline.ops)
+    following = np.flatnonzero(waits.rank_of[1:] == waits.rank_of[:-1])
+    yield following, following + 1, np.zeros(len(following), np.int64)
+    sent = np.flatnonzero(timeline.consumer >= 0)
+    yield sent, count + sent, np.zeros(len(sent), np.int64)
+    yield count + sent, timeline.consumer[sent], (timeline.arrival_ns - timeline.transfer_left_ns)[sent]
+    scatters = np.flatnonzero(waits.collective_after >= 0)
+    yield waits.collective_after[scatters], 2 * count + scatters, np.zeros(len(scatters), np.int64)
+
+    kind, stage = timeline.ops[:, 0], timeline.ops[:, 1]
+    for at, span in enumerate(timeline.collectives):
+        if span.collective.kind == "AG":
+            forward = np.flatnonzero((kind == Kind.F) & (stage == span.collective.stage))[:1]
+            yield np.full(len(forward), 2 * count + at), forward, np.zeros(len(forward), np.int64)
+
+    behind = np.flatnonzero(waits.line_before >= 0)
+    yield count + waits.line_before[behind], count + behind, np.zeros(len(behind), np.int64)
+
+
+def _latest_starts(
+    duration_ns: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64], lag_ns: NDArray[np.int64], end_ns: int
+) -> NDArray[np.int64]:
+    """The latest start of each event so that everything ends by `end_ns`; what an event is before is settled first."""
+    order = np.argsort(after, kind="stable")
+    rows = np.searchsorted(after[order], np.arange(len(duration_ns) + 1)).tolist()
+    earlier, lags = before[order].tolist(), lag_ns[order].tolist()
+    open_after = np.bincount(before, minlength=len(duration_ns)).tolist()
+    durations = duration_ns.tolist()
+    latest = [end_ns - duration for duration in durations]
+    settled = [event for event, number in enumerate(open_after) if not number]
+    for event in settled:
+        start_ns = latest[event]
+        for row in range(rows[event], rows[event + 1]):
+            other = earlier[row]
+            latest[other] = min(latest[other], start_ns - lags[row] - durations[other])
+            open_after[other] -= 1
+            if not open_after[other]:
+                settled.append(other)
+    return np.array(latest, np.int64)

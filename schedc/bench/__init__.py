@@ -1,4 +1,0 @@
-"""Named sets of instances with the values published for them, and the runner that sets methods side by side on them.
-
-It is beside `schedc.compile`, which it calls, and below `schedc.cli`, which shows what it finds.
-"""

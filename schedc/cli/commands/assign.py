@@ -1,0 +1,81 @@
+"""`schedc assign`: which node of a data-parallel job takes which replica and rank, under the links between the nodes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedc.cli.quantities import option_value
+from schedc.errors import InvalidInput
+
+
+class OrderName(StrEnum):
+    """The values of `--order`; here, as the search loads what `--help` need not."""
+
+    pipelines = "pipelines"
+    ranks = "ranks"
+
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON) of one pipeline.")]
+
+
+def assign_command(
+    plan: PlanArgument,
+    links: Annotated[
+        Path, typer.Option("--links", metavar="TOPOLOGY", help="The links between all nodes (TOML), by process number.")
+    ],
+    gradients: Annotated[
+        str, typer.Option("--gradients", metavar="SIZE", help="What the all-reduce of a rank sums: one size, or one each: 2GB,3GB.")
+    ],
+    replicas: Annotated[int | None, typer.Option(min=1, help="How many pipelines. Default: the plan's data_parallel.size.")] = None,
+    buckets: Annotated[int, typer.Option(min=1, help="A rank's all-reduce is this many, one after the other.")] = 1,
+    order: Annotated[OrderName, typer.Option(help="How processes are numbered: pipeline after pipeline, or rank after rank.")] = (
+        OrderName.pipelines
+    ),
+    exact_links: Annotated[
+        bool, typer.Option("--exact-links", help="Do not take links as equal whose costs are nearly so.")
+    ] = False,
+    keep_orders: Annotated[
+        bool, typer.Option("--keep-orders", help="Do not plan anew: every rank keeps the plan's order.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan for the links that it has then.")
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(metavar="TIME", help="For each search, as in 10s. Default: a fixed amount of work.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+) -> None:
+    """Say which node takes which replica and rank, so that slow links cost least, and in which order to list the hosts."""
+    from schedc.api import assign_plan, read_plan
+    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.io.outputs import check_outputs, write_output
+    from schedc.units import parse_bytes
+    from schedc.view.terminal.moves import assignment_json, print_assignment
+    from schedc.view.terminal.results import print_json
+
+    read = read_plan(plan)
+    if replicas is None and read.problem.data_parallel is None:
+        raise InvalidInput(f"--replicas: found nothing, and {plan} has no [data_parallel]; expected how many pipelines there are")
+    if output is not None:
+        check_outputs({"-o": output}, (plan, links), standard=True, as_json=as_json)
+    found = assign_plan(
+        read,
+        links,
+        gradient_bytes=[option_value("--gradients", text, parse_bytes) for text in gradients.split(",")],
+        replicas=replicas,
+        buckets=buckets,
+        order=order.value,
+        exact_links=exact_links,
+        keep_orders=keep_orders,
+        time_limit_s=None if time_limit is None else option_value("--time-limit", time_limit) / 1e9,
+    )
+    if output is not None:
+        write_output(output, plan_json(found.plan()))
+    if as_json:
+        print_json(assignment_json(found))
+    else:
+        print_assignment(found, exact_links=exact_links)

@@ -1,0 +1,34 @@
+"""`schedc diff`: what is different between two plans, short enough for a pull request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PlanBefore = Annotated[Path, typer.Argument(metavar="A", help="The plan before the change (JSON).")]
+PlanAfter = Annotated[Path, typer.Argument(metavar="B", help="The plan after the change (JSON).")]
+
+
+def diff_command(
+    before: PlanBefore,
+    after: PlanAfter,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
+) -> None:
+    """Say what is different between two plans: layout, orders, certificate, memory, costs. Status 1: they differ."""
+    from schedc.api import diff_plans, read_plan
+    from schedc.io.location import one_line
+    from schedc.view.terminal.difference import difference_json, difference_lines
+    from schedc.view.terminal.results import print_json
+
+    first, second = read_plan(before), read_plan(after)
+    difference = diff_plans(first, second)
+    if as_json:
+        print_json(difference_json(difference))
+    else:
+        name = first.name if first.name == second.name else f"{first.name} → {second.name}"
+        for line in difference_lines(difference, name):
+            typer.echo(one_line(line))
+    if not difference.is_empty:
+        raise typer.Exit(1)

@@ -1,0 +1,303 @@
+"""`schedc init`: a first job.toml for a model, a device and a topology, which compiles as it is written."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.cli.quantities import option_value
+from schedc.errors import InvalidInput
+from schedc.spelling import counted
+
+if TYPE_CHECKING:
+    from schedc.costs.devices import Accelerator
+    from schedc.formats.job_toml import FirstJob, FirstLink
+    from schedc.formats.profile_file import LayerEntry
+
+LATENCY_WITHIN = "10 us"
+"""Of a message within a site."""
+MICROBATCHES_PER_RANK = 4
+UNKNOWN_LINK = 'with bandwidth = "25 GB/s" or so: python -m schedc.runtime.links measures it, --device NAME knows some'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Profile:
+    """The model's layers, and the file that has them."""
+
+    name: str
+    title: str
+    layers: tuple[LayerEntry, ...]
+    path: Path
+    content: str | None
+    """What is to be written there; None: it is there."""
+
+
+def init_command(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="JOB", help="Where to write the job; - is standard output.")],
+    ranks: Annotated[int, typer.Option(min=1, max=2**14, help="Pipeline ranks.")],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|CONFIG.json", help="As of schedc costs; its profile is written beside the job."),
+    ] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose memory and links there are. Default: h100; with --profile none is assumed."),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="Context parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
+    microbatch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence. Default: as of schedc costs.")] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
+    sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
+    ] = None,
+    bytes_per_parameter: Annotated[
+        float, typer.Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
+    ] = 16,
+    bytes_per_expert_parameter: Annotated[
+        float | None, typer.Option(min=0, max=2**20, help="The same for routed experts. Default: --bytes-per-parameter.")
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of the device's memory, what no plan uses. Default: 6 % of it.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Write a commented job for a model, a device and a topology; it compiles as it is."""
+    from schedc.costs.devices import device_named
+    from schedc.formats.job_toml import job_toml
+    from schedc.io.location import one_line
+    from schedc.io.outputs import check_outputs, is_standard, write_output
+    from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
+
+    checked = (
+        ("--latency", latency, parse_duration_ns),
+        ("--bandwidth", bandwidth, parse_bandwidth),
+        ("--reserve", reserve, parse_bytes),
+        ("--memory-limit", memory_limit, parse_bytes),
+    )
+    for option, text, parse in checked:
+        if text is not None:
+            option_value(option, text, parse)
+    if (model is None) == (profile is None):
+        raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
+    if sites > ranks:
+        raise InvalidInput(f"--sites: found {sites}, expected at most the {ranks} of --ranks")
+    if (sites > 1) != (latency is not None or bandwidth is not None):
+        raise InvalidInput("expected --sites of 2 or more together with --latency, --bandwidth or both, of the links between them")
+    if is_standard(output) and model is not None:
+        raise InvalidInput("-o: found -, expected a file, as the model's profile is written beside it")
+    if model is not None:
+        device = device or "h100"
+        known = _predicted(model, device, output, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
+    else:
+        assert profile is not None
+        if sequence is not None or max(microbatch, cp, ep) > 1:
+            raise InvalidInput(
+                "--sequence, --microbatch, --cp and --ep: found one beside --profile, which has its own; expected none"
+            )
+        known = _read(profile)
+    written = {"-o": output, "the profile of -o": known.path if known.content is not None else None}
+    read = known.path if model is None else Path(model)
+    check_outputs(written, (read,) if read.exists() else (), standard=True)
+    for path in written.values():
+        if path is not None and not is_standard(path) and not force and os.path.lexists(path):
+            raise InvalidInput(f"{path}: found a file, expected none; name another with -o, or replace it with --force")
+    job = _first_job(
+        known,
+        None if device is None else device_named(device),
+        _of_sites(ranks, sites),
+        output,
+        group=tp * cp,
+        microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
+        between=(latency, bandwidth),
+        bytes_per_parameter=(bytes_per_parameter, bytes_per_expert_parameter),
+        reserve=reserve,
+        limit=memory_limit,
+    )
+    text = job_toml(job)
+    _check_compiles(text, known, output)
+    if known.content is not None:
+        write_output(known.path, known.content.encode())
+    write_output(output, text.encode())
+    if not is_standard(output):
+        files = " and ".join(one_line(str(path)) for path in written.values() if path is not None)
+        typer.echo(f"wrote {files}; schedc compile {one_line(str(output))} -o plan.json makes a plan")
+
+
+def _predicted(
+    model: str, device: str, output: Path, *, tp: int, cp: int, ep: int, microbatch: int, sequence: int | None
+) -> _Profile:
+    from schedc.costs.predicted import predicted
+    from schedc.formats.profile_file import profile_json
+
+    made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
+    content = profile_json(made.layers, model=f"{made.title}, predicted")
+    path = output.with_name(f"{output.stem}.profile.json")
+    return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content)
+
+
+def _read(path: Path) -> _Profile:
+    from schedc.formats.profile_file import ProfileFile
+    from schedc.io.conform import conform
+    from schedc.io.input_file import read_bytes
+    from schedc.io.location import Location, one_line
+    from schedc.io.tables import parse_json
+
+    file = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path)))
+    name = one_line(path.stem if path.stem != "profile" else path.resolve().parent.name)
+    return _Profile(name=name, title=one_line(file.model) or name, layers=file.layers, path=path, content=None)
+
+
+def _of_sites(ranks: int, sites: int) -> tuple[int, ...]:
+    """The ranks of each site, as even as can be."""
+    return tuple(ranks // sites + (site < ranks % sites) for site in range(sites))
+
+
+def _first_job(
+    profile: _Profile,
+    device: Accelerator | None,
+    sites: tuple[int, ...],
+    output: Path,
+    *,
+    group: int,
+    microbatches: int,
+    between: tuple[str | None, str | None],
+    bytes_per_parameter: tuple[float, float | None],
+    reserve: str | None,
+    limit: str | None,
+) -> FirstJob:
+    """What the file says.
+
+    Args:
+        profile: the model's.
+        device: for its memory and links; None: nothing of it is known.
+        sites: the ranks of each.
+        output: where the job goes.
+        group: devices of each rank.
+        microbatches: of a training step.
+        between: latency and bandwidth of the links between sites, as text.
+        bytes_per_parameter: that stages hold all the time, and for experts; None: the same.
+        reserve: of the device, as text; None: the usual part.
+        limit: of activations, as text; None: what the device leaves for them.
+
+    Raises:
+        InvalidInput: the model has too few layers, no experts, or no messages that a bandwidth could be for.
+    """
+    from schedc.costs.devices import RESERVE
+    from schedc.formats.job_toml import FirstJob
+
+    each, of_expert = bytes_per_parameter
+    has_experts = any(layer.expert_parameters for layer in profile.layers)
+    if of_expert is not None and not has_experts:
+        raise InvalidInput(f"--bytes-per-expert-parameter: found {of_expert:g}, expected none, as {profile.name} has no experts")
+    ranks, layers = sum(sites), sum(layer.repeat for layer in profile.layers)
+    if layers < ranks:
+        raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {profile.name} has as many layers")
+    within, capacity, kept_free, unlimited = _link(profile, LATENCY_WITHIN, None, UNKNOWN_LINK), None, "", "no --device was given"
+    if device is not None:
+        is_near = max(sites) * group <= device.group
+        rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
+        note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
+        within = _link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note)
+        unlimited = "the profile has no activations or no parameters"
+        if any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers):
+            capacity = f"{device.memory_bytes // 10**9} GB"
+            kept_free = reserve or f"{RESERVE * device.memory_bytes / 10**9:g} GB"
+    return FirstJob(
+        title=f"{profile.title}, on {counted(ranks, 'rank')}" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
+        name=profile.name,
+        profile_path=_path_from(profile, output),
+        profile_note="predicted; schedc profile measures" if profile.content is not None else "",
+        microbatches=microbatches,
+        is_fused=any(layer.is_fused for layer in profile.layers),
+        capacity=capacity,
+        unlimited=unlimited,
+        reserve=kept_free,
+        bytes_per_parameter=f"{each:g}",
+        bytes_per_expert_parameter=f"{each if of_expert is None else of_expert:g}" if has_experts else None,
+        limit=limit,
+        sites=sites,
+        within=within,
+        between=_between(profile, *between, group) if len(sites) > 1 else None,
+    )
+
+
+def _path_from(profile: _Profile, job: Path) -> str:
+    """The profile's path as the job has it: relative to the job's folder unless it is absolute.
+
+    Raises:
+        InvalidInput: a job cannot have it.
+    """
+    path = str(profile.path)
+    if profile.content is not None:
+        path = profile.path.name
+    elif not profile.path.is_absolute():
+        path = os.path.relpath(profile.path, job.parent)
+    if not path.isprintable():
+        raise InvalidInput(f"found the path {path!r} of a profile, expected printable text")
+    return path
+
+
+def _between(profile: _Profile, latency: str | None, bandwidth: str | None, group: int) -> FirstLink:
+    """The link between two sites. A job's messages are those of one device, so it has one device's part of the bandwidth."""
+    from schedc.units import parse_bandwidth
+
+    note = "one direction, shared by all ranks"
+    if bandwidth is not None and group > 1:
+        note = f"{note}; of {bandwidth.strip()}, as each of a rank's {group} devices sends a message"
+        part = max(1, parse_bandwidth(bandwidth) // group) / 1e9
+        bandwidth = f"{part:.9f}".rstrip("0").rstrip(".") + " GB/s"
+    return _link(profile, latency, bandwidth, note)
+
+
+def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> FirstLink:
+    """The link; without a bandwidth where the profile does not say how large messages are."""
+    from schedc.formats.job_toml import FirstLink
+
+    is_sized = all(layer.message_bytes for layer in profile.layers[:-1]) and (
+        profile.layers[-1].repeat == 1 or profile.layers[-1].message_bytes
+    )
+    if bandwidth is not None and not is_sized:
+        if latency is None:
+            raise InvalidInput(f"--bandwidth: found {bandwidth!r}, expected --latency, as layers of {profile.path} have no message")
+        return FirstLink(latency=latency, bandwidth=None, note=f"bandwidth = {bandwidth!r}, if the profile's layers had messages")
+    return FirstLink(latency=latency, bandwidth=bandwidth, note=note)
+
+
+def _check_compiles(text: str, profile: _Profile, output: Path) -> None:
+    """Refuse a job of this text that cannot be compiled.
+
+    Raises:
+        InvalidInput: it has no room for what stages hold all the time, or a value cannot be used.
+        Infeasible: it has no room for one microbatch.
+    """
+    from schedc.compile.fixed_layout import check_feasible
+    from schedc.frontend.job import checked_job
+    from schedc.frontend.job_source import source_of_table
+
+    with TemporaryDirectory() as folder:
+        directory = output.parent
+        if profile.content is not None:
+            directory = Path(folder)
+            (directory / profile.path.name).write_text(profile.content, encoding="utf-8")
+        try:
+            job = checked_job(source_of_table(tomllib.loads(text), directory=directory, name=profile.name))
+        except InvalidInput as error:
+            if "memory.capacity" not in str(error):
+                raise
+            advice = "more --ranks or --tp, less --bytes-per-parameter (ZeRO), or another --device"
+            raise InvalidInput(f"{profile.title}: no room: {error}; {advice}") from error
+        check_feasible(job.problem)

@@ -1,0 +1,114 @@
+"""`schedc repartition`: which layers to give to other ranks when a rank computes slower."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedc.cli.jobs import SetOption, read_job
+from schedc.cli.quantities import option_value
+from schedc.errors import InvalidInput
+from schedc.io.location import show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.problem import Problem
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs (JSON).")]
+JobOption = Annotated[
+    Path, typer.Option("--job", metavar="JOB", help="The plan's job, whose profile has layers; - is standard input.")
+]
+
+
+_FACTOR = re.compile(r"\s*([0-9]{1,9})\s*=(.*)", re.ASCII)
+
+
+def repartition_command(
+    plan: PlanArgument,
+    job: JobOption,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option("--slow", metavar="RANK=FACTOR", help="The rank takes this many times as long: 2=1.3. Repeatable."),
+    ] = None,
+    links: Annotated[
+        list[str] | None,
+        typer.Option("--links", metavar="RANKS=LATENCY", help="A slow link: 3-4=30ms, 3>4=30ms, all=30ms. Repeatable."),
+    ] = None,
+    values: SetOption = None,
+    steps: Annotated[int, typer.Option(min=0, help="How many steps are to come like this.")] = 1000,
+    pause: Annotated[
+        str, typer.Option(metavar="TIME", help="What a move takes besides sending: building stages, loading the plan.")
+    ] = "0s",
+    bytes_per_parameter: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan to go on with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+) -> None:
+    """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""
+    from schedc.api import read_plan, repartition_plan
+    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.io.outputs import check_outputs, write_output
+    from schedc.view.terminal.moves import print_repartition, repartition_json
+    from schedc.view.terminal.results import print_json
+
+    if not slow and not links:
+        raise InvalidInput("found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY")
+    read, loaded = read_plan(plan), read_job(job, values)
+    if output is not None:
+        check_outputs({"-o": output}, (plan, *loaded.files), as_json=as_json)
+    factors = _factors(slow or (), read.problem.ranks)
+    found = repartition_plan(
+        read,
+        loaded,
+        _slow_links(links or (), read.problem),
+        slow=factors,
+        steps=steps,
+        pause_s=option_value("--pause", pause) / 1e9,
+        bytes_per_parameter=bytes_per_parameter,
+    )
+    if output is not None:
+        write_output(output, plan_json(found.plan))
+    if as_json:
+        print_json(repartition_json(read, found))
+    else:
+        print_repartition(read, found, slow=factors, steps=steps)
+
+
+def _factors(texts: Sequence[str], ranks: int) -> dict[int, float]:
+    """By rank, how many times as long it takes."""
+    found: dict[int, float] = {}
+    for text in texts:
+        match = _FACTOR.fullmatch(text)
+        try:
+            factor = float(match[2]) if match else 0.0
+        except ValueError:
+            factor = 0.0
+        if match is None or not 0 < factor < math.inf:
+            raise InvalidInput(f"--slow: found {show(text)}, expected RANK=FACTOR with a number above 0, as in 2=1.3")
+        rank = int(match[1])
+        if rank >= ranks or rank in found:
+            raise InvalidInput(f"--slow: found {show(text)}, expected each of the ranks 0 to {ranks - 1} at most once")
+        found[rank] = factor
+    return found
+
+
+def _slow_links(texts: Sequence[str], problem: Problem) -> Conditions:
+    """One of the conditions, in which all these links are slow."""
+    from schedc.ir.conditions import Conditions
+    from schedc.study.robust.requests import grid_of
+
+    found = [(text, grid_of(text, problem, option="--links")) for text in texts]
+    for text, conditions in found:
+        if len(conditions) != 1:
+            raise InvalidInput(
+                f"--links: found {show(text)}, {len(conditions)} conditions, expected one: RANKS=LATENCY, as in 3-4=30ms"
+            )
+    return Conditions(links={pair: state for _, [(_, each)] in found for pair, state in each.links.items()})

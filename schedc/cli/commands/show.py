@@ -1,0 +1,34 @@
+"""`schedc show`: the picture of a plan in the terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from schedc.cli.jobs import PlanArgument  # noqa: TC001 - typer reads the annotations
+from schedc.cli.quantities import option_value
+from schedc.errors import InvalidInput
+
+
+def show_command(
+    plan: PlanArgument,
+    begin: Annotated[str, typer.Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Show up to this time.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="RANKS", help="Show these ranks, as in 0-3,8, or all. Default: some of many.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
+) -> None:
+    """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
+    from schedc.compile.fixed_layout import time_plan
+    from schedc.formats.plan.plan_file import read_plan
+    from schedc.view.terminal.plan import chosen_ranks, print_plan
+
+    from_ns, to_ns = option_value("--from", begin), None if end is None else option_value("--to", end)
+    read = read_plan(plan)
+    timeline = time_plan(read)
+    plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown
+    if not from_ns < min(plan_ns, plan_ns if to_ns is None else to_ns):
+        raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")
+    print_plan(read, timeline, from_ns, to_ns, ranks=chosen_ranks(ranks, read.problem.ranks), width=width)

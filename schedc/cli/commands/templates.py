@@ -1,0 +1,35 @@
+"""`schedc templates`: the known schedules, and how they do on a job."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from schedc.cli.jobs import LayoutOption, SetOption, check_set, read_job
+from schedc.errors import InvalidInput
+
+
+def templates_command(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job; - is standard input.")
+    ] = None,
+    values: SetOption = None,
+    layout: LayoutOption = None,
+) -> None:
+    """List the known schedules; with a job, how each does on it, or why it cannot."""
+    from schedc.solvers.templates import TEMPLATES
+    from schedc.view.terminal import results
+
+    check_set(job, values, "JOB")
+    if job is None and layout is not None:
+        raise InvalidInput(f"--layout: found {layout} without a job, expected JOB, too")
+    if job is None:
+        results.print_templates(tuple(TEMPLATES.values()))
+        return
+    from schedc.compile.fixed_layout import time_methods
+
+    problem = read_job(job, values, layout).problem
+    candidates = time_methods(problem, tuple(TEMPLATES))
+    results.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)

@@ -1,1 +1,0 @@
-"""Commands that show what a plan does: a page, plots, an explanation."""

@@ -1,1 +1,0 @@
-"""Commands that compile many problems: bench, sweep, tune."""

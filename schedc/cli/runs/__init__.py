@@ -1,1 +1,0 @@
-"""What runs of a plan print in which ranks choose, links change, or plans do."""

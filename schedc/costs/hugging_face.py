@@ -1,0 +1,342 @@
+"""A Hugging Face config.json as an architecture.
+
+Each `model_type` has a function that reads the keys on which its costs depend. What transformers derives where a key is missing is
+derived here as well; other missing keys are refused. So is every key that no reader knows and that is not known to leave the
+layers' dimensions alone: a key that was skipped in silence could make every number wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
+from schedc.io.location import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from schedc.io.location import Location
+
+MOST_LAYERS = 2**16
+
+
+@cache
+def _without_effect() -> frozenset[str]:
+    """Keys that change no layer's dimensions."""
+    text = resources.files("schedc.costs").joinpath("keys_without_effect.txt").read_text(encoding="utf-8")
+    return frozenset(key for line in text.splitlines() if not line.startswith("#") for key in line.split())
+
+
+class _Keys:
+    """The keys of one config; knows which of them have been read."""
+
+    def __init__(self, table: Mapping[str, Any], location: Location) -> None:
+        self.table, self.location = table, location
+        self.read: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        self.read.add(key)
+        return self.table.get(key) is not None
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**32) -> int:
+        """A whole number; refused where it is missing and there is no default."""
+        value = self.table.get(key) if self.has(key) else default
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            expected = f"a whole number from {least} to {most}"
+            raise (self.location / key).refuse("nothing" if value is None else show(value), expected)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.table[key] if self.has(key) else default
+        if not isinstance(value, bool):
+            raise (self.location / key).refuse(show(value), "true or false")
+        return value
+
+    def numbers(self, key: str) -> list[int]:
+        """A list of whole numbers; empty where it is missing."""
+        value = self.table[key] if self.has(key) else []
+        if not isinstance(value, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+            raise (self.location / key).refuse(show(value), "a list of whole numbers")
+        return value
+
+    def must_be(self, value: bool, *names: str) -> None:
+        """Refuse the keys where they say the opposite: what they switch has no operators here."""
+        for key in names:
+            if self.flag(key, value) is not value:
+                raise (self.location / key).refuse(show(not value), show(value))
+
+    def refuse_unknown(self) -> None:
+        """Refuse the keys that nobody has read, but for those without an effect."""
+        for key, value in self.table.items():
+            if value is not None and key not in self.read and key not in _without_effect():
+                expected = "keys whose effect on the costs is known; remove it if it changes no layer's dimensions"
+                raise (self.location / key).refuse(f"{show(value)} under an unknown key", expected)
+
+
+def architecture_of_config(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
+    """The architecture that a config.json describes.
+
+    Args:
+        table: the file's object.
+        name: of the architecture, for people.
+        location: of the object, for errors.
+
+    Raises:
+        InvalidInput: an unknown `model_type`, a key that is missing, unknown or of a wrong type.
+    """
+    kind = table.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        found = "nothing" if kind is None else show(kind)
+        raise (location / "model_type").refuse(found, f"one of {', '.join(sorted(MODEL_TYPES))}")
+    if kind == "gemma3":
+        return _text_of_gemma3(table, name, location)
+    keys = _Keys(table, location)
+    architecture = MODEL_TYPES[kind](keys, name)
+    keys.refuse_unknown()
+    return architecture
+
+
+def _text_of_gemma3(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
+    """The text model of a multimodal Gemma 3; its config leaves out what is the default of transformers' Gemma3TextConfig."""
+    inner = table.get("text_config")
+    if not isinstance(inner, dict):
+        raise (location / "text_config").refuse("nothing" if inner is None else show(inner), "a table")
+    defaults = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return architecture_of_config({**defaults, **inner}, name, location / "text_config")
+
+
+def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool = False, head_dim: int | None = None) -> Attention:
+    """Attention by the keys that most models share; `input_bias` None: what `attention_bias` says, of the output, too."""
+    heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
+    if head_dim is None and not keys.has("head_dim") and hidden % heads:
+        raise (keys.location / "head_dim").refuse("nothing", f"a whole number, as {hidden} is no multiple of {heads} heads")
+    kv_heads = keys.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise (keys.location / "num_key_value_heads").refuse(str(kv_heads), f"a divisor of {heads} heads")
+    bias = keys.flag("attention_bias", False)
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=keys.count("head_dim", head_dim or hidden // heads),
+        input_bias=bias if input_bias is None else input_bias,
+        output_bias=bias if input_bias is None else False,
+        head_norms=head_norms,
+    )
+
+
+def _windowed(attention: Attention, window: int | None) -> Attention:
+    return replace(attention, window=window)
+
+
+def _gated(keys: _Keys) -> FeedForward:
+    return FeedForward(width=keys.count("intermediate_size"), gated=True, bias=keys.flag("mlp_bias", False))
+
+
+def _decoder(keys: _Keys, name: str, blocks: list[Block], *, tied: bool) -> Architecture:
+    return Architecture(
+        name=name,
+        hidden=keys.count("hidden_size"),
+        vocabulary=keys.count("vocab_size"),
+        blocks=tuple(blocks),
+        tied=keys.flag("tie_word_embeddings", tied),
+    )
+
+
+def _layers(keys: _Keys) -> range:
+    return range(keys.count("num_hidden_layers", most=MOST_LAYERS))
+
+
+def _llama(keys: _Keys, name: str) -> Architecture:
+    return _decoder(keys, name, [Block((_attention(keys), _gated(keys)))] * len(_layers(keys)), tied=False)
+
+
+def _mistral(keys: _Keys, name: str) -> Architecture:
+    """A window in all layers, or in none: null. Where the key is missing there is one, so it must be there."""
+    if "sliding_window" not in keys.table:
+        raise (keys.location / "sliding_window").refuse("nothing", "a whole number, or null")
+    window = keys.count("sliding_window") if keys.has("sliding_window") else None
+    block = Block((_windowed(_attention(keys), window), _gated(keys)))
+    return _decoder(keys, name, [block] * len(_layers(keys)), tied=False)
+
+
+def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has a window: as `layer_types` says, or by a rule where that is missing."""
+    layers, kinds = _layers(keys), {"full_attention": False, "sliding_attention": True}
+    if not keys.has("layer_types"):
+        return [otherwise(layer) for layer in layers]
+    types = keys.table["layer_types"]
+    if (
+        not isinstance(types, list)
+        or len(types) != len(layers)
+        or not all(isinstance(kind, str) and kind in kinds for kind in types)
+    ):
+        raise (keys.location / "layer_types").refuse(show(types), f'{len(layers)} times "full_attention" or "sliding_attention"')
+    return [kinds[kind] for kind in types]
+
+
+def _qwen2(keys: _Keys, name: str) -> Architecture:
+    return _qwen(keys, name, _attention(keys, input_bias=True), _gated(keys))
+
+
+def _qwen3(keys: _Keys, name: str) -> Architecture:
+    return _qwen(keys, name, _attention(keys, head_norms=True, head_dim=128), _gated(keys))
+
+
+def _qwen(keys: _Keys, name: str, attention: Attention, feed_forward: FeedForward) -> Architecture:
+    """Dense Qwen: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
+    keys.read |= {"sliding_window", "max_window_layers", "layer_types"}
+    if not keys.flag("use_sliding_window", False):
+        return _decoder(keys, name, [Block((attention, feed_forward))] * len(_layers(keys)), tied=False)
+    first, windowed = keys.count("max_window_layers", least=0), _windowed(attention, keys.count("sliding_window"))
+    slides = _windowed_layers(keys, otherwise=lambda layer: layer >= first)
+    blocks = [Block((windowed if has_window else attention, feed_forward)) for has_window in slides]
+    return _decoder(keys, name, blocks, tied=False)
+
+
+def _qwen3_moe(keys: _Keys, name: str) -> Architecture:
+    attention = _attention(keys, head_norms=True)
+    experts = Experts(
+        count=keys.count("num_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("moe_intermediate_size")
+    )
+    keys.must_be(False, "use_sliding_window")
+    keys.read |= {"sliding_window", "max_window_layers", "intermediate_size", "layer_types"}
+    every, dense = keys.count("decoder_sparse_step", 1), keys.numbers("mlp_only_layers")
+    blocks = [
+        Block((attention, experts if layer not in dense and (layer + 1) % every == 0 else _gated(keys))) for layer in _layers(keys)
+    ]
+    return _decoder(keys, name, blocks, tied=False)
+
+
+def _mixtral(keys: _Keys, name: str) -> Architecture:
+    window = keys.count("sliding_window") if keys.has("sliding_window") else None
+    experts = Experts(
+        count=keys.count("num_local_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("intermediate_size")
+    )
+    return _decoder(keys, name, [Block((_windowed(_attention(keys), window), experts))] * len(_layers(keys)), tied=False)
+
+
+def _gemma2(keys: _Keys, name: str) -> Architecture:
+    """Every second layer has a window, the first one among them."""
+    return _gemma(keys, name, _attention(keys, head_dim=256), keys.count("sliding_window", 4096), 2)
+
+
+def _gemma3(keys: _Keys, name: str) -> Architecture:
+    """All layers but every sixth have a window."""
+    every = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6))
+    return _gemma(keys, name, _attention(keys, head_norms=True, head_dim=256), keys.count("sliding_window", 4096), every)
+
+
+def _gemma(keys: _Keys, name: str, attention: Attention, window: int, every: int) -> Architecture:
+    feed_forward = _gated(keys)
+    keys.must_be(False, "use_bidirectional_attention")
+    slides = _windowed_layers(keys, otherwise=lambda layer: (layer + 1) % every != 0)
+    blocks = [
+        Block((_windowed(attention, window if has_window else None), feed_forward), norms_after=True) for has_window in slides
+    ]
+    return _decoder(keys, name, blocks, tied=True)
+
+
+def _deepseek(keys: _Keys, name: str) -> Architecture:
+    attention = LatentAttention(
+        heads=keys.count("num_attention_heads"),
+        query_rank=keys.count("q_lora_rank") if keys.has("q_lora_rank") else None,
+        kv_rank=keys.count("kv_lora_rank"),
+        plain_dim=keys.count("qk_nope_head_dim"),
+        rotary_dim=keys.count("qk_rope_head_dim"),
+        value_dim=keys.count("v_head_dim"),
+    )
+    width = keys.count("moe_intermediate_size")
+    experts = Experts(
+        count=keys.count("n_routed_experts"),
+        chosen=keys.count("num_experts_per_tok"),
+        width=width,
+        shared_width=width * keys.count("n_shared_experts", least=0),
+        router_bias=keys.table["model_type"] == "deepseek_v3",
+    )
+    keys.read |= {"num_key_value_heads", "head_dim", "qk_head_dim"}
+    keys.must_be(False, "attention_bias")
+    dense, every = keys.count("first_k_dense_replace", 0, least=0), keys.count("moe_layer_freq", 1)
+    feed_forward = _gated(keys)
+    blocks = [Block((attention, experts if layer >= dense and layer % every == 0 else feed_forward)) for layer in _layers(keys)]
+    decoder = _decoder(keys, name, blocks, tied=False)
+    return Architecture(
+        name=name,
+        hidden=decoder.hidden,
+        vocabulary=decoder.vocabulary,
+        blocks=decoder.blocks,
+        further_tokens=(Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
+        tied=decoder.tied,
+    )
+
+
+def _nemotron_h(keys: _Keys, name: str) -> Architecture:
+    """`hybrid_override_pattern` has a letter for each layer: M Mamba-2, * attention, - feed-forward."""
+    keys.must_be(False, "attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
+    keys.must_be(True, "use_conv_bias")
+    width = "attention_head_dim" if keys.has("attention_head_dim") else "head_dim"
+    mamba = Mamba(
+        heads=keys.count("mamba_num_heads"),
+        head_dim=keys.count("mamba_head_dim"),
+        state=keys.count("ssm_state_size"),
+        groups=keys.count("n_groups"),
+        convolution=keys.count("conv_kernel", 4),
+        chunk=keys.count("chunk_size", 128),
+    )
+    attention = Attention(
+        heads=keys.count("num_attention_heads"),
+        kv_heads=keys.count("num_key_value_heads"),
+        head_dim=keys.count(width),
+        rotary=False,
+    )
+    sublayers: dict[str, Sublayer] = {
+        "M": mamba,
+        "*": attention,
+        "-": FeedForward(width=keys.count("intermediate_size"), gated=False),
+    }
+    keys.read |= {"expand", "head_dim"}
+    pattern, layers = keys.table.get("hybrid_override_pattern"), _layers(keys)
+    keys.read.add("hybrid_override_pattern")
+    if not isinstance(pattern, str) or len(pattern) != len(layers) or set(pattern) - set(sublayers):
+        found = "nothing" if pattern is None else show(pattern)
+        raise (keys.location / "hybrid_override_pattern").refuse(found, f"{len(layers)} letters, each M, * or -")
+    return _decoder(keys, name, [Block((sublayers[letter],)) for letter in pattern], tied=False)
+
+
+def _gpt2(keys: _Keys, name: str) -> Architecture:
+    hidden, heads = keys.count("n_embd"), keys.count("n_head")
+    if hidden % heads:
+        raise (keys.location / "n_head").refuse(str(heads), f"a divisor of n_embd, {hidden}")
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, input_bias=True, output_bias=True, rotary=False)
+    feed_forward = FeedForward(width=keys.count("n_inner", 4 * hidden), gated=False, bias=True)
+    return Architecture(
+        name=name,
+        hidden=hidden,
+        vocabulary=keys.count("vocab_size"),
+        blocks=(Block((attention, feed_forward)),) * keys.count("n_layer", most=MOST_LAYERS),
+        tied=keys.flag("tie_word_embeddings", True),
+        positions=keys.count("n_positions"),
+        norm_bias=True,
+    )
+
+
+MODEL_TYPES: dict[str, Callable[[_Keys, str], Architecture]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "nemotron_h": _nemotron_h,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}
+"""The reader of each `model_type`."""

@@ -1,0 +1,133 @@
+"""What each layer of a model costs on a device: the one entry to this folder, a pure function.
+
+The layers are those of a profile.json: the embedding, each block, each multi-token-prediction module, the head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from schedc.costs.durations import duration_s
+from schedc.costs.efficiency import ROOFLINE
+from schedc.costs.parts import parts_of
+from schedc.errors import Unsupported
+from schedc.formats.profile_file import LayerEntry
+from schedc.units import MAX_QUANTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.costs.architecture import Architecture
+    from schedc.costs.devices import Accelerator
+    from schedc.costs.efficiency import Efficiency
+    from schedc.costs.operators.operator import Operators
+    from schedc.costs.setting import Setting
+
+
+def layers_of(
+    architecture: Architecture,
+    device: Accelerator,
+    setting: Setting,
+    efficiency: Efficiency = ROOFLINE,
+    *,
+    split_backward: bool = True,
+) -> tuple[LayerEntry, ...]:
+    """The costs of one microbatch in each layer, on one device of a tensor-, context- and expert-parallel group.
+
+    Args:
+        architecture: the model.
+        device: what it runs on, and its links.
+        setting: how the model is divided, and how long a microbatch is.
+        efficiency: which share of the device's peaks is reached.
+        split_backward: whether B and W may run apart, so that W needs gradients kept from B; False: nothing is kept for W, and the
+            layers have the fused backward alone.
+
+    Returns:
+        One entry for each layer, in the order of the forward; times in nanoseconds, sizes in bytes. `parameters` are those that one
+        device has, `expert_parameters` those of them that are of routed experts, `message` what one device sends.
+
+    Raises:
+        Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.
+    """
+    message = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
+    made: dict[int, LayerEntry] = {}
+    layers = []
+    parts = parts_of(architecture, setting)
+    for part in parts:
+        if id(part.operators) not in made:  # equal blocks share them, and `parts` keeps them
+            made[id(part.operators)] = layer_of(
+                part.name,
+                part.kind,
+                part.operators,
+                device,
+                efficiency,
+                element_bytes=setting.element_bytes,
+                message_bytes=part.states * message,
+                split_backward=split_backward,
+            )
+        layers.append(replace(made[id(part.operators)], name=part.name))
+    return tuple(layers)
+
+
+def layer_of(
+    name: str,
+    kind: str,
+    operators: Operators,
+    device: Accelerator,
+    efficiency: Efficiency = ROOFLINE,
+    *,
+    element_bytes: int = 2,
+    message_bytes: int = 0,
+    split_backward: bool = True,
+) -> LayerEntry:
+    """A profile's layer of its operators.
+
+    Memory never grows in B in the cost model. Where the gradients that B keeps for W are more than what it frees, `activation` is
+    therefore as high as `activation_after_input`: never too little.
+
+    Raises:
+        Unsupported: a number is larger than a profile can hold.
+    """
+    forward_s, input_s, weight_s = (
+        sum(duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes) for operator, work in works)
+        for works in (
+            [(operator, operator.forward) for operator in operators],
+            [(operator, operator.backward_input) for operator in operators],
+            [(operator, operator.backward_weight) for operator in operators],
+        )
+    )
+    kept = sum(operator.kept_for_input_bytes + operator.kept_for_weight_bytes for operator in operators)
+    after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
+    if max(forward_s, input_s, weight_s) * 1e9 > MAX_QUANTITY or max(kept, after) > MAX_QUANTITY:
+        raise Unsupported(f"the microbatch is too large: {name} takes or holds more than {MAX_QUANTITY} ns or B")
+    return LayerEntry(
+        name=name,
+        kind=kind,
+        parameters=round(sum(operator.parameters for operator in operators)),
+        expert_parameters=round(sum(operator.parameters for operator in operators if operator.routed)) or None,
+        forward_ns=round(forward_s * 1e9),
+        backward_input_ns=round(input_s * 1e9) if split_backward else None,
+        backward_weight_ns=round(weight_s * 1e9) if split_backward else None,
+        backward_ns=None if split_backward else round(input_s * 1e9) + round(weight_s * 1e9),
+        activation_bytes=round(max(kept, after)),
+        activation_after_input_bytes=round(after) if split_backward else None,
+        message_bytes=message_bytes,
+    )
+
+
+def merged(layers: Sequence[LayerEntry]) -> tuple[LayerEntry, ...]:
+    """Layers in a row that differ in their names alone as one entry with `repeat`, named by the first and the last."""
+    runs: list[list[LayerEntry]] = []
+    for layer in layers:
+        if runs and replace(runs[-1][0], name=layer.name) == layer:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return tuple(
+        run[0]
+        if len(run) == 1
+        else replace(run[0], name=f"{run[0].name.replace('block', 'blocks')} to {run[-1].name.split()[-1]}", repeat=len(run))
+        for run in runs
+    )

@@ -1,0 +1,161 @@
+"""An operator: what it computes, moves and keeps on one device for one microbatch, in F, in B and in W; and the common kinds of it.
+
+FLOPs count a multiplication and an addition as two. Bytes are what passes the device's memory, and the links. Numbers are floats,
+as shares of tensors are; `schedc.costs.layers` rounds the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from schedc.costs.setting import Setting
+
+GRADIENT_BYTES = 4
+"""Of each element of a weight's gradient, which is summed over microbatches in 32 bits."""
+
+
+class Engine(StrEnum):
+    """What computes; each reaches another share of the peak."""
+
+    MATRIX = "matrix"
+    ATTENTION = "attention"
+    SCAN = "scan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorWork:
+    """What one phase of an operator does."""
+
+    flops: float = 0.0
+    memory_bytes: float = 0.0
+    link_bytes: float = 0.0
+    """That one device sends through its links in collectives."""
+    collectives: int = 0
+    spans: int = 1
+    """How many devices take part in them; more than a group has go through the network."""
+    overlapped: bool = False
+    """The links work while the device computes (ring attention)."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.flops or self.memory_bytes or self.link_bytes)
+
+
+NO_WORK = OperatorWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One step of a layer."""
+
+    name: str
+    forward: OperatorWork = NO_WORK
+    backward_input: OperatorWork = NO_WORK
+    backward_weight: OperatorWork = NO_WORK
+    engine: Engine = Engine.MATRIX
+    parameters: float = 0.0
+    routed: bool = False
+    """They are of experts among which each token's are chosen; expert parallelism divides these among data-parallel replicas."""
+    kept_for_input_bytes: float = 0.0
+    """Kept from F; B frees it."""
+    kept_for_weight_bytes: float = 0.0
+    """Kept from F; W frees it."""
+    gradient_bytes: float = 0.0
+    """Kept from B; W frees it."""
+
+
+Operators: TypeAlias = list[Operator]
+
+
+def matrix_product(
+    name: str,
+    setting: Setting,
+    inner: float,
+    outer: float,
+    *,
+    tokens: float,
+    matrices: float = 1,
+    bias: float = 0.0,
+    input_bytes: float | None = None,
+    computed_again: bool = False,
+    held: bool = True,
+    summed: bool = False,
+    routed: bool = False,
+) -> Operator:
+    """A projection of tokens from `inner` to `outer` elements, by one matrix, or by several of which each token meets one.
+
+    Args:
+        name: of the operator.
+        setting: for the size of an element.
+        inner: elements of a token that come in, on this device.
+        outer: elements that go out, on this device.
+        tokens: how many tokens this device projects, over all matrices.
+        matrices: how many there are on this device.
+        bias: parameters besides.
+        input_bytes: what is kept of the input for W; None: all of it; 0 where something else keeps it.
+        computed_again: the input is not kept from F: B computes it, and keeps it for W.
+        held: False: the matrix is counted elsewhere.
+        summed: over the tensor-parallel group, each device of which keeps its share of the output's gradient, gathered again for W.
+        routed: the matrices are experts, among which each token's are chosen.
+    """
+    size = setting.element_bytes
+    flops = 2 * tokens * inner * outer
+    weights, reads, writes = matrices * inner * outer, tokens * inner * size, tokens * outer * size
+    kept = reads if input_bytes is None else input_bytes
+    return Operator(
+        name=name,
+        forward=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
+        backward_input=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
+        backward_weight=OperatorWork(flops=flops, memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights),
+        parameters=weights + bias if held else 0.0,
+        routed=routed,
+        kept_for_weight_bytes=0.0 if computed_again else kept,
+        gradient_bytes=writes / (setting.tensor_parallel if summed else 1) + (kept if computed_again else 0.0),
+    )
+
+
+def elementwise(
+    name: str, setting: Setting, elements: float, *, forward: float, backward: float, kept: float = 0.0, parameters: float = 0.0
+) -> Operator:
+    """What passes each element by itself: its time is that of the bytes.
+
+    Args:
+        name: of the operator.
+        setting: for the size of an element.
+        elements: of one tensor.
+        forward: how many such tensors F reads and writes.
+        backward: how many B reads and writes.
+        kept: how many F keeps for B.
+        parameters: of a norm, say.
+    """
+    tensor = elements * setting.element_bytes
+    return Operator(
+        name=name,
+        forward=OperatorWork(memory_bytes=forward * tensor),
+        backward_input=OperatorWork(memory_bytes=backward * tensor),
+        parameters=parameters,
+        kept_for_input_bytes=kept * tensor,
+    )
+
+
+def collective(name: str, setting: Setting, elements: float) -> Operators:
+    """An all-gather of each token's elements over the tensor-parallel group, or a reduce-scatter: B has the other one.
+
+    Args:
+        name: of the operator.
+        setting: for the group, and the tokens of each of its devices.
+        elements: of one token.
+
+    Returns:
+        Nothing where the group is one device.
+    """
+    others = setting.tensor_parallel - 1
+    if not others:
+        return []
+    sent = others * setting.own_tokens * elements * setting.element_bytes
+    work = OperatorWork(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
+    return [Operator(name=name, forward=work, backward_input=work)]

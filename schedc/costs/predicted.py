@@ -1,0 +1,103 @@
+"""The layers of a model that a user names, as a profile has them: by a known name or the path of a config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedc.costs.devices import device_named
+from schedc.costs.efficiency import ROOFLINE, Efficiency
+from schedc.costs.hugging_face import architecture_of_config
+from schedc.costs.layers import layers_of, merged
+from schedc.costs.names import architecture_named, is_known
+from schedc.costs.setting import Setting
+from schedc.errors import InvalidInput
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location, show
+from schedc.io.tables import parse_json
+
+if TYPE_CHECKING:
+    from schedc.costs.architecture import Architecture
+    from schedc.costs.devices import Accelerator
+    from schedc.formats.profile_file import LayerEntry
+
+DEFAULT_SEQUENCE = 4096
+"""Tokens, where neither the user nor the model's position embeddings say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A model's layers on a device."""
+
+    architecture: Architecture
+    device: Accelerator
+    setting: Setting
+    rates: Efficiency
+    title: str
+    """The model, the device, how it is divided, and the tokens; for people."""
+    layers: tuple[LayerEntry, ...]
+    """Equal ones in a row are one entry."""
+
+
+def predicted(
+    model: str,
+    device: str,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    microbatch: int = 1,
+    sequence: int | None = None,
+    selective_recompute: bool = False,
+    split_backward: bool = True,
+    rates: Efficiency = ROOFLINE,
+) -> Predicted:
+    """What the layers cost.
+
+    Args:
+        model: a known name, or the path of a Hugging Face config.json.
+        device: a known name.
+        tp: the tensor parallel size.
+        cp: the context parallel size.
+        ep: the expert parallel size.
+        microbatch: sequences in a microbatch.
+        sequence: tokens in a sequence; None: 4096, or the model's position embeddings if fewer.
+        selective_recompute: whether B computes norms and activation functions again.
+        split_backward: whether B and W may run apart.
+        rates: which share of the device's peaks is reached.
+
+    Raises:
+        InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
+        Unsupported: a dimension of the model cannot be divided so.
+    """
+    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("microbatch", microbatch), ("sequence", sequence)):
+        if size is not None and not (isinstance(size, Integral) and size >= 1):
+            raise InvalidInput(f"{name}: found {show(size)}, expected a whole number of at least 1")
+    architecture, where = architecture_of(model), device_named(device)
+    setting = Setting(
+        microbatch_size=microbatch,
+        sequence_length=sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE),
+        tensor_parallel=tp,
+        context_parallel=cp,
+        expert_parallel=ep,
+        selective_recompute=selective_recompute,
+    )
+    layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
+    divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
+    title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
+    return Predicted(architecture=architecture, device=where, setting=setting, rates=rates, title=title, layers=layers)
+
+
+def architecture_of(model: str) -> Architecture:
+    """The architecture of that name, or of that file.
+
+    Raises:
+        InvalidInput: there is neither, or the file cannot be used.
+    """
+    path = Path(model)
+    if is_known(model) or not (path.suffix == ".json" or path.exists()):
+        return architecture_named(model)
+    name = path.stem if path.stem != "config" else path.resolve().parent.name
+    return architecture_of_config(parse_json(read_bytes(path), model), name, Location(model))

@@ -1,1 +1,0 @@
-"""Files of any kind: bytes in, tables checked against types, one-line errors; outputs whole or not at all."""

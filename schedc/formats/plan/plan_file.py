@@ -1,0 +1,172 @@
+"""Reading the plan file, JSON that the compiler writes, people review and training jobs execute (formats, "The plan").
+
+A training job reads plans and writes none: writing them is apart, in `plan_to_file`. What a single field must be is checked by the
+decoder (`plan_structs`), what a plan must be by `schedc.verify.plan.checks`; here only what keeps a file from being a Plan at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import UNSET, structs
+
+from schedc.errors import InvalidInput
+from schedc.formats.plan.plan_structs import PlanFile
+from schedc.formats.plan.tokens import TokenReader, parse_collective, parse_index, parse_plan_op
+from schedc.io.decode import decode
+from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.io.location import Location, show
+from schedc.ir.costs import DURATIONS
+from schedc.ir.ops import Kind
+from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan
+from schedc.ir.problem import DataParallel, Link, Problem, Stage
+from schedc.ir.schedule import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from schedc.formats.plan.plan_structs import LinkEntry, PartsEntry, RankEntry
+
+T = TypeVar("T")
+
+STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
+"""The fields of a stage that are sizes; the file has a list of each under the same name."""
+
+
+def read_plan(path: Path | str) -> Plan:
+    """The plan in the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    return parse_plan(read_bytes(path, MOST_BYTES), str(path))
+
+
+def parse_plan(content: bytes, name: str) -> Plan:
+    """The plan that the bytes of a plan file hold; `name` is what messages call the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    location, content = Location(name), without_mark(content)
+    try:
+        file = decode(content, PlanFile, location)
+    except InvalidInput:
+        from schedc.formats.plan.no_plan import check_header
+
+        check_header(content, location)
+        raise
+    return _plan(file, location)
+
+
+def _plan(file: PlanFile, location: Location) -> Plan:
+    ranks = _ranks(file.ranks, location / "ranks")
+    return Plan(
+        problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
+        ranks=ranks,
+        parts=tuple(_parts(entry, place) for place, entry in _placed(file.costs.parts, location / "costs" / "parts")),
+        certificate=Certificate(**{name: value for name, value in structs.asdict(file.certificate).items() if value is not UNSET}),
+        made_by=MadeBy(**structs.asdict(file.made_by)),
+    )
+
+
+def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location, T]]:
+    """The values of a list, each after its place."""
+    return ((location / at, value) for at, value in enumerate(values))
+
+
+def _ranks(entries: Sequence[RankEntry], location: Location) -> tuple[RankPlan, ...]:
+    """The queues of all ranks; each token is parsed once."""
+    ops, indices, collectives = TokenReader(parse_plan_op), TokenReader(parse_index), TokenReader(parse_collective)
+    return tuple(
+        RankPlan(
+            rank=entry.rank,
+            compute=ops.read(entry.compute, rank / "compute"),
+            channels=tuple(
+                Channel(
+                    name=channel.name,
+                    peer=channel.peer,
+                    transfers=ops.read(channel.transfers, place / "transfers"),
+                    post_before=indices.read(channel.post_before or (), place / "post_before"),
+                )
+                for place, channel in _placed(entry.channels, rank / "channels")
+            ),
+            collectives=collectives.read(entry.collectives, rank / "collectives"),
+        )
+        for rank, entry in _placed(entries, location)
+    )
+
+
+def _parts(entry: PartsEntry, location: Location) -> Parts:
+    if len(entry.shares) < 2:
+        raise (location / "shares").refuse(show(entry.shares), "the shares of two or more parts")
+    return Parts(kind=Kind[entry.kind], stage=entry.stage, shares=entry.shares)
+
+
+def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
+    pipeline, costs = file.pipeline, file.costs
+    if pipeline.ranks > len(pipeline.stages):  # as below, a wrong digit would have the verifier count indefinitely
+        found = f"{pipeline.ranks}, but {len(pipeline.stages)} in pipeline.stages"
+        raise (location / "pipeline" / "ranks").refuse(found, "one stage or more for each rank")
+    path_of = pipeline.path_of
+    if len(path_of) == 1:
+        if pipeline.microbatches > max(num_ops, 1):  # else a wrong digit would ask for all the memory there is
+            found = f"{pipeline.microbatches}, but the compute queues hold {num_ops} ops in all"
+            raise (location / "pipeline" / "microbatches").refuse(found, "one op or more for each microbatch")
+        path_of *= pipeline.microbatches
+    own: dict[str, Any] = {
+        "name": file.name,
+        "stages": _stages(file, location / "costs"),
+        "path_of": path_of,
+        "links": tuple(_link(entry, place) for place, entry in _placed(costs.links, location / "costs" / "links")),
+        "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
+    }
+    same = structs.asdict(costs) | structs.asdict(pipeline)
+    return Problem(**own, **{field.name: same[field.name] for field in fields(Problem) if field.name not in own})
+
+
+def _link(entry: LinkEntry, location: Location) -> Link:
+    if entry.source == entry.destination:
+        raise location.refuse(f"a link from rank {entry.source} to itself", "two ranks")
+    return Link(**structs.asdict(entry))
+
+
+def _stages(file: PlanFile, location: Location) -> tuple[Stage, ...]:
+    entries, costs = file.pipeline.stages, file.costs
+    columns = {DURATIONS[kind]: (location / "durations_ns" / kind.name, getattr(costs.durations_ns, kind.name)) for kind in Kind}
+    columns |= {name: (location / name, getattr(costs, name)) for name in STAGE_SIZES}
+    for index, entry in enumerate(entries):
+        if entry.expert_parameters > entry.parameters:
+            place = Location(location.file) / "pipeline" / "stages" / index / "expert_parameters"
+            raise place.refuse(str(entry.expert_parameters), f"at most the stage's parameters, {entry.parameters}")
+    for name in ("recomputed_bytes", "static_bytes"):
+        if not getattr(costs, name):
+            del columns[name]
+    for place, values in columns.values():
+        if len(values) != len(entries):
+            raise place.refuse(f"{len(values)} values", f"{len(entries)}, one for each of pipeline.stages")
+    for index, (after_input, whole) in enumerate(zip(costs.activation_after_input_bytes, costs.activation_bytes, strict=True)):
+        again = costs.recomputed_bytes[index] if costs.recomputed_bytes else 0
+        if again and not entries[index].recompute:
+            raise (location / "recomputed_bytes" / index).refuse(str(again), "0, as the stage does not recompute")
+        if after_input > whole + again:
+            place = location / "activation_after_input_bytes" / index
+            raise place.refuse(str(after_input), f"at most what the stage holds in all, {whole + again}")
+    for name in DURATIONS.values():
+        place, values = columns[name]
+        columns[name] = place, [_all(value, here) for here, value in _placed(values, place)]
+    return tuple(
+        Stage(**structs.asdict(entry), **{name: values[index] for name, (_, values) in columns.items()})
+        for index, entry in enumerate(entries)
+    )
+
+
+def _all(values: int | tuple[int, ...], location: Location) -> tuple[int, ...]:
+    """The durations of one kind of block of a stage, from one number for all microbatches or a list."""
+    if isinstance(values, int):
+        return (values,)
+    if not values:
+        raise location.refuse("an empty list", "one duration, or one for each microbatch")
+    return values

@@ -1,0 +1,168 @@
+"""The plan file's shape (formats, "The plan"), as the types that decode it, encode it and give its JSON Schema.
+
+They hold what the file says, checked field by field; `plan_file` turns them into a Plan, `plan_to_file` makes them of one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from schedc.io.location import PRINTABLE
+from schedc.ir.plan import BoundName, Scope
+from schedc.ir.problem import Objective
+
+FORMAT: Final = "schedc.plan"
+VERSION: Final = 1
+
+MOST = 2**53 - 1  # the largest whole number that every JSON reader reads exactly; 104 days in nanoseconds
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Several = Annotated[int, Meta(ge=1, le=MOST)]
+Tokens = Annotated[
+    tuple[str, ...], Meta(description='Lines of at most 16 tokens joined by single spaces; `" ".join(lines).split()` reads them.')
+]
+Text = Annotated[str, Meta(pattern=PRINTABLE)]
+PerMicrobatch = Annotated[Count | tuple[Count, ...], Meta(description="One value for all microbatches, or one for each.")]
+
+
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all objects of the file have in common."""
+
+
+class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
+    """How the plan came to be."""
+
+    schedc: Text
+    method: Text
+    seed: int
+    job_sha256: str
+    reproducible: bool = True
+
+
+class CertificateEntry(_Entry, frozen=True):
+    """What the plan is worth, and how well that is known."""
+
+    makespan_ns: Count
+    lower_bound_ns: Count
+    gap: float
+    bound: BoundName
+    bubble_ratio: float
+    peak_activation_bytes: tuple[Count, ...]
+    stage_span_ns: Count = 0
+    objective: Objective = Objective.MAKESPAN
+    solver_log_sha256: str | UnsetType = UNSET  # `omit_defaults` tells texts apart by identity, and would not always leave it out
+    scope: Scope | UnsetType = UNSET
+
+
+class StageEntry(_Entry, frozen=True, omit_defaults=True):
+    """A stage: its rank, its layers [first, last) where known, its weights, and whether it runs its forward again."""
+
+    rank: Count
+    layers: tuple[Count, Count] | None = None
+    recompute: bool = False
+    parameters: Count = 0
+    expert_parameters: Count = 0
+
+
+class Pipeline(_Entry, frozen=True, omit_defaults=True):
+    """Stages on ranks, and the paths of microbatches through them."""
+
+    ranks: Several
+    microbatches: Several
+    placement: Text
+    split_backward: bool
+    stages: tuple[StageEntry, ...]
+    paths: tuple[tuple[Count, ...], ...]
+    path_of: Annotated[tuple[Count, ...], Meta(description="The path of each microbatch; one number where all take the same.")]
+    cut_blocks: Annotated[bool, Meta(description="Blocks may be cut into parts.")] = True
+    in_order: Annotated[bool, Meta(description="Microbatches enter in the order of their numbers; false: in any order.")] = False
+
+
+class Durations(_Entry, frozen=True):
+    """The time of each kind of block, per stage, in nanoseconds."""
+
+    F: tuple[PerMicrobatch, ...]
+    B: tuple[PerMicrobatch, ...]
+    W: tuple[PerMicrobatch, ...]
+    BW: tuple[PerMicrobatch, ...]
+
+
+class LinkEntry(_Entry, frozen=True, omit_defaults=True):
+    """A directed link between two ranks."""
+
+    source: Count
+    destination: Count
+    latency_ns: Count
+    transfer_ns: Count | None = None
+    bytes_per_second: Several | None = None
+    trunk: Text | None = None
+
+
+class PartsEntry(_Entry, frozen=True):
+    """How the blocks of one kind of one stage are cut: the relative time of each part."""
+
+    kind: Annotated[str, Meta(pattern="^(F|B|W|BW)$")]
+    stage: Count
+    shares: tuple[Several, ...]
+
+
+class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
+    """The collectives beside the pipeline; times per stage."""
+
+    size: Several
+    zero_stage: Count
+    reduce_scatter_ns: tuple[Count, ...]
+    all_gather_ns: tuple[Count, ...] = ()
+    trunk: Text | None = None
+
+
+class CostsEntry(_Entry, frozen=True, omit_defaults=True):
+    """All that is needed to simulate the plan without its job. Bytes per stage, but `memory_limit_bytes` per rank."""
+
+    objective: Objective
+    durations_ns: Durations
+    activation_bytes: tuple[Count, ...]
+    activation_after_input_bytes: tuple[Count, ...]
+    message_bytes: tuple[Count, ...]
+    gradient_message_bytes: tuple[Count, ...]
+    memory_limit_bytes: tuple[Count | None, ...]
+    links: tuple[LinkEntry, ...]
+    recomputed_bytes: tuple[Count, ...] = ()
+    """What B or BW takes besides of a stage that recomputes; empty where none does so."""
+    static_bytes: tuple[Count | None, ...] = ()
+    """What a stage holds all the time; empty, or null, where no capacity of its rank is known."""
+    parts: tuple[PartsEntry, ...] = ()
+    data_parallel: DataParallelEntry | None = None
+
+
+class ChannelEntry(_Entry, frozen=True, omit_defaults=True):
+    """One queue of transfers with one peer; `post_before` where it receives."""
+
+    name: Text
+    peer: Count
+    transfers: Tokens
+    post_before: Tokens | None = None
+
+
+class RankEntry(_Entry, frozen=True):
+    """The queues of one rank."""
+
+    rank: Count
+    compute: Tokens
+    channels: tuple[ChannelEntry, ...]
+    collectives: Tokens = ()
+
+
+class PlanFile(_Entry, frozen=True):
+    """The whole file."""
+
+    format: Literal["schedc.plan"]
+    version: Literal[1]
+    name: Text
+    made_by: MadeByEntry
+    certificate: CertificateEntry
+    pipeline: Pipeline
+    costs: CostsEntry
+    ranks: tuple[RankEntry, ...]

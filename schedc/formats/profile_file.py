@@ -1,0 +1,135 @@
+"""profile.json: the costs of a model's layers, as `schedc profile` measures them or a person writes them.
+
+```json
+{"format": "schedc.profile", "version": 1,
+ "layers": [
+   {"name": "embedding", "forward": "0.4 ms", "backward_input": "0 ms", "backward_weight": "0.5 ms", "message": "64 MiB"},
+   {"name": "block", "repeat": 32, "forward": "4.1 ms", "backward_input": "4.3 ms", "backward_weight": "3.6 ms",
+    "backward": "7.2 ms", "activation": "544 MiB", "activation_after_input": "272 MiB", "message": "64 MiB",
+    "spread": {"forward": 0.01, "backward": 0.02}}]}
+```
+The layers are in the order of the forward; the keys and units are those of the job's [profile], for one microbatch. A stage costs
+what its layers cost together, and sends what its last layer does. `spread` says how far to trust a measured duration. A layer of
+which only whole backwards were measured has `backward` alone; jobs that take it have `split_backward = false`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+from msgspec.structs import asdict, fields
+
+from schedc.io.pretty_json import JsonValue, pretty_json
+from schedc.io.quantities import Count, Duration, Section, Size
+from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
+
+DIGITS = 4
+"""What is kept of a measured duration. Few are good to more, and fewer digits read better in a review."""
+
+
+Share: TypeAlias = Annotated[float, Meta(ge=0.0)]
+
+
+class SpreadEntry(Section, frozen=True, kw_only=True):
+    """Of measured durations, the middle half of the samples, from first to third quartile, relative to the median."""
+
+    forward: Share | None = None
+    backward_input: Share | None = None
+    backward_weight: Share | None = None
+    backward: Share | None = None
+
+
+class LayerEntry(Section, frozen=True, kw_only=True):
+    """One layer, or several equal ones in a row."""
+
+    name: Annotated[str, Meta(description="For people.")] = ""
+    kind: Annotated[str, Meta(description="What it is, for people.")] = ""
+    repeat: Annotated[Count, Meta(description="This many equal layers in a row.")] = 1
+    parameters: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_QUANTITY)] | None, Meta(description="How many weights each of the layers has. Default: 0.")
+    ] = None
+    expert_parameters: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_QUANTITY)] | None,
+        Meta(description="Those of them that are of routed experts, of which data parallelism holds fewer replicas. Default: 0."),
+    ] = None
+    forward_ns: Duration
+    backward_input_ns: Annotated[
+        Duration | None, Meta(description="Left out, as the next, where only fused backwards were measured. Else required.")
+    ] = None
+    backward_weight_ns: Duration | None = None
+    backward_ns: Annotated[
+        Duration | None, Meta(description="Fused, where measured. Required without the two. Default: the two together.")
+    ] = None
+    forward_again_ns: Annotated[
+        Duration | None, Meta(description="The forward that runs again where the stage recomputes. Default: the forward.")
+    ] = None
+    activation_bytes: Annotated[Size | None, Meta(description="Held from the layer's forward. Default: nothing.")] = None
+    activation_after_input_bytes: Annotated[
+        Size | None, Meta(description="The part of it that W still needs. Default: nothing.")
+    ] = None
+    message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
+    gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
+    spread: Annotated[SpreadEntry | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether nothing is known of B and W apart, neither their times nor what is held between them."""
+        return self.backward_input_ns is None and self.backward_weight_ns is None
+
+    @property
+    def parts_ns(self) -> tuple[int, int]:
+        """B and W, W nothing where only both together are known."""
+        if self.is_fused:
+            return self.backward_ns or 0, 0
+        return self.backward_input_ns or 0, self.backward_weight_ns or 0
+
+    @property
+    def whole_ns(self) -> int:
+        """BW."""
+        return sum(self.parts_ns) if self.backward_ns is None else self.backward_ns
+
+
+class ProfileFile(Section, frozen=True, kw_only=True):
+    """Measured layers of a model."""
+
+    format: Literal["schedc.profile"]
+    version: Literal[1]
+    model: Annotated[str, Meta(description="For people.")] = ""
+    layers: Annotated[tuple[LayerEntry, ...], Meta(min_length=1, description="In the order of the forward.")]
+
+
+def profile_json(layers: Sequence[LayerEntry], *, model: str = "", exact: bool = False) -> str:
+    """The text of the file.
+
+    Args:
+        layers: in the order of the forward, at least one. What is not known of them is left out.
+        model: a name for people.
+        exact: every nanosecond and every byte; else as many digits as people read.
+    """
+    file: dict[str, JsonValue] = {"format": "schedc.profile", "version": 1}
+    if model:
+        file["model"] = model
+    return pretty_json({**file, "layers": [_entry(layer, exact) for layer in layers]})
+
+
+def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
+    entry: dict[str, JsonValue] = {}
+    for field in fields(LayerEntry):
+        value = getattr(layer, field.name)
+        if value == field.default:
+            continue
+        if field.name.endswith("_ns"):
+            value = format_duration_ns(value, 9) if exact else _duration(value)
+        elif field.name.endswith("_bytes"):
+            text = format_bytes(value)
+            value = text if not exact or parse_bytes(text) == value else f"{value} B"
+        elif isinstance(value, SpreadEntry):
+            value = {name: round(share, 3) for name, share in asdict(value).items() if share is not None}
+        entry[field.encode_name] = value
+    return entry
+
+
+def _duration(duration_ns: int) -> str:
+    """`4.123 ms`, to `DIGITS` digits."""
+    factor = 10 ** max(0, len(str(duration_ns)) - DIGITS)
+    return format_duration_ns(round(duration_ns / factor) * factor)

@@ -1,0 +1,145 @@
+"""The emitter for PyTorch: a plan as the CSV that `torch.distributed.pipelining` loads, with a stage map beside it.
+
+Takes a plan that its verifier accepts; gives the text that `_PipelineScheduleRuntime._load_csv` of torch 2.13 reads. Row r is rank
+r. `compute_comms` is what torch executes, action by action: compute, sends, receives, REDUCE_GRAD, UNSHARD, RESHARD.
+`compute_only` leaves all but the compute to torch's own lowering.
+
+- Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order; microbatches by torch's numbers (`numbering`).
+- Stages of one rank hand over to each other without actions; torch fails if it finds any there.
+- A send is directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
+  nothing, so both ranks of a pair list what passes between them, in either direction, in the same order.
+- REDUCE_GRAD after a stage's last W or B and what these send: it scales the gradients by 1 / microbatches, and FSDP reduces there.
+  The rank computes nothing meanwhile, which the plan may do; a note of the stage map says so.
+- UNSHARD of each stage once at the start, in the order of first use, RESHARD after its REDUCE_GRAD: parameters are gathered once
+  a step, as the cost model has it. Modules that are not FSDP's take no notice of either.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from schedc.errors import Unsupported
+from schedc.formats.torch_csv.common_order import common_order
+from schedc.formats.torch_csv.numbering import plan_microbatches
+from schedc.formats.torch_csv.stage_map import stage_map
+from schedc.io.atomic_write import write_atomically
+from schedc.io.pretty_json import pretty_json
+from schedc.ir.ops import WHOLE, Kind, Op, token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from schedc.ir.plan import Plan
+
+CsvFormat: TypeAlias = Literal["compute_comms", "compute_only"]
+
+_NAMES = {Kind.F: "F", Kind.B: "I", Kind.W: "W", Kind.BW: "B"}
+
+
+def write_torch_csv(plan: Plan, path: Path, layout: CsvFormat = "compute_comms") -> Path:
+    """Write the CSV, and the stage map beside it; returns the map's path.
+
+    Args:
+        plan: one that the plan verifier accepts.
+        path: where the CSV goes.
+        layout: what torch calls `format`.
+
+    Raises:
+        Unsupported: torch cannot express the plan.
+        InvalidInput: a file cannot be written.
+    """
+    text = torch_csv(plan, layout)
+    beside = stage_map_path(path)
+    write_atomically(beside, pretty_json(stage_map(plan, path.name, layout)).encode())
+    write_atomically(path, text.encode())
+    return beside
+
+
+def stage_map_path(path: Path) -> Path:
+    """Where the stage map of a CSV goes: `plan.csv` has `plan.stages.json`."""
+    return path.with_name(f"{path.stem if path.suffix == '.csv' else path.name}.stages.json")
+
+
+def torch_csv(plan: Plan, layout: CsvFormat = "compute_comms") -> str:
+    """The CSV's text, one line for each rank.
+
+    Raises:
+        Unsupported: torch cannot express the plan; says why.
+    """
+    check_expressible(plan)
+    number = {microbatch: k for k, microbatch in enumerate(plan_microbatches(plan))}
+    if layout == "compute_comms":
+        rows = _compute_comms(plan, number)
+    else:
+        rows = [[_action(op, number) for op in rank.compute] for rank in plan.ranks]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def check_expressible(plan: Plan) -> None:
+    """Refuse a plan that torch's runtime cannot execute as planned.
+
+    Raises:
+        Unsupported: names what it is and what to do.
+    """
+    problem = plan.problem
+    if len(set(problem.path_of)) > 1 or len(problem.paths) > 1:
+        raise _refusal(plan, "it has two paths (a bidirectional placement), and torch's stages form one chain")
+    (path,) = problem.paths
+    if path != tuple(range(len(problem.stages))):
+        raise _refusal(plan, f"its path visits the stages in the order {list(path)}, and torch's goes from stage s to s + 1 only")
+    for index, stage in enumerate(problem.stages):
+        if stage.recompute:
+            raise _refusal(plan, f"stage {index} recomputes, and torch's stages do not; give the job a profile of layers that do")
+    for rank in plan.ranks:
+        for op in rank.compute:
+            if op.part != WHOLE:
+                reason = f"{token(op)} is a part of a block, and torch runs blocks whole"
+                raise _refusal(plan, f'{reason}; set semantics = "torch" in [pipeline], or in [tune] for schedc tune')
+
+
+def _refusal(plan: Plan, reason: str) -> Unsupported:
+    return Unsupported(f"{plan.name}: torch cannot run this plan: {reason}")
+
+
+def _action(op: Op, number: Mapping[int, int], name: str = "") -> str:
+    return f"{op.stage}{name or _NAMES[op.kind]}{number[op.microbatch]}"
+
+
+def _compute_comms(plan: Plan, number: Mapping[int, int]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    left: dict[int, int] = {}
+    reducible: list[list[int]] = []
+    for rank in plan.ranks:
+        gathered = [entry.stage for entry in rank.collectives if entry.kind == "AG"]
+        stages = list(dict.fromkeys([*gathered, *(op.stage for op in rank.compute)]))
+        rows.append([f"{stage}UNSHARD" for stage in stages])
+        reducible.append([])
+        left |= dict.fromkeys(stages, plan.problem.microbatches)
+
+    def reduce(rank: int) -> None:
+        for stage in reducible[rank]:
+            rows[rank] += [f"{stage}REDUCE_GRAD", f"{stage}RESHARD"]
+        reducible[rank].clear()
+
+    for entry in common_order(plan):
+        if isinstance(entry, Op):
+            rank_index = plan.problem.rank_of(entry)
+            reduce(rank_index)
+            rows[rank_index].append(_action(entry, number))
+            if entry.kind in (Kind.W, Kind.BW):
+                left[entry.stage] -= 1
+                if not left[entry.stage]:
+                    reducible[rank_index].append(entry.stage)
+            continue
+        forward = entry.op.kind is Kind.F
+        to = entry.op._replace(stage=entry.op.stage + (1 if forward else -1))
+        rows[entry.source].append(_action(entry.op, number, "SEND_F" if forward else "SEND_B"))
+        rows[entry.destination].append(_action(to, number, "RECV_F" if forward else "RECV_B"))
+    for rank_index in range(len(rows)):
+        reduce(rank_index)
+    return rows

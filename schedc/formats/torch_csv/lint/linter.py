@@ -1,0 +1,119 @@
+"""The linter of PyTorch's schedule CSVs: every rule, in an order in which each finds what it relies on.
+
+Takes the rows of a CSV and the job that it is for; gives every finding, none if torch 2.13's `_PipelineScheduleRuntime` runs it as
+the job says. It knows nothing of how schedc writes such a CSV. What a sound CSV computes, `schedule_of_rows` gives as a Schedule.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, check_cells, check_rows, read_actions
+from schedc.formats.torch_csv.lint.compute import check_compute, check_placement
+from schedc.formats.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
+from schedc.formats.torch_csv.lint.gradients import check_reduce_grad, check_unshard
+from schedc.formats.torch_csv.lint.lists import lists_of
+from schedc.formats.torch_csv.lint.transfers import check_pair_order, check_transfers
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.ir.problem import Problem
+
+_KINDS = {"F": Kind.F, "I": Kind.B, "W": Kind.W, "B": Kind.BW}
+_SHIFT = ("duplicate", "missing")
+"""Findings that put all the pair's later messages out of step: the orders are not compared then."""
+_PLACE = re.compile(r"ranks\[(\d+)\]\.compute\[(\d+)\]")
+
+
+def verify_torch_csv(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> tuple[Finding, ...]:
+    """Every rule that the CSV breaks, by row and cell; empty if it is sound.
+
+    Args:
+        rows: the file's cells.
+        problem: the job's; ranks, stages, microbatches and placement are what the CSV is checked against.
+        layout: what torch calls `format`, `compute_comms` or `compute_only`.
+
+    Raises:
+        Unsupported: torch cannot run this job.
+    """
+    check_job(problem)
+    findings = [*check_rows(rows, problem), *check_cells(rows, problem, layout)]
+    filled = [row for row in rows if row]
+    if len(filled) == problem.ranks:
+        findings += _of_actions(filled, problem, layout)
+    if not findings:
+        findings += _of_schedule(filled, problem)
+    return tuple(sorted(findings, key=lambda one: (one.row or 0, one.cell or 0)))
+
+
+def check_job(problem: Problem) -> None:
+    """Refuse a job whose stages torch cannot have.
+
+    Raises:
+        Unsupported: there are two paths, or one that is not stage 0, 1, 2, ….
+    """
+    if len(problem.paths) > 1 or problem.paths[0] != tuple(range(len(problem.stages))):
+        raise Unsupported(f"{problem.name}: torch cannot run this job: its stages are not one chain from 0 on")
+
+
+def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedule:
+    """What the rows of a sound CSV compute."""
+    return _schedule(_ops(rows, problem))
+
+
+def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> list[Finding]:
+    lists = lists_of(read_actions(rows, problem), len(problem.stages), problem.microbatches)
+    misplaced = [*check_placement(lists, problem)]
+    findings = [*misplaced, *check_compute(lists)]
+    if layout == "compute_only":
+        return findings or [*check_compute_deadlock(lists)]
+    if misplaced:  # what goes where is not known then
+        return findings
+    findings += check_transfers(lists)
+    sound = not findings
+    if not any(finding.rule in _SHIFT for finding in findings):
+        findings += check_pair_order(lists)
+    agree = not any(finding.rule == "pair-order" for finding in findings)
+    findings += [*check_reduce_grad(lists), *check_unshard(lists)]
+    if sound:  # orders that disagree are a cycle of their pair's queue already; what else deadlocks is looked for without queues
+        findings += check_deadlock(lists, queues=agree)
+    return findings
+
+
+def _of_schedule(rows: Sequence[Sequence[str]], problem: Problem) -> Iterator[Finding]:
+    """What the verifier of schedules says of it: memory, and backwards that the job does not split."""
+    ops = _ops(rows, problem)
+    for violation in verify_schedule(problem, _schedule(ops)):
+        place = _PLACE.fullmatch(violation.place)
+        rank, index = (int(place[1]), int(place[2])) if place else (None, None)
+        cell = None if rank is None or index is None else ops[rank][index][1]
+        text = "" if rank is None or cell is None else rows[rank][cell].strip()
+        yield Finding(
+            violation.rule,
+            None if rank is None else rank + 1,
+            None if cell is None else cell + 1,
+            text,
+            violation.message,
+        )
+
+
+def _schedule(ops: Sequence[Sequence[tuple[Op, int]]]) -> Schedule:
+    return Schedule(orders=tuple(tuple(op for op, _ in row) for row in ops))
+
+
+def _ops(rows: Sequence[Sequence[str]], problem: Problem) -> list[list[tuple[Op, int]]]:
+    """Per row, the compute ops with the index of their cell."""
+    return [
+        [
+            (Op(_KINDS[action.kind], action.stage, action.microbatch), action.cell)
+            for action in row
+            if action.kind in COMPUTE and action.microbatch is not None
+        ]
+        for row in read_actions(rows, problem)
+    ]

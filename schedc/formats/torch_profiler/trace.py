@@ -1,0 +1,235 @@
+"""Reading a trace of PyTorch's profiler: when the actions of a pipeline schedule computed, and what they sent.
+
+Takes a Chrome trace (`torch.profiler.profile(...).export_chrome_trace(path)`, plain or gzipped) of one rank on which a
+`torch.distributed.pipelining` schedule ran; each action of it is a span `PP:<action>`, `PP:1F0` say (torch 2.13, `schedules.py`,
+`_get_profiler_function_name`). Gives the time that each F, I, W and B took to compute:
+
+- An action of F, I or B begins with waiting for its message, *inside* its span. On a CPU its work is taken to begin with the first
+  operator in the span, and to end with the span.
+- On a GPU a span only launches. Its work is from the start of the first to the end of the last of the kernels that were launched
+  within it, by whichever thread, on the stream that computes most; NCCL's do not count. The trace's own `gpu_user_annotation`
+  events are no use here: they miss what autograd's threads launch, which is all of the backward (pytorch/kineto#1022).
+- An action without operators or kernels does nothing, as torch's I of the first stage: 0.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import InvalidInput
+from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+Event = dict[str, Any]
+
+_ACTION = re.compile(r"PP:(\d+)(F|I|W|B|SEND_F|SEND_B)(\d+)")
+_ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver"}
+_TYPE_BYTES = {
+    **dict.fromkeys(("double", "long", "long int", "int64", "complex<float>"), 8),
+    **dict.fromkeys(("float", "int", "int32"), 4),
+    **dict.fromkeys(("c10::bfloat16", "c10::half", "bfloat16", "half", "short", "int16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """One compute action that ran."""
+
+    kind: str
+    """`F`, `I` (backward of the input), `W` or `B` (both)."""
+    stage: int
+    microbatch: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchTrace:
+    """What one rank's trace tells."""
+
+    path: str
+    actions: tuple[RecordedAction, ...]
+    """In the order in which they ran, all steps one after another."""
+    message_bytes: Mapping[int, int]
+    """By stage, what it sends forward, where the trace says so (`record_shapes=True`, or NCCL)."""
+    on_gpu: bool
+    waits_included: bool
+    """No operators were recorded, so the times are whole spans, waiting for messages included."""
+    overlapped: int
+    """`OVERLAP_F_B` actions, whose parts cannot be separated; they are not in `actions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    kind: str
+    stage: int
+    microbatch: int
+    begin: float
+    end: float
+
+
+def read_torch_trace(path: Path) -> TorchTrace:
+    """Read one rank's trace.
+
+    Raises:
+        InvalidInput: the file cannot be read, is no trace, or has no `PP:` spans of compute actions.
+    """
+    events = _events(path)
+    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    marks = [event for event in complete if event.get("cat") == "user_annotation" and str(event.get("name")).startswith("PP:")]
+    if not marks:
+        raise InvalidInput(
+            f"{path}: found no PP: spans, expected the trace of a run under torch's _PipelineScheduleRuntime (ZB-V, interleaved,"
+            " DualPipe-V, or a CSV); its single-stage schedules, GPipe and 1F1B, record none"
+        )
+    thread = max({_thread(mark) for mark in marks}, key=[_thread(mark) for mark in marks].count)
+    spans = sorted(_spans(mark for mark in marks if _thread(mark) == thread), key=lambda span: span.begin)
+    compute = [span for span in spans if span.kind in "FIWB"]
+    overlapped = sum("OVERLAP_F_B" in str(mark["name"]) for mark in marks)
+    if not compute:
+        raise InvalidInput(
+            f"{path}: found {len(marks)} PP: spans, none of them an F, I, W or B of its own ({overlapped} OVERLAP_F_B)"
+        )
+    on_device = _device_work(complete)
+    operators = sorted(_begin(event) for event in complete if event.get("cat") == "cpu_op" and _thread(event) == thread)
+    if on_device:
+        durations = _by_kernels(compute, on_device)
+    elif operators:
+        durations = [_by_operators(span, operators) for span in compute]
+    else:
+        durations = [span.end - span.begin for span in compute]
+    return TorchTrace(
+        path=str(path),
+        actions=tuple(
+            RecordedAction(span.kind, span.stage, span.microbatch, round(duration * 1000))
+            for span, duration in zip(compute, durations, strict=True)
+        ),
+        message_bytes=_messages([span for span in spans if span.kind == "SEND_F"], complete, thread),
+        on_gpu=bool(on_device),
+        waits_included=not on_device and not operators,
+        overlapped=overlapped,
+    )
+
+
+def _events(path: Path) -> list[Event]:
+    content = read_bytes(path, MOST_BYTES)
+    try:
+        if content[:2] == b"\x1f\x8b":
+            with gzip.open(BytesIO(content)) as unpacked:
+                content = unpacked.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{path}: found a gzip file that cannot be unpacked ({error}), expected a trace") from error
+    if len(content) > MOST_BYTES:
+        raise InvalidInput(f"{path}: found more than {format_bytes(MOST_BYTES)} when unpacked, expected a trace of a few steps")
+    try:
+        trace = json.loads(without_mark(content))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path}: found text that is not JSON ({error}), expected a Chrome trace") from error
+    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
+    if not isinstance(events, list):
+        raise InvalidInput(f"{path}: found JSON without traceEvents, expected a Chrome trace as export_chrome_trace writes it")
+    return [event for event in events if isinstance(event, dict)]
+
+
+def _spans(marks: Iterable[Event]) -> Iterable[_Span]:
+    for mark in marks:
+        match = _ACTION.fullmatch(str(mark["name"]))
+        if match is not None:
+            begin = _begin(mark)
+            yield _Span(match[2], int(match[1]), int(match[3]), begin, begin + float(mark["dur"]))
+
+
+def _begin(event: Event) -> float:
+    """Microseconds."""
+    return float(event["ts"])
+
+
+def _thread(event: Event) -> tuple[object, object]:
+    return event.get("pid"), event.get("tid")
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _device_work(events: Sequence[Event]) -> list[tuple[float, Event]]:
+    """The kernels and copies, but NCCL's, by the time of their launch."""
+    launched = {
+        _arguments(event)["correlation"]: _begin(event)
+        for event in events
+        if event.get("cat") in _LAUNCHES and "correlation" in _arguments(event)
+    }
+    work = [
+        (launched[correlation], event)
+        for event in events
+        if event.get("cat") in _ON_DEVICE
+        and not str(event.get("name")).startswith("nccl")
+        and (correlation := _arguments(event).get("correlation")) in launched
+    ]
+    return sorted(work, key=lambda pair: pair[0])
+
+
+def _by_kernels(spans: Sequence[_Span], work: Sequence[tuple[float, Event]]) -> list[float]:
+    """How long each span's work took on the stream that computes."""
+    begins = [span.begin for span in spans]
+    of_span: list[list[Event]] = [[] for _ in spans]
+    busy: defaultdict[tuple[object, object], float] = defaultdict(float)
+    for launch, event in work:
+        at = bisect_right(begins, launch) - 1
+        if at >= 0 and launch <= spans[at].end:
+            of_span[at].append(event)
+            busy[_thread(event)] += float(event["dur"])
+    stream = max(busy, key=busy.__getitem__, default=None)
+    mine = [[event for event in events if _thread(event) == stream] for events in of_span]
+    return [
+        max(_begin(event) + float(event["dur"]) for event in events) - min(map(_begin, events)) if events else 0.0
+        for events in mine
+    ]
+
+
+def _by_operators(span: _Span, operators: Sequence[float]) -> float:
+    """From the first operator within the span to its end."""
+    at = bisect_right(operators, span.begin)
+    return span.end - operators[at] if at < len(operators) and operators[at] < span.end else 0.0
+
+
+def _messages(sends: Sequence[_Span], events: Sequence[Event], thread: tuple[object, object]) -> dict[int, int]:
+    """By stage, the bytes of what its sends carry, the most of its microbatches."""
+    begins = [span.begin for span in sends]
+    of_send: defaultdict[int, int] = defaultdict(int)
+    for event in events:
+        at = bisect_right(begins, _begin(event)) - 1
+        if at >= 0 and _begin(event) <= sends[at].end and _thread(event) == thread:
+            of_send[at] += _sent_bytes(event)
+    found: dict[int, int] = {}
+    for at, size in of_send.items():
+        if size:
+            found[sends[at].stage] = max(size, found.get(sends[at].stage, 0))
+    return found
+
+
+def _sent_bytes(event: Event) -> int:
+    """What an event of a send says of its tensor: gloo's annotation its dimensions, NCCL's parameters its elements."""
+    arguments = _arguments(event)
+    if event.get("name") == "gloo:send" and arguments.get("Input Dims") and arguments.get("Input type"):
+        elements = 1
+        for size in arguments["Input Dims"][0]:
+            elements *= int(size)
+        return elements * _TYPE_BYTES.get(str(arguments["Input type"][0]).lower(), 0)
+    if event.get("name") == "record_param_comms" and arguments.get("Collective name") == "send":
+        return int(arguments.get("In msg nelems", 0)) * _TYPE_BYTES.get(str(arguments.get("dtype")).lower(), 0)
+    return 0

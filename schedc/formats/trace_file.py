@@ -1,0 +1,206 @@
+"""The trace file: JSON that Perfetto and chrome://tracing open as it is, with the exact numbers beside the picture.
+
+    {"traceEvents": [what the viewers draw], "displayTimeUnit": "ms",
+     "schedc": {"format": "schedc.trace", "version": 1, "plan": {"name": …, "sha256": …}, "ranks": […]}}
+
+`trace_json` and `write_trace_file` take a Trace, `parse_trace` and `read_trace` give the equal one back, from `schedc` alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from schedc.formats.plan.plan_structs import Text
+from schedc.formats.plan.token_lines import OpWriter
+from schedc.formats.plan.tokens import TokenReader, parse_plan_op
+from schedc.formats.trace_events import perfetto_json, trace_events
+from schedc.io.atomic_write import write_atomically
+from schedc.io.decode import decode
+from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
+from schedc.io.location import Location, show
+from schedc.ir.plan import Channel
+from schedc.ir.trace import RankTrace, StepTrace, Trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.ir.ops import Op
+
+FORMAT: Final = "schedc.trace"
+VERSION: Final = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Tokens = tuple[str, ...]
+
+
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all objects of the file have in common."""
+
+
+class _PlanEntry(_Entry, frozen=True):
+    name: Text
+    sha256: str
+
+
+class _ChannelEntry(_Entry, frozen=True):
+    name: Text
+    peer: Count
+    transfers: Tokens
+
+
+class _StepEntry(_Entry, frozen=True):
+    step: Count
+    step_begin_ns: Count
+    step_end_ns: Count
+    asked_ns: tuple[Count, ...]
+    begun_ns: tuple[Count, ...]
+    ended_ns: tuple[Count, ...]
+    channels_ns: tuple[tuple[Count | None, ...], ...]
+
+
+class _RankEntry(_Entry, frozen=True):
+    rank: Count
+    clock_offset_ns: int
+    clock_error_ns: Count
+    compute: Tokens
+    channels: tuple[_ChannelEntry, ...]
+    steps: tuple[_StepEntry, ...]
+
+
+class _TraceEntry(_Entry, frozen=True):
+    format: Literal["schedc.trace"]
+    version: Literal[1]
+    plan: _PlanEntry
+    scale: Annotated[float, Meta(gt=0)]
+    ranks: Annotated[tuple[_RankEntry, ...], Meta(min_length=1)]
+
+
+class _Header(Struct):
+    format: Any = None
+    version: Any = None
+
+
+class _HeaderFile(Struct):
+    schedc: _Header | None = None
+
+
+class TraceFile(Struct, frozen=True):
+    """The part of the file that is read; viewers' keys are passed over."""
+
+    schedc: _TraceEntry
+
+
+def trace_json(trace: Trace) -> bytes:
+    """The trace file's bytes; they end with a newline."""
+    writer = OpWriter()
+    entry = _TraceEntry(
+        format=FORMAT,
+        version=VERSION,
+        plan=_PlanEntry(name=trace.plan_name, sha256=trace.plan_sha256),
+        scale=trace.scale,
+        ranks=tuple(_rank_entry(rank, writer) for rank in trace.ranks),
+    )
+    return perfetto_json(trace_events(trace), {"schedc": entry})
+
+
+def write_trace_file(trace: Trace, path: Path | str) -> None:
+    """Write the trace file, whole or not at all.
+
+    Raises:
+        InvalidInput: the directory does not exist, or the file cannot be written.
+    """
+    write_atomically(path, trace_json(trace))
+
+
+def read_trace(path: Path | str) -> Trace:
+    """The trace in the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    return parse_trace(read_bytes(path, MOST_BYTES), str(path))
+
+
+def parse_trace(content: bytes, name: str) -> Trace:
+    """The trace that the bytes of a trace file hold; `name` is what messages call the file.
+
+    Raises:
+        InvalidInput: names the file, the place in it, what was found and what was expected.
+    """
+    location, content = Location(name), without_mark(content)
+    _check_header(decode(content, _HeaderFile, location).schedc, location / "schedc")
+    return _trace_of_entry(decode(content, TraceFile, location).schedc, location / "schedc")
+
+
+def _check_header(header: _Header | None, location: Location) -> None:
+    """Refuse other formats and versions."""
+    if header is None:
+        raise location.refuse("no such key", "a trace file of schedc, not a plan or another tool's trace")
+    if header.format != FORMAT:
+        raise (location / "format").refuse(show(header.format), show(FORMAT))
+    if header.version != VERSION:
+        raise (location / "version").refuse(show(header.version), f"{VERSION}; another version of schedc has written this trace")
+
+
+def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
+    return _RankEntry(
+        rank=rank.rank,
+        clock_offset_ns=rank.clock_offset_ns,
+        clock_error_ns=rank.clock_error_ns,
+        compute=writer.lines(rank.compute),
+        channels=tuple(
+            _ChannelEntry(name=channel.name, peer=channel.peer, transfers=writer.lines(channel.transfers))
+            for channel in rank.channels
+        ),
+        steps=tuple(_StepEntry(**{name: getattr(step, name) for name in _StepEntry.__struct_fields__}) for step in rank.steps),
+    )
+
+
+def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
+    reader = TokenReader(parse_plan_op)
+    ranks = tuple(_rank_trace(rank, reader, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
+    trace = Trace(plan_name=entry.plan.name, plan_sha256=entry.plan.sha256, scale=entry.scale, ranks=ranks)
+    for rank in ranks:
+        steps = tuple(step.step for step in rank.steps)
+        if steps != trace.steps or list(steps) != sorted(set(steps)):
+            expected = f"the steps of rank 0, {list(trace.steps)}" if rank.rank else "ascending numbers"
+            raise (location / "ranks" / rank.rank / "steps").refuse(str(list(steps)), expected)
+    if not trace.steps:
+        raise (location / "ranks" / 0 / "steps").refuse("none", "one recorded step or more")
+    return trace
+
+
+def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], location: Location, number: int) -> RankTrace:
+    if entry.rank != number:
+        raise (location / "rank").refuse(str(entry.rank), f"{number}, the ranks in order")
+    compute = reader.read(entry.compute, location / "compute")
+    channels = tuple(
+        Channel(
+            name=channel.name,
+            peer=channel.peer,
+            transfers=reader.read(channel.transfers, location / "channels" / at / "transfers"),
+        )
+        for at, channel in enumerate(entry.channels)
+    )
+    sizes = [len(channel.transfers) for channel in channels]
+    steps = []
+    for at, step in enumerate(entry.steps):
+        place = location / "steps" / at
+        for name in ("asked_ns", "begun_ns", "ended_ns"):
+            if len(getattr(step, name)) != len(compute):
+                raise (place / name).refuse(f"{len(getattr(step, name))} times", f"{len(compute)}, one for each op")
+        if list(map(len, step.channels_ns)) != sizes:
+            found = f"lists of {list(map(len, step.channels_ns))} times"
+            raise (place / "channels_ns").refuse(found, f"{sizes}, one for each transfer")
+        steps.append(StepTrace(**msgspec.structs.asdict(step)))
+    return RankTrace(
+        rank=entry.rank,
+        clock_offset_ns=entry.clock_offset_ns,
+        clock_error_ns=entry.clock_error_ns,
+        compute=compute,
+        channels=channels,
+        steps=tuple(steps),
+    )

@@ -1,1 +1,0 @@
-"""One folder for each foreign tool, with all that knows its format."""

@@ -1,0 +1,220 @@
+"""A plain table made into the frozen struct that its file's types describe, or refused in one line: the one validator of all files.
+
+Takes what TOML or JSON gave and a `msgspec.Struct` or a dataclass; gives an instance of it, quantities parsed into integers.
+msgspec's own decoder names neither the value that it found nor the key that was probably meant, so the types are walked here
+instead; the JSON Schema is generated from the same types.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import inspect
+
+from schedc.errors import InvalidInput
+from schedc.io.location import PRINTABLE, show
+from schedc.spelling import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from schedc.io.location import Location
+
+S = TypeVar("S")
+
+
+class UnknownKey(InvalidInput):
+    """A file has a key that does not exist."""
+
+
+def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:
+    """The table as an instance of the struct.
+
+    Raises:
+        InvalidInput: an unknown or missing key, or a value of the wrong type, range or unit; the first that is found.
+    """
+    described: type = struct
+    kind = _type_info(described)
+    made: S = _struct(table, kind, location, kind)
+    return made
+
+
+@cache
+def _type_info(struct: type) -> inspect.Type:
+    """What msgspec says of the struct; finding it out takes longer than all the rest of reading a job."""
+    return inspect.type_info(struct)
+
+
+def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:
+    if not isinstance(value, dict):
+        raise location.refuse(show(value), "a table")
+    fields = {field.encode_name: field for field in kind.fields}
+    for key in value:
+        if key not in fields and (isinstance(kind, inspect.DataclassType) or kind.cls.__struct_config__.forbid_unknown_fields):
+            raise _unknown_key(key, list(fields), location, root)
+    made = {}
+    for name, field in fields.items():
+        if name in value and value[name] is None and not field.required:
+            raise (location / name).refuse("null", f"{_expected(field.type)}, or no such key")
+        if name in value:
+            made[field.name] = _value(value[name], field.type, location / name, root)
+        elif field.required:
+            raise (location / name).refuse("nothing", _expected(field.type))
+    return kind.cls(**made)
+
+
+def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
+    """The value as its type wants it; dispatches on the type's description."""
+    if isinstance(kind, inspect.Metadata):
+        if kind.extra and "parse" in kind.extra:
+            return _quantity(value, kind.extra, location)
+        return _value(value, kind.type, location, root)
+    if isinstance(kind, inspect.UnionType):
+        member = next((member for member in kind.types if _fits(value, member)), None)
+        if member is None or not _in_range(value, member):
+            literals = [choice for member in kind.types for choice in _choices(member)]
+            raise location.refuse(show(value), _expected(kind) + _near(value, literals))
+        return _value(value, member, location, root)
+    if isinstance(kind, inspect.StructType):
+        return _struct(value, kind, location, root)
+    if not _fits(value, kind) or not _in_range(value, kind):
+        raise location.refuse(show(value), _expected(kind) + _near(value, _choices(kind)))
+    if isinstance(kind, inspect.VarTupleType):
+        return tuple(_value(item, kind.item_type, location / index, root) for index, item in enumerate(value))
+    if isinstance(kind, inspect.TupleType):
+        pairs = zip(value, kind.item_types, strict=True)
+        return tuple(_value(item, inner, location / index, root) for index, (item, inner) in enumerate(pairs))
+    if isinstance(kind, inspect.EnumType):
+        return kind.cls(value)
+    return float(value) if isinstance(kind, inspect.FloatType) else value
+
+
+def _quantity(value: Any, extra: dict[str, Any], location: Location) -> int:
+    if not isinstance(value, str):
+        raise location.refuse(show(value), extra["expected"])
+    try:
+        quantity: int = extra["parse"](value)
+    except ValueError as error:
+        raise location.error(f"found {show(value)}, {error}") from None
+    return quantity
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether the value's type is the one described; ranges and inner values are not looked at, except for literals."""
+    if isinstance(kind, inspect.Metadata):
+        return isinstance(value, str) if kind.extra and "parse" in kind.extra else _fits(value, kind.type)
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return any(value == known and type(value) is type(known) for known in _choices(kind))
+    if isinstance(kind, inspect.BoolType):
+        return isinstance(value, bool)
+    if isinstance(kind, inspect.IntType):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(kind, inspect.FloatType):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(kind, inspect.StrType):
+        return isinstance(value, str)
+    if isinstance(kind, inspect.VarTupleType | inspect.TupleType):
+        return isinstance(value, list)
+    if isinstance(kind, inspect.NoneType):
+        return value is None
+    return isinstance(kind, inspect.AnyType) or (isinstance(kind, inspect.StructType) and isinstance(value, dict))
+
+
+def _in_range(value: Any, kind: Any) -> bool:
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return (
+            (kind.ge is None or value >= kind.ge)
+            and (kind.le is None or value <= kind.le)
+            and (kind.gt is None or value > kind.gt)
+            and (kind.lt is None or value < kind.lt)
+        )
+    if isinstance(kind, inspect.TupleType):
+        return len(value) == len(kind.item_types)
+    if isinstance(kind, inspect.StrType) and kind.pattern is not None and re.search(kind.pattern, value) is None:
+        return False
+    if isinstance(kind, inspect.StrType | inspect.VarTupleType):
+        long_enough = kind.min_length is None or len(value) >= kind.min_length
+        return long_enough and (kind.max_length is None or len(value) <= kind.max_length)
+    return True
+
+
+def _expected(kind: Any) -> str:
+    """What a person may write for this type."""
+    if isinstance(kind, inspect.Metadata):
+        return kind.extra["expected"] if kind.extra and "expected" in kind.extra else _expected(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        return " or ".join(
+            "a list of them"
+            if isinstance(member, inspect.VarTupleType) and _either_of(member.item_type)[0] in members
+            else _expected(member)
+            for member in members
+        )
+    if choices := _choices(kind):
+        return _either([show(value) for value in choices])
+    if isinstance(kind, inspect.TupleType):
+        return f"a list of {len(kind.item_types)}, each {_expected(kind.item_types[0])}"
+    if isinstance(kind, inspect.VarTupleType):
+        if kind.min_length is not None and kind.min_length == kind.max_length:
+            return f"a list of {kind.min_length} whole numbers" if isinstance(kind.item_type, inspect.IntType) else "a list"
+        least = f" of at least {kind.min_length}" if kind.min_length else ""
+        return f"a list{least}, each {_expected(kind.item_type)}"
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        name = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+        if kind.ge is not None and kind.le is not None:
+            return f"{name} from {kind.ge} to {kind.le}"
+        bounds = (("of at least", kind.ge), ("above", kind.gt), ("of at most", kind.le), ("below", kind.lt))
+        said = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+        return f"{name} {said}".rstrip()
+    if isinstance(kind, inspect.StrType):
+        if kind.pattern is not None:
+            return "printable text on one line" if kind.pattern == PRINTABLE else f"text that matches {kind.pattern}"
+        return "text of at least one character" if kind.min_length else "text"
+    return "true or false" if isinstance(kind, inspect.BoolType) else "a table"
+
+
+def _either_of(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _choices(kind: Any) -> list[object]:
+    """The values of a literal type or an enumeration, as the file has them; of other types none."""
+    if isinstance(kind, inspect.EnumType):
+        return [member.value for member in kind.cls]
+    return list(kind.values) if isinstance(kind, inspect.LiteralType) else []
+
+
+def _unknown_key(key: str, known: list[str], location: Location, root: Any) -> Exception:
+    """The error about a key that does not exist here, naming the nearest one of this table, or the table that it belongs to."""
+    hint = _near(key, known)
+    if not hint:
+        elsewhere = [path for path in _paths(root) if path.split(".")[-1].removesuffix("[]") == key]
+        hint = f"; did you mean {_either(elsewhere)}?" if elsewhere else ""
+    return UnknownKey(str((location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}" if known else "none")))
+
+
+def _paths(kind: Any, prefix: str = "") -> list[str]:
+    """The paths of all keys that a type has, `topology.link[].ranks`."""
+    if isinstance(kind, inspect.Metadata):
+        return _paths(kind.type, prefix)
+    if isinstance(kind, inspect.UnionType):
+        return [path for member in kind.types for path in _paths(member, prefix)]
+    if isinstance(kind, inspect.VarTupleType):
+        return _paths(kind.item_type, f"{prefix}[]")
+    if not isinstance(kind, inspect.StructType):
+        return []
+    joined = [(f"{prefix}.{field.encode_name}".lstrip("."), field.type) for field in kind.fields]
+    return [path for name, inner in joined for path in (name, *_paths(inner, name))]
+
+
+def _near(value: Any, known: Iterable[object]) -> str:
+    """`; did you mean …?` for text that is close to a known one, whatever its case; else nothing."""
+    return nearest(value.lower(), [name for name in known if isinstance(name, str)]) if isinstance(value, str) else ""
+
+
+def _either(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,126 @@
+"""Problems solved again from a known schedule, so that what a change gains is the change's and not the search's.
+
+The unchanged problem is searched first, with the limits of every search here, until such a search finds nothing better: what it
+ends with is the *base*. Each changed problem is searched from the base. So the same search finds nothing on the unchanged problem.
+Where a change only helps, the base is a schedule of the changed problem, and the result is no worse than the base in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.clock import Clock
+from schedc.analysis.bounds.lower_bounds import bounds_in_time
+from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.portfolio import Ended, solve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.interruption import Interruption
+
+MOST_ROUNDS = 4
+"""The unchanged problem is searched at most this many times."""
+SETTLE_SHARE, SEARCH_SHARE, BOUND_SHARE = 0.2, 0.5, 0.1
+"""Of the time that is left, all searches of the unchanged problem may take this share, one of a changed problem, and a bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What is known of a problem."""
+
+    objective_ns: int
+    """Of the best schedule found."""
+    lower_bound_ns: int
+    schedule: Schedule
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no schedule is better."""
+        return self.objective_ns == self.lower_bound_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solver:
+    """The searches of one explanation, all with the same work and within one time."""
+
+    work: float
+    """The deterministic limit of each search: unless the time ends it, the result is the same on every machine."""
+    clock: Clock
+    interruption: Interruption
+    _bounds: dict[Problem, Bound] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is begun."""
+        return self.interruption.requested or self.clock()
+
+    def bound(self, problem: Problem) -> Bound:
+        """The best lower bound for which there is time."""
+        if problem not in self._bounds:
+            bounds = bounds_in_time(problem, Clock(BOUND_SHARE * self.clock.left_s))
+            self._bounds[problem] = max(bounds, key=lambda bound: bound.value_ns)
+        return self._bounds[problem]
+
+    def settle(self, problem: Problem, schedule: Schedule) -> Resolved:
+        """The base: the best schedule of the unchanged problem, from which another search finds nothing better."""
+        clock = Clock(SETTLE_SHARE * self.clock.left_s)
+        base = self.improved(problem, (schedule, *self._at_once(problem)), clock.left_s)
+        for _ in range(MOST_ROUNDS):
+            if base.is_optimal or self.is_over or clock():
+                break
+            again = self.improved(problem, (base.schedule,), clock.left_s)
+            if again.objective_ns == base.objective_ns:
+                break
+            base = again
+        return base
+
+    def improved(self, problem: Problem, known: Sequence[Schedule], time_s: float | None = None) -> Resolved:
+        """The best schedule of a problem that a search from known ones finds; they keep its memory limits.
+
+        `time_s`: of the search; None: a share of what is left.
+        """
+        time_s = SEARCH_SHARE * self.clock.left_s if time_s is None else time_s
+        limits = Limits(deterministic=self.work, time_s=time_s)
+        found = self._solve(problem, tuple((schedule, "known") for schedule in known), limits)
+        if found is None:
+            raise ValueError("a search from no schedule")
+        return found
+
+    def at_once(self, problem: Problem, known: Sequence[Schedule] = (), *, anew: bool = True) -> Resolved | None:
+        """The best of known schedules and, if `anew`, of the methods that make one at once, unsearched; None: there is none."""
+        starts = tuple((schedule, "known") for schedule in (*known, *(self._at_once(problem) if anew else ())))
+        return self._solve(problem, starts, Limits(gap=1.0)) if starts else None
+
+    def _at_once(self, problem: Problem) -> tuple[Schedule, ...]:
+        """The best schedule of the methods that make one at once; none where each breaks a memory limit."""
+        needed = minimum_limit_bytes(problem)
+        if any(limit is not None and limit < least for limit, least in zip(problem.memory_limit_bytes, needed, strict=True)):
+            return ()
+        found = self._solve(
+            problem, (), Limits(gap=1.0, time_s=self.clock.left_s)
+        )  # any schedule is good enough, so nothing is searched
+        return () if found is None else (found.schedule,)
+
+    def _solve(self, problem: Problem, known: Sequence[tuple[Schedule, str]], limits: Limits) -> Resolved | None:
+        bound = self.bound(problem)
+        outcome = solve(
+            problem,
+            "auto",
+            limits,
+            bound_ns=bound.value_ns,
+            bound_by=bound.name,
+            report=lambda _: None,
+            interruption=self.interruption,
+            known=known,
+        )
+        incumbent = outcome.incumbent
+        self.interruption.requested |= outcome.ended is Ended.INTERRUPTED  # also where nothing listens
+        if incumbent.schedule is None:
+            return None
+        return Resolved(objective_ns=incumbent.objective_ns, lower_bound_ns=incumbent.bound_ns, schedule=incumbent.schedule)

@@ -1,0 +1,132 @@
+"""A family of plans: one for each of several conditions, each timed under all of them.
+
+The folder gets the plans as they are made and, at the end, the table. A plan of the folder that is already the job's, for the same
+conditions, is kept, so an interrupted run is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.compile.fixed_layout import check_plan, compile_problem
+from schedc.errors import InvalidInput
+from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
+from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.plan.plan_to_file import plan_json
+from schedc.io.atomic_write import write_atomically
+from schedc.ir.conditions import AS_PLANNED
+from schedc.lower.conditions import problem_under
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.study.robust.robust import ends_of
+from schedc.verify.problem import verify_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from schedc.ir.conditions import Conditions
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.failure import Failure
+
+AS_PLANNED_NAME = "as planned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A family, its plans, and how they came to be."""
+
+    family: Family
+    plans: tuple[Plan, ...]
+    kept: int
+    """How many plans were in the folder."""
+    failures: tuple[Failure, ...]
+
+
+def with_as_planned(conditions: Sequence[tuple[str, Conditions]]) -> list[tuple[str, Conditions]]:
+    """The conditions after those of the job, each once, the first of equal ones."""
+    found: list[tuple[str, Conditions]] = [(AS_PLANNED_NAME, AS_PLANNED)]
+    for name, each in conditions:
+        if all(each != other for _, other in found):
+            found.append((name, each))
+    return found
+
+
+def compile_family(
+    problem: Problem,
+    conditions: Sequence[tuple[str, Conditions]],
+    folder: Path,
+    *,
+    method: str = "auto",
+    limits: Limits = NO_LIMITS,
+    job_sha256: str = "",
+    on_plan: Callable[[int, str], None] = lambda _number, _name: None,
+) -> Made:
+    """Make the plans and the table, and write them into the folder.
+
+    Args:
+        problem: as planned.
+        conditions: by name; the first are those of the job (`with_as_planned`).
+        folder: an existing one.
+        method: of each search.
+        limits: of each search.
+        job_sha256: of the job file, for the plans.
+        on_plan: is called before each plan with its number and the name of its conditions.
+
+    Raises:
+        InvalidInput: under one of the conditions the problem contradicts itself, or a file cannot be written.
+        Infeasible, NoPlanFound, Defect: as `compile_problem`.
+    """
+    problems = [problem_under(problem, each) for _, each in conditions]
+    for (name, _), each in zip(conditions, problems, strict=True):
+        if violations := verify_problem(each):
+            raise InvalidInput(f"{problem.name}: under {name}: {violations[0]}")
+    plans: list[Plan] = []
+    failures: list[Failure] = []
+    kept = 0
+    for number, ((name, _), each) in enumerate(zip(conditions, problems, strict=True)):
+        path = folder / _file(number)
+        plan = _kept(path, each, job_sha256)
+        if plan is None:
+            on_plan(number, name)
+            compiled = compile_problem(each, method=method, limits=limits, job_sha256=job_sha256)
+            plan = compiled.plan
+            failures += compiled.failures
+            write_atomically(path, plan_json(plan))
+        else:
+            kept += 1
+        plans.append(plan)
+    family = Family(
+        name=problem.name,
+        job_sha256=job_sha256,
+        objective=problem.objective,
+        conditions=tuple(conditions),
+        plans=tuple(
+            FamilyPlan(
+                path=_file(number),
+                sha256=hashlib.sha256(plan_json(plan)).hexdigest(),
+                objective_ns=ends_of(problems, plan.schedule()),
+            )
+            for number, plan in enumerate(plans)
+        ),
+    )
+    write_atomically(folder / FAMILY, family_json(family))
+    return Made(family=family, plans=tuple(plans), kept=kept, failures=tuple(failures))
+
+
+def _file(number: int) -> str:
+    return f"plan-{number}.json"
+
+
+def _kept(path: Path, problem: Problem, job_sha256: str) -> Plan | None:
+    """The plan of an earlier run; None where there is none, or one for something else."""
+    if not path.exists():
+        return None
+    plan = read_plan(path)
+    if plan.problem != problem or plan.made_by.job_sha256 != job_sha256 or check_plan(plan):
+        return None
+    if path.read_bytes() != plan_json(plan):  # written by hand or by another version: the table has the digest of these bytes
+        return None
+    return plan

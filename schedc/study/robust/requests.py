@@ -1,0 +1,122 @@
+"""What `--robust` and `--links` name: a link trace, a distribution, or conditions written out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput
+from schedc.formats.link_trace import read_link_trace
+from schedc.io.location import one_line, show
+from schedc.ir.conditions import Conditions, LinkState
+from schedc.study.robust.distribution import EXPECTED, parse_distribution
+from schedc.study.robust.scenarios import drawn_states, pairs_of, states_of_trace
+from schedc.units import format_duration_ns, parse_duration_ns
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.study.robust.distribution import Distribution
+    from schedc.study.robust.scenarios import Scenarios
+
+_TERM = re.compile(r"\s*(?:([0-9]{1,9})-([0-9]{1,9})\s*=)?\s*(\w+\s*\([^()]*\))\s*", re.ASCII)
+_GRID = re.compile(r"\s*(each|all|[0-9]{1,9}[->][0-9]{1,9})\s*=(.*)")
+
+
+def is_drawn(text: str) -> bool:
+    """Whether the text is distributions, and not a file's name: `normal(30 ms, 10 ms); 3-4 = uniform(10 ms, 60 ms)`."""
+    return all(_TERM.fullmatch(term) for term in text.split(";"))
+
+
+def states_named(text: str, problem: Problem, *, samples: int, seed: int, option: str) -> Scenarios:
+    """The states that the text names: distributions of the latencies of links, or the path of a link trace.
+
+    A distribution without ranks is that of all pairs which none names; without one, these are as planned.
+
+    Args:
+        text: as given.
+        problem: whose links they are.
+        samples: this many states of a distribution, and at most this many of a trace.
+        seed: of a distribution.
+        option: what gave it, for messages.
+
+    Raises:
+        InvalidInput: it is neither, or the file cannot be used, or the problem has no links.
+    """
+    if not problem.links:
+        raise InvalidInput(f"{option}: found {show(text)}, but no link of the job is crossed, so none can be slow")
+    if not is_drawn(text):
+        if not text.strip() or ("(" in text and not Path(text).exists()):
+            whose = 'of all links, or of a pair of ranks both ways, as in "3-4 = normal(30 ms, 10 ms)"'
+            raise InvalidInput(f"{option}: found {show(text)}, expected the file of a link trace, or {EXPECTED}, {whose}")
+        trace = read_link_trace(Path(text), problem)
+        if not trace.entries:
+            raise InvalidInput(f"{one_line(text)}: found a link trace without rows, expected links that change")
+        return states_of_trace(trace, samples)
+    pairs = pairs_of(problem)
+    every: dict[tuple[int, int], Distribution] = {}
+    named: dict[tuple[int, int], Distribution] = {}
+    for match in filter(None, map(_TERM.fullmatch, text.split(";"))):
+        try:
+            distribution = parse_distribution(match[3])
+        except InvalidInput as error:
+            raise InvalidInput(f"{option}: {error}") from error
+        if match[1] is None:
+            if every:
+                raise InvalidInput(f"{option}: found {show(match[0].strip())}, expected one distribution without ranks")
+            every = dict.fromkeys(pairs, distribution)
+            continue
+        pair = min(int(match[1]), int(match[2])), max(int(match[1]), int(match[2]))
+        if pair not in pairs or pair in named:
+            known = ", ".join(f"{low}-{high}" for low, high in pairs[:12])
+            raise InvalidInput(
+                f"{option}: found {show(match[0].strip())}, expected each once, of {known}{', …' * (len(pairs) > 12)}"
+            )
+        named[pair] = distribution
+    return drawn_states(problem, every | named, samples, seed)
+
+
+def is_grid(text: str) -> bool:
+    """Whether the text is conditions written out, and not a file's name."""
+    return _GRID.fullmatch(text) is not None and not is_drawn(text)
+
+
+def grid_of(text: str, problem: Problem, *, option: str) -> list[tuple[str, Conditions]]:
+    """Conditions by name, as `3-4=10ms,30ms` writes them: a latency of these links, one condition for each.
+
+    `3-4` is the links both ways, `3>4` one of them, `all` every link at once, and `each` one pair of ranks after the other.
+
+    Raises:
+        InvalidInput: it does not say that, or there is no such link.
+    """
+    match = _GRID.fullmatch(text)
+    expected = "RANKS=LATENCY,… with RANKS 3-4, 3>4, each or all, as in 3-4=10ms,30ms"
+    if match is None:
+        raise InvalidInput(f"{option}: found {show(text)}, expected a link trace, or {expected}")
+    who = match[1].strip()
+    links = {(link.source, link.destination) for link in problem.links}
+    both = [[way for way in ((low, high), (high, low)) if way in links] for low, high in pairs_of(problem)]
+    if who == "each":
+        groups = {f"{ways[0][0]}-{ways[0][1]}" if len(ways) == 2 else f"{ways[0][0]}>{ways[0][1]}": ways for ways in both}
+    elif who == "all":
+        groups = {"all": [way for ways in both for way in ways]}
+    else:
+        first, second = map(int, re.split("[->]", who))
+        wanted = [(first, second)] if ">" in who else [(first, second), (second, first)]
+        groups = {who: [way for way in wanted if way in links]}
+    if not groups or not all(groups.values()):
+        known = ", ".join(f"{source}>{destination}" for source, destination in sorted(links)[:12])
+        more = ", …" * (len(links) > 12)
+        raise InvalidInput(f"{option}: found {show(text)}, expected links of the job: {known or 'it has none'}{more}")
+    made = []
+    for value in match[2].split(","):
+        try:
+            latency_ns = parse_duration_ns(value)
+        except ValueError as error:
+            raise InvalidInput(f"{option}: found {show(value.strip())} in {show(text)}, {error}") from error
+        for name, ways in groups.items():
+            state = LinkState(latency_ns=latency_ns)
+            made.append(
+                (f"{name}={format_duration_ns(latency_ns, 9)}".replace(" ", ""), Conditions(links=dict.fromkeys(ways, state)))
+            )
+    return made

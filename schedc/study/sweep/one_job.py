@@ -1,0 +1,189 @@
+"""One job of a sweep, compiled in this process: a `JobRequest` in, a `JobAnswer` out, both plain data that any process can read."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedc import __version__
+from schedc.compile.open_layout import compile_job
+from schedc.compile.settings import search_settings
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
+from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from schedc.frontend.overrides import Override
+
+
+class Status(StrEnum):
+    """What came of a job."""
+
+    PLANNED = "planned"
+    REFUSED = "refused"
+    """The job, a setting or an option cannot be used."""
+    INFEASIBLE = "infeasible"
+    NO_PLAN = "no-plan"
+    """No method found a plan within the limits."""
+    DEFECT = "defect"
+    """schedc refused its own result."""
+    UNLIKE = "unlike"
+    """Its files, or schedc's version, are others where it was to run."""
+    CRASHED = "crashed"
+    """Its process died at each attempt."""
+    TIMED_OUT = "timed-out"
+    """It took far longer than its time limit, and was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of `schedc compile`; None: what the job says, or else the default."""
+
+    method: str | None = None
+    time_limit_ns: int | None = None
+    gap: float | None = None
+    seed: int | None = None
+    workers: int | None = None
+    deterministic_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What to compile."""
+
+    path: str
+    """Of the job file."""
+    overrides: tuple[Override, ...]
+    """The values that are set in it."""
+    options: JobOptions
+    files: tuple[str, ...]
+    """The job file, and those that it names."""
+    content_sha256: str
+    """Of the files as the sweep read them; see `digest_of_files`."""
+    kill_after_s: float
+    """How long the job may take before its process is killed."""
+    version: str = __version__
+    """Of schedc."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswer:
+    """What came of it: the certificate of a plan, or why there is none. The fields are columns of the table."""
+
+    status: Status
+    won_by: str = ""
+    """The method that made the schedule."""
+    makespan_ns: int | None = None
+    objective: str = ""
+    objective_ns: int | None = None
+    bound_ns: int | None = None
+    bound: str = ""
+    """Where the bound comes from."""
+    scope: str = ""
+    """What the bound ranges over: schedules of one layout, or layouts."""
+    gap: float | None = None
+    reproducible: bool | None = None
+    ended: str = ""
+    """Why the work ended."""
+    seconds: float | None = None
+    """From the reading of the job to its verified plan."""
+    processor_seconds: float | None = None
+    """Of all threads and processes that worked on it."""
+    peak_memory_bytes: int | None = None
+    """The most that its process had resident meanwhile, interpreter and libraries included."""
+    attempts: int = 1
+    """How many processes began it; those before the last died."""
+    error: str = ""
+    """Why there is no plan; where there is one, which methods failed: defects of schedc."""
+
+
+def answer_to(request: JobRequest) -> JobAnswer:
+    """Compile the job in this process."""
+    import_module("schedc.compile.open_layout")  # the compiler is loaded before the clock starts
+    forget_peak_memory()
+    begun_s, begun_processor_s = time.perf_counter(), _processor_s()
+    try:
+        made = _unlike(request) or _compiled(request)
+    except SchedcError as error:
+        made = JobAnswer(status=_status_of(error), error=str(error))
+    return replace(
+        made,
+        seconds=time.perf_counter() - begun_s,
+        processor_seconds=_processor_s() - begun_processor_s,
+        peak_memory_bytes=own_peak_memory_bytes(),
+    )
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """The sha256 of the contents of files, in their order; a file that cannot be read counts as none."""
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError:
+            total.update(b"-")
+    return total.hexdigest()
+
+
+def _unlike(request: JobRequest) -> JobAnswer | None:
+    """The answer where schedc or the job's files are others here than where the sweep was read."""
+    if request.version != __version__:
+        error = f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere"
+        return JobAnswer(status=Status.UNLIKE, error=error)
+    if digest_of_files(map(Path, request.files)) != request.content_sha256:
+        error = f"{request.path}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
+        return JobAnswer(status=Status.UNLIKE, error=error)
+    return None
+
+
+def _compiled(request: JobRequest) -> JobAnswer:
+    """The answer of a job that has a plan."""
+    from schedc.frontend.job import load_job
+
+    options = request.options
+    job = load_job(request.path, request.overrides)
+    method, limits = search_settings(
+        job,
+        method=options.method,
+        time_limit_s=None if options.time_limit_ns is None else options.time_limit_ns / 1e9,
+        gap=options.gap,
+        seed=options.seed,
+        workers=options.workers or 1,
+        deterministic_limit=options.deterministic_limit,
+    )
+    compiled = compile_job(job, method=method, limits=limits)
+    certificate = compiled.plan.certificate
+    return JobAnswer(
+        status=Status.PLANNED,
+        won_by=compiled.plan.made_by.method,
+        makespan_ns=certificate.makespan_ns,
+        objective=certificate.objective,
+        objective_ns=certificate.objective_ns,
+        bound_ns=certificate.lower_bound_ns,
+        bound=certificate.bound,
+        scope=certificate.scope,
+        gap=certificate.gap,
+        reproducible=compiled.plan.made_by.reproducible,
+        ended=compiled.ended,
+        error="; ".join(map(str, compiled.failures)),
+    )
+
+
+def _status_of(error: SchedcError) -> Status:
+    if isinstance(error, Infeasible):
+        return Status.INFEASIBLE
+    if isinstance(error, NoPlanFound):
+        return Status.NO_PLAN
+    return Status.REFUSED if isinstance(error, InvalidInput | Unsupported) else Status.DEFECT
+
+
+def _processor_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

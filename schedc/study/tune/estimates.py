@@ -1,0 +1,120 @@
+"""What is known of a candidate before its job is made: a lower bound, whether it can fit at all, and how long it will about take.
+
+All follow from sums over the model's layers: whatever the partition, some rank has at least the average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.study.tune.jobs import bytes_per_parameter, collectives_ns
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.formats.profile_file import LayerEntry
+    from schedc.study.tune.candidates import TuneCandidate
+    from schedc.study.tune.request import TuneRequest
+
+ROUNDED_NS = 16
+"""More than what the roundings of one rank's collectives add up to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over all layers, of one microbatch."""
+
+    forward_ns: int
+    gradient_ns: int
+    """Of the backwards, until the gradient is sent."""
+    backward_ns: int
+    """Of the backwards, fused or split, whichever is less."""
+    again_ns: int
+    """Of the forwards that run again where all stages recompute."""
+    activation_bytes: int
+    parameters: int
+    """But those of experts."""
+    expert_parameters: int
+
+    def work_ns(self, candidate: TuneCandidate) -> int:
+        """All blocks of one microbatch."""
+        return self.forward_ns + self.backward_ns + self._again_ns(candidate)
+
+    def path_ns(self, candidate: TuneCandidate) -> int:
+        """From the first forward of a microbatch to its last gradient."""
+        return self.forward_ns + self.gradient_ns + self._again_ns(candidate)
+
+    def _again_ns(self, candidate: TuneCandidate) -> int:
+        return 0 if candidate.recompute == "none" else self.again_ns
+
+
+def totals_of(layers: Sequence[LayerEntry], *, split_backward: bool) -> Totals:
+    """The sums; without split backwards there is only the fused one."""
+    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
+    for layer in layers:
+        fused_ns, (input_ns, weight_ns) = layer.whole_ns, layer.parts_ns
+        forward_ns += layer.repeat * layer.forward_ns
+        gradient_ns += layer.repeat * (min(input_ns, fused_ns) if split_backward else fused_ns)
+        backward_ns += layer.repeat * (min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns)
+        again_ns += layer.repeat * (layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns)
+        activation_bytes += layer.repeat * (layer.activation_bytes or 0)
+        parameters += layer.repeat * ((layer.parameters or 0) - (layer.expert_parameters or 0))
+        experts += layer.repeat * (layer.expert_parameters or 0)
+    return Totals(
+        forward_ns=forward_ns,
+        gradient_ns=gradient_ns,
+        backward_ns=backward_ns,
+        again_ns=again_ns,
+        activation_bytes=activation_bytes,
+        parameters=parameters,
+        expert_parameters=experts,
+    )
+
+
+def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """No schedule of the candidate has a shorter step: some rank's work, the path of one microbatch, some rank's collectives."""
+    work_ns = candidate.microbatches * totals.work_ns(candidate) // candidate.ranks
+    return max(work_ns, totals.path_ns(candidate), _collectives_ns(request, candidate, totals))
+
+
+def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates."""
+    rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
+    step_ns = rounds * totals.work_ns(candidate) / candidate.ranks
+    return round(step_ns) + _collectives_ns(request, candidate, totals)
+
+
+def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> str:
+    """Why the ranks together have no room for what is static and for one microbatch, if so; empty: they may have."""
+    needed, room_bytes = static_bytes(request, candidate, totals), candidate.ranks * request.room_bytes
+    what = "what is static"
+    if candidate.recompute == "none" and needed <= room_bytes:
+        needed, what = needed + totals.activation_bytes, "what is static and one microbatch"
+    if needed <= room_bytes:
+        return ""
+    each, have = format_bytes(int(needed / candidate.ranks), 1), format_bytes(request.room_bytes, 1)
+    return f"a rank needs {each} on average for {what}, and has {have}"
+
+
+def static_bytes(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> float:
+    """What one device of each rank of a pipeline holds all the time, all ranks together."""
+    each, of_expert = (bytes_per_parameter(request, candidate, divided) for divided in (1, request.file.model.ep))
+    return totals.parameters * each + totals.expert_parameters * of_expert
+
+
+def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """Of a rank with the average of the parameters; some rank's take no less.
+
+    They grow with either kind of parameters and bend upwards, but for two things of experts' collectives: their latencies, which a
+    rank without experts does not have, and what rounding adds.
+    """
+    if candidate.data_parallel == 1:
+        return 0
+    others, experts = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
+    least_ns = sum(collectives_ns(request, candidate, others, 0))
+    if experts:
+        more_ns = sum(collectives_ns(request, candidate, others, experts)) - sum(collectives_ns(request, candidate, others, 1))
+        least_ns += max(0, more_ns - ROUNDED_NS)
+    return least_ns

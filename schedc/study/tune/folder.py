@@ -1,0 +1,95 @@
+"""The folder that `schedc tune` leaves: the table, and the best candidate as a job with its profile and its plan.
+
+All files are made and checked before the first is written, and each is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from schedc.errors import Defect, InvalidInput
+from schedc.formats.plan.plan_to_file import plan_json
+from schedc.frontend.job import load_job
+from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import check_outputs
+from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
+from schedc.study.tune.request import PROFILE
+from schedc.study.tune.rows import rows_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.study.tune.request import TuneRequest
+    from schedc.study.tune.search import Tuned
+
+JOB, PLAN, TABLE = "job.toml", "plan.json", "table.csv"
+
+
+@contextmanager
+def prepared_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
+    """Make the folder if there is none, and try its files; a folder that was made is removed where the work inside fails.
+
+    Raises:
+        InvalidInput: it cannot be made or written to, or one of its files is an input.
+    """
+    made = not os.path.lexists(folder)
+    try:
+        if made:
+            folder.mkdir()
+        elif not folder.is_dir():
+            raise InvalidInput(f"-o: found {folder}, which is no folder; expected a folder, or a name for a new one")
+    except OSError as error:
+        raise InvalidInput(f"{folder}: cannot be made: {error.strerror}") from error
+    try:
+        check_outputs({name: folder / name for name in (PROFILE, JOB, PLAN, TABLE)}, inputs)
+        yield
+    except BaseException:
+        if made:
+            folder.rmdir()  # nothing was written yet
+        raise
+
+
+def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
+    """Write the four files.
+
+    Raises:
+        InvalidInput: a file cannot be written.
+        Defect: the job that would be written is not the one that was planned.
+    """
+    profile = request.profiles[tuned.best.candidate.microbatch_size].encode()
+    job = _job_toml(request, tuned)
+    with TemporaryDirectory(prefix="schedc-tune-") as name:
+        trial = Path(name)
+        (trial / PROFILE).write_bytes(profile)
+        (trial / JOB).write_bytes(job)
+        again = load_job(trial / JOB)
+    if again.problem != tuned.plan.problem:
+        raise Defect(f"{request.name}: the job of the best candidate is not the one that was planned")
+    plan = dataclasses.replace(tuned.plan, made_by=dataclasses.replace(tuned.plan.made_by, job_sha256=again.sha256))
+    contents = {PROFILE: profile, JOB: job, PLAN: plan_json(plan), TABLE: rows_csv(tuned.rows)}
+    for file, content in contents.items():
+        write_atomically(folder / file, content)
+
+
+def _job_toml(request: TuneRequest, tuned: Tuned) -> bytes:
+    """The best candidate's job. Where a constructive method made the plan, the job names it, so `compile` gives the same plan."""
+    import tomlkit
+
+    each, table = tuned.best.candidate, dict(tuned.job.table)
+    method = tuned.plan.made_by.method
+    if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
+        table["solver"] = {"method": method}
+    document = tomlkit.document()
+    document.add(tomlkit.comment(f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of"))
+    document.add(
+        tomlkit.comment(
+            f"{each.data_parallel} data-parallel pipelines, microbatches of {each.microbatch_size}, ZeRO {each.zero_stage}."
+        )
+    )
+    document.update(table)
+    return tomlkit.dumps(document).encode()

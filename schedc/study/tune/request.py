@@ -1,0 +1,273 @@
+"""A tune job read and checked: the layers of one microbatch of each size, the cluster, and the choices.
+
+Takes the source of a job; gives a `TuneRequest`. Whatever is wrong is said in one line that names the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.costs.devices import RESERVE
+from schedc.errors import InvalidInput, Unsupported
+from schedc.formats.profile_file import ProfileFile, profile_json
+from schedc.io.conform import conform
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location, show
+from schedc.io.tables import parse_json
+from schedc.ir.workload import Semantics
+from schedc.study.tune.candidates import Choices, divisors
+from schedc.study.tune.collectives import Path as LinkPath
+from schedc.study.tune.tune_file import TuneFile
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.costs.architecture import Architecture
+    from schedc.costs.devices import Accelerator
+    from schedc.costs.predicted import Predicted
+    from schedc.formats.profile_file import LayerEntry
+    from schedc.frontend.job_source import JobSource
+    from schedc.study.tune.tune_file import ModelSection, TuneSection
+
+PROFILE = "profile.json"
+MICROBATCH_SIZES = (1, 2, 4, 8)
+"""What is tried where the job says nothing and has a model by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """A tune job that was read."""
+
+    source: JobSource
+    file: TuneFile
+    name: str
+    choices: Choices
+    profiles: dict[int, str]
+    """The text of profile.json for each microbatch size."""
+    layers: dict[int, tuple[LayerEntry, ...]]
+    """The same as it was read."""
+    sequence: int | None
+    """Tokens."""
+    within: LinkPath
+    """Of one device."""
+    between: LinkPath | None
+    """Of all devices of a site together."""
+    capacity_bytes: int
+    """Of a device, as is `reserve_bytes`."""
+    reserve_bytes: int
+    architecture: Architecture | None
+    """None: the layers are measured ones."""
+    device: Accelerator | None
+    files: tuple[Path, ...]
+    """All files that were read."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What a plan may use of a device."""
+        return self.capacity_bytes - self.reserve_bytes
+
+    @property
+    def group(self) -> int:
+        """How many devices a rank has."""
+        return self.file.model.tp * self.file.model.cp
+
+
+def read_request(source: JobSource) -> TuneRequest:
+    """The tune job that a source states.
+
+    Raises:
+        InvalidInput: it, or a file that it names, cannot be read or used.
+    """
+    root = source.place
+    file = conform(source.document, TuneFile, root)
+    model, tune = file.model, file.tune
+    groups = _groups(file, root)
+    device = _device(model, root)
+    sizes = tune.microbatch_sizes
+    architecture = None
+    if tune.profiles is not None:
+        sequence, files = model.sequence, _profile_paths(source, file, root)
+        sizes = sizes or tuple(sorted(files))
+        for index, size in enumerate(sizes):
+            if size not in files:
+                raise (root / "tune" / "microbatch_sizes" / index).refuse(
+                    f"{size}", f"one of tune.profiles: {', '.join(map(str, files))}"
+                )
+        texts = {size: _profile(files[size], model.ep, tune.split_backward) for size in sizes}
+        named = tuple(files[size] for size in sizes)
+    else:
+        sizes = sizes or MICROBATCH_SIZES
+        made, named = _predicted(source, file, sizes, root)
+        first = next(iter(made.values()))
+        sequence, architecture = first.setting.sequence_length, first.architecture
+        texts = {size: profile_json(each.layers, model=f"{each.title}, predicted", exact=True) for size, each in made.items()}
+    capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
+    if capacity is None:
+        raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
+    reserve = round(RESERVE * capacity) if file.memory.reserve_bytes is None else file.memory.reserve_bytes
+    if reserve >= capacity:
+        raise (root / "memory" / "reserve").refuse(format_bytes(reserve), f"less than the capacity, {format_bytes(capacity)}")
+    entries = {
+        size: conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers for size, text in texts.items()
+    }
+    layers = min(sum(layer.repeat for layer in each) for each in entries.values())
+    within_bandwidth = file.topology.within.bytes_per_second
+    if within_bandwidth is None and device is not None:
+        within_bandwidth = round(device.network_bytes_per_s)
+    if within_bandwidth is None:
+        raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
+    between = file.topology.between
+    if len(groups) > 1 and (between is None or between.bytes_per_second is None):
+        raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
+    own = () if source.path is None else (source.path,)
+    return TuneRequest(
+        source=source,
+        file=file,
+        name=file.name or source.default_name,
+        choices=Choices(
+            groups_of_site=groups,
+            batch=_batch(file, sequence, root),
+            layers=layers,
+            ranks=tune.ranks or tuple(each for each in divisors(sum(groups)) if each <= layers),
+            microbatch_sizes=sizes,
+            placements=tune.placements,
+            chunks=tune.chunks,
+            zero_stages=tune.zero_stages,
+            recompute=_recompute(tune, root),
+            across_sites=tune.across_sites,
+            expert_parallel=model.ep,
+        ),
+        profiles=texts,
+        layers=entries,
+        sequence=sequence,
+        within=LinkPath(file.topology.within.latency_ns, within_bandwidth),
+        between=None if between is None else LinkPath(between.latency_ns, between.bytes_per_second),
+        capacity_bytes=capacity,
+        reserve_bytes=reserve,
+        architecture=architecture,
+        device=device,
+        files=(*own, *named),
+    )
+
+
+def _groups(file: TuneFile, root: Location) -> tuple[int, ...]:
+    """How many ranks the devices of each site make."""
+    size = file.model.tp * file.model.cp
+    for index, devices in enumerate(file.topology.sites):
+        if devices % size:
+            raise (root / "topology" / "sites" / index).refuse(
+                f"{devices} devices", f"a multiple of {size}, as model.tp × model.cp of them make a rank"
+            )
+    return tuple(devices // size for devices in file.topology.sites)
+
+
+def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
+    """Sequences of a training step."""
+    tune, at = file.tune, root / "tune"
+    if (tune.batch is None) == (tune.batch_tokens is None):
+        found = "neither batch nor batch_tokens" if tune.batch is None else "both batch and batch_tokens"
+        raise at.refuse(found, "one of them: the sequences, or the tokens, of a training step")
+    if tune.batch is not None:
+        return tune.batch
+    assert tune.batch_tokens is not None
+    if sequence is None or tune.batch_tokens % sequence:
+        expected = "a batch in sequences, or model.sequence" if sequence is None else f"a multiple of the {sequence} of a sequence"
+        raise (at / "batch_tokens").refuse(f"{tune.batch_tokens} tokens", expected)
+    return tune.batch_tokens // sequence
+
+
+def _recompute(tune: TuneSection, root: Location) -> tuple[str, ...]:
+    """What of recomputation is tried."""
+    if tune.semantics is not Semantics.TORCH:
+        return tune.recompute or ("none", "full")
+    if "full" in (tune.recompute or ()):
+        expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
+        raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
+    return ("none",)
+
+
+def _device(model: ModelSection, root: Location) -> Accelerator | None:
+    from schedc.costs.devices import device_named
+
+    if model.device is None:
+        return None
+    try:
+        return device_named(model.device)
+    except InvalidInput as error:
+        raise (root / "model" / "device").error(str(error)) from error
+
+
+def _predicted(
+    source: JobSource, file: TuneFile, sizes: tuple[int, ...], root: Location
+) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
+    """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
+    from schedc.costs.efficiency import ROOFLINE, sustained
+    from schedc.costs.predicted import predicted
+
+    model, at = file.model, root / "model"
+    if (model.name is None) == (model.config is None):
+        found = "neither name nor config" if model.name is None else "both name and config"
+        raise at.refuse(found, "one of them, or tune.profiles instead")
+    if model.device is None:
+        raise (at / "device").refuse("nothing", 'a known device such as "h100"')
+    path = None if model.config is None else source.directory / model.config
+    made = {}
+    for size in sizes:
+        try:
+            made[size] = predicted(
+                model.name or str(path),
+                model.device,
+                tp=model.tp,
+                cp=model.cp,
+                ep=model.ep,
+                microbatch=size,
+                sequence=model.sequence,
+                selective_recompute=model.recompute == "selective",
+                split_backward=file.tune.split_backward,
+                rates=ROOFLINE if model.efficiency is None else sustained(model.efficiency),
+            )
+        except InvalidInput as error:
+            said = str(error) if path is None else f"found {show(model.config)}; {error}"
+            raise (at / ("name" if path is None else "config")).error(said) from error
+        except Unsupported as error:
+            raise at.error(str(error)) from error
+    return made, () if path is None else (path,)
+
+
+def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[int, Path]:
+    """The paths of the profiles, by microbatch size."""
+    at, given = root / "tune" / "profiles", file.tune.profiles
+    if file.model.name is not None or file.model.config is not None:
+        raise at.refuse("profiles beside a model", "model.name, model.config or tune.profiles, one of them")
+    if not isinstance(given, dict) or not given:
+        raise at.refuse(show(given), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }')
+    paths = {}
+    for key, name in given.items():
+        if not (key.isascii() and key.isdigit() and int(key) > 0):
+            raise at.refuse(f"the microbatch size {show(key)}", "a whole number of at least 1")
+        if not isinstance(name, str):
+            raise (at / key).refuse(show(name), "the path of a profile.json")
+        paths[int(key)] = source.directory / name
+    return paths
+
+
+def _profile(path: Path, expert_parallel: int, split_backward: bool) -> str:
+    """The text of a profile.json that has all that tuning needs."""
+    content = read_bytes(path)
+    place = Location(str(path))
+    layers = conform(parse_json(content, str(path)), ProfileFile, place).layers
+    if not any(layer.parameters for layer in layers):
+        raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
+    if expert_parallel > 1 and not any(layer.expert_parameters for layer in layers):
+        raise (place / "layers").refuse("no expert_parameters", "those of each layer, as model.ep divides the replicas of experts")
+    if not any(layer.activation_bytes for layer in layers):
+        raise (place / "layers").refuse("no activation", "activation of each layer, for memory")
+    for index, layer in enumerate(layers):
+        if layer.is_fused and split_backward:
+            expected = "the times of B and W, as they may run apart; profile with B and W apart, or set tune.split_backward = false"
+            raise (place / "layers" / index / "backward_input").refuse("a backward measured fused alone", expected)
+        if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
+            raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
+    return content.decode("utf-8-sig")

@@ -1,0 +1,144 @@
+"""Sums that any expert checks, over the whole cluster: the model's bytes against the devices', its FLOPs against their peak.
+
+They rest on the architecture's number of parameters alone, not on layers, stages or schedules, so they check those: a plan that
+holds less than the model's state, or computes faster than the devices can, is a defect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from schedc.costs.parameters import expert_parameters, further_token_parameters, matrix_parameters, parameters
+from schedc.errors import Defect
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.estimates import no_room, static_bytes
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from schedc.study.tune.candidates import TuneCandidate
+    from schedc.study.tune.estimates import Totals
+    from schedc.study.tune.request import TuneRequest
+
+MOST_TIMES = 16
+"""The largest multiple of the devices that is tried for room."""
+FEWER = "memory.weight, gradient, optimizer"
+ROUNDED = 1e-6
+"""The relative part by which whole parameters and bytes on each device may differ from the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Of a plan, over all devices of the cluster."""
+
+    static_bytes: int
+    """What the plan says that they hold all the time."""
+    peak_bytes: int
+    """With activations, each rank at its peak."""
+    room_bytes: int
+    """What a plan may use."""
+    state_bytes: int | None
+    """What the model's weights, gradients and optimizer state take at least; None where the model is not known."""
+    peak_share: float | None
+    """Of the devices' FLOPs within the step, those that the matrices of the model need."""
+
+
+def state_bytes(request: TuneRequest, candidate: TuneCandidate) -> int | None:
+    """Weights, gradients and optimizer state of the model in all devices together: what each weight's replicas hold.
+
+    A weight of an expert has data-parallel ÷ expert-parallel replicas, any other as many as there are pipelines. No more is counted
+    for what tensor parallelism or a second copy of a tied matrix adds. None where the model is not known.
+    """
+    if request.architecture is None:
+        return None
+    memory, replicas = request.file.memory, candidate.data_parallel
+    experts = expert_parameters(request.architecture)
+    others = parameters(request.architecture) + further_token_parameters(request.architecture) - experts
+    held = 0
+    for count, copies in ((others, replicas), (experts, replicas // request.file.model.ep)):
+        states = copies if candidate.zero_stage == 0 else 1
+        held += count * (copies * (memory.weight_bytes + memory.gradient_bytes) + states * memory.optimizer_bytes)
+    return held
+
+
+def sums_of(
+    request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequence[int], activation_bytes: Sequence[int], step_ns: int
+) -> Sums:
+    """The sums of a plan.
+
+    Args:
+        request: what was asked.
+        candidate: what the plan is of.
+        static_bytes: what a device of each rank holds all the time.
+        activation_bytes: at most, besides.
+        step_ns: the plan's makespan.
+    """
+    replicas, devices = candidate.data_parallel * request.group, sum(request.file.topology.sites)
+    share = None
+    if request.architecture is not None and request.device is not None and request.sequence is not None and step_ns:
+        flops = 6 * matrix_parameters(request.architecture) * request.choices.batch * request.sequence
+        share = flops / (request.device.flops_per_s * devices * step_ns / 1e9)
+    return Sums(
+        static_bytes=replicas * sum(static_bytes),
+        peak_bytes=replicas * (sum(static_bytes) + sum(activation_bytes)),
+        room_bytes=devices * request.room_bytes,
+        state_bytes=state_bytes(request, candidate),
+        peak_share=share,
+    )
+
+
+def check_sums(sums: Sums, name: str) -> None:
+    """Refuse a plan that cannot be.
+
+    Raises:
+        Defect: it holds more than the devices have, less than the model's state, or computes faster than the devices can.
+    """
+    told = ""
+    if sums.peak_bytes > sums.room_bytes:
+        told = f"holds {format_bytes(sums.peak_bytes, 1)}, more than the {format_bytes(sums.room_bytes, 1)} of all devices"
+    elif sums.state_bytes is not None and sums.static_bytes < (1 - ROUNDED) * sums.state_bytes:
+        has, needs = format_bytes(sums.static_bytes, 1), format_bytes(sums.state_bytes, 1)
+        told = (
+            f"holds {has} all the time in all devices, less than the {needs} of the model's weights, gradients and optimizer state"
+        )
+    elif sums.peak_share is not None and sums.peak_share > 1:
+        told = f"would use {sums.peak_share:.0%} of the devices' peak for the model's matrices alone"
+    if told:
+        raise Defect(f"{name}: the plan {told}")
+
+
+def what_fits(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
+    """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room.
+
+    `totals` are those of each microbatch size.
+    """
+    devices = sum(request.file.topology.sites)
+    least = min(
+        static_bytes(request, each, totals[each.microbatch_size]) * each.data_parallel * request.group
+        for each in candidates(request.choices)
+    )
+    if least <= devices * request.room_bytes:
+        return ""
+    needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)
+    each, kept = format_bytes(request.room_bytes, 1), format_bytes(request.reserve_bytes, 1)
+    return (
+        f"weights, gradients and optimizer state take {needed} or more in all, and {devices} devices have {room}"
+        f" ({each} each, after a reserve of {kept}); {_larger(request, totals)}"
+    )
+
+
+def _larger(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
+    """By how much the cluster would have to be larger."""
+    choices = request.choices
+    for times in range(2, MOST_TIMES + 1):
+        groups = tuple(times * each for each in choices.groups_of_site)
+        ranks = tuple(dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks))
+        larger = replace(
+            request,
+            choices=replace(choices, groups_of_site=groups, ranks=tuple(each for each in ranks if each <= choices.layers)),
+        )
+        if any(not no_room(larger, each, totals[each.microbatch_size]) for each in candidates(larger.choices)):
+            return f"{times} times as many devices may have room, or fewer bytes for each parameter ({FEWER})"
+    return f"larger devices may have room, or fewer bytes for each parameter ({FEWER})"

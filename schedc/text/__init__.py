@@ -1,1 +1,0 @@
-"""Our own files: plan, profile, topology and trace, read and written; the schema of the plan."""

@@ -1,0 +1,1 @@
+"""What is shown: in the terminal, as a page, as pictures, in foreign viewers."""

@@ -1,0 +1,115 @@
+"""A plan alone in a file for Perfetto: when everything happens by the simulator, what ranks hold, and what is on the links.
+
+Each rank is a process with lanes for its compute, its waiting and its channels, arrows from sends to receives, and a curve of the
+activations that it holds. Below them is one process for links, trunks and collectives: what occupies each, and for each link
+between two ranks how many messages, and bytes where the plan has sizes, have entered the link and have not arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from schedc.analysis.comparison.step_times import lanes_of, planned_times
+from schedc.analysis.simulation.memory import memory_curve
+from schedc.formats.trace_events import counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
+from schedc.ir.index import tables_of
+from schedc.ir.ops import token
+from schedc.ir.trace import RankTrace, StepTrace, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.formats.trace_events import Event
+    from schedc.ir.plan import Plan
+
+
+def plan_json(plan: Plan, timeline: Timeline) -> bytes:
+    """The file's bytes; they end with a newline.
+
+    Args:
+        plan: a sound plan.
+        timeline: of the plan.
+    """
+    events = trace_events(planned_trace(plan, timeline))
+    events += memory_events(plan, timeline)
+    events += link_events(plan, timeline, 1 + timeline.ranks)
+    return perfetto_json(events, {})
+
+
+def planned_trace(plan: Plan, timeline: Timeline) -> Trace:
+    """The simulated step as a trace, with the number 0."""
+    lanes = lanes_of(timeline)
+    times = planned_times(timeline, lanes)
+    ranks = []
+    for rank, (begin, end) in zip(plan.ranks, lanes.bounds, strict=True):
+        channels = tuple(replace(channel, post_before=()) for channel in rank.channels)
+        step = StepTrace(
+            step=0,
+            step_begin_ns=0,
+            step_end_ns=times.iteration_ns,
+            asked_ns=times.asked_ns[begin:end],
+            begun_ns=times.begun_ns[begin:end],
+            ended_ns=times.ended_ns[begin:end],
+            channels_ns=tuple(
+                tuple((times.taken_ns if channel.receives else times.sent_ns)[lanes.number[op]] for op in channel.transfers)
+                for channel in channels
+            ),
+        )
+        ranks.append(
+            RankTrace(rank=rank.rank, clock_offset_ns=0, clock_error_ns=0, compute=rank.compute, channels=channels, steps=(step,))
+        )
+    return Trace(plan_name=plan.name, plan_sha256="", ranks=tuple(ranks))
+
+
+def memory_events(plan: Plan, timeline: Timeline, *, first_pid: int = 1, pids: int = 1) -> Iterator[Event]:
+    """For each rank the activations that it holds over time, as a curve of its process.
+
+    Args:
+        plan: its sizes count.
+        timeline: of the plan, planned or measured.
+        first_pid: the process id of rank 0.
+        pids: how far the ids of neighbouring ranks are apart.
+    """
+    schedule = plan.schedule()
+    for rank in range(timeline.ranks):
+        curve = memory_curve(plan.problem, schedule, timeline, rank)
+        yield from counter_events(first_pid + rank * pids, "activations", "bytes", curve)
+
+
+def link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
+    """What occupies links, trunks and the lanes of collectives, as planned, and what is under way on each link: one process."""
+    yield from process_name(pid, "links, planned")
+    tables = tables_of(plan.problem)
+    of_collectives = [int(tables.collective_resource[span.rank]) for span in timeline.collectives]
+    for resource in sorted({*timeline.resource.tolist(), *of_collectives} - {-1}):
+        yield from lane_name(pid, resource + 1, tables.resources[resource].label)
+    lanes = lanes_of(timeline)
+    for transfer in lanes.sends:
+        start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
+        if left_ns > start_ns:
+            name = token(lanes.ops[transfer])
+            yield slice_event(pid, int(timeline.resource[transfer]) + 1, name, start_ns, left_ns, "transfer")
+    for resource, span in zip(of_collectives, timeline.collectives, strict=True):
+        if span.end_ns > span.start_ns:
+            yield slice_event(pid, resource + 1, span.collective.token, span.start_ns, span.end_ns, "collective")
+    under_way: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for message in timeline.transfers:
+        changes = under_way.setdefault((message.source, message.destination), [])
+        size_bytes = plan.problem.message_bytes(message.op)
+        changes += [(message.start_ns, 1, size_bytes), (message.arrival_ns, -1, -size_bytes)]
+    for (source, destination), changes in sorted(under_way.items()):
+        name = f"under way {source}>{destination}"
+        yield from counter_events(pid, f"{name}, messages", "messages", _curve((time_ns, more) for time_ns, more, _ in changes))
+        if any(size_bytes for _, _, size_bytes in changes):
+            yield from counter_events(pid, f"{name}, bytes", "bytes", _curve((time_ns, more) for time_ns, _, more in changes))
+
+
+def _curve(changes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(time_ns, value from then on) of changes in any order; it begins with 0 at 0."""
+    value = 0
+    for time_ns, group in groupby(sorted([(0, 0), *changes]), key=lambda change: change[0]):
+        value += sum(more for _, more in group)
+        yield time_ns, value

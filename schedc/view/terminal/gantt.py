@@ -1,0 +1,181 @@
+"""A plan as a picture in the terminal: rows of ranks, links, collectives and memory, fitted to a width.
+
+A Timeline and the window of time to show go in, `rich.text.Text` rows come out. A row is legible without colour: an op shows its
+microbatch where there is room, then the character of its kind and of which of its rank's stages it is of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.text import Text
+
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.problem import Problem
+
+NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward"}
+FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&"}
+"""What an op is filled with, by its kind and by which of its rank's stages it is of, counted modulo four."""
+STYLES = {
+    Kind.F: ("black on dodger_blue2", "black on sky_blue1"),
+    Kind.B: ("black on spring_green3", "black on pale_green1"),
+    Kind.W: ("black on gold3", "black on khaki1"),
+    Kind.BW: ("black on medium_turquoise", "black on pale_turquoise1"),
+}
+LINK_STYLES = (("dodger_blue2", "sky_blue1"), ("spring_green3", "pale_green1"))
+COLLECTIVES = {"AG": ("g", "all-gather"), "RS": ("r", "reduce-scatter")}
+COLLECTIVE_STYLE = "orchid"
+MOST_RANKS = 16
+"""How many rows of ranks are drawn, unless they are asked for: a picture is looked at as a whole."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class Span(NamedTuple):
+    """Something that takes time, and how it is drawn."""
+
+    start_ns: int
+    end_ns: int
+    label: str
+    fill: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The stretch of time that is shown, and over how many characters."""
+
+    from_ns: int
+    to_ns: int
+    width: int
+
+    def cell_of(self, time_ns: int) -> int:
+        """The boundary between characters that is nearest to the time: 0 is the left edge, `width` the right one."""
+        shown_ns = max(1, self.to_ns - self.from_ns)
+        return max(0, min(self.width, round((time_ns - self.from_ns) * self.width / shown_ns)))
+
+
+def spread_ranks(ranks: int) -> tuple[int, ...]:
+    """As many ranks as a picture takes, from the first to the last."""
+    count = min(ranks, MOST_RANKS)
+    return tuple(at * (ranks - 1) // max(1, count - 1) for at in range(count))
+
+
+def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:
+    """What the characters and colours mean, of what the timelines have; `chunk 2` is the second of a rank's stages."""
+    kinds: set[int] = set()
+    gathered: set[str] = set()
+    for timeline in timelines:
+        kinds |= set(timeline.ops[:, 0].tolist())
+        gathered |= {span.collective.kind for span in timeline.collectives}
+    used = [kind for kind in Kind if kind in kinds]
+    text = Text()
+    for kind in used:
+        text.append(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]).append(f" {NAMES[kind]}   ")
+    text.append("3: microbatch   · idle", "dim")
+    for chunk in range(1, min(4, max(_chunk_of_stage(problem)) + 1)):
+        text.append(f"\nchunk {chunk + 1}:")
+        for kind in used:
+            text.append(" ").append(f"3{FILLS[kind][chunk] * 2}", STYLES[kind][chunk % 2])
+    if gathered:
+        zero = problem.data_parallel is not None and problem.data_parallel.zero_stage == 0
+        text.append("\n")
+        for name in sorted(gathered):
+            fill, word = COLLECTIVES[name]
+            text.append(f"3{fill * 2}", COLLECTIVE_STYLE).append(f" {'all-reduce' if zero else word} of stage 3   ")
+    return text
+
+
+def ruler(window: Window, label: str) -> Text:
+    """The scale: where the window begins and ends."""
+    return Text("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")
+
+
+def rank_row(window: Window, problem: Problem, timeline: Timeline, rank: int) -> Text:
+    """The compute ops of one rank."""
+    ops = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist()
+    chunk_of_stage = _chunk_of_stage(problem)
+    spans = []
+    for (kind, stage, microbatch, _), start_ns, end_ns in zip(ops, timeline.start_ns(rank), timeline.end_ns(rank), strict=True):
+        chunk = chunk_of_stage[stage]
+        fill, style = FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]
+        spans.append(Span(start_ns, end_ns, str(microbatch), fill, style))
+    return row_of(window, spans)
+
+
+def link_spans(problem: Problem, timeline: Timeline) -> dict[int, list[Span]]:
+    """By the number of each link or trunk that is ever occupied, what occupies it, by time."""
+    spans: dict[int, list[Span]] = {}
+    chunk_of_stage = _chunk_of_stage(problem)
+    for op in (timeline.consumer >= 0).nonzero()[0].tolist():
+        start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
+        if left_ns > start_ns:
+            kind, stage, microbatch, _ = timeline.ops[op].tolist()
+            chunk, backward = chunk_of_stage[stage], int(kind != Kind.F)
+            fill = FILLS[Kind.B if backward else Kind.F][chunk % 4]
+            span = Span(start_ns, left_ns, str(microbatch), fill, LINK_STYLES[backward][chunk % 2])
+            spans.setdefault(int(timeline.resource[op]), []).append(span)
+    for number, collectives in collective_spans(problem, timeline, "trunk").items():
+        spans.setdefault(number, []).extend(collectives)
+    return {number: sorted(spans[number]) for number in sorted(spans)}
+
+
+def collective_spans(problem: Problem, timeline: Timeline, kind: str = "collectives") -> dict[int, list[Span]]:
+    """The collectives on resources of a kind: by rank those on lanes of their own, by the trunk's number those on trunks."""
+    tables = tables_of(problem)
+    spans: dict[int, list[Span]] = {}
+    for collective, rank, _, start_ns, end_ns in timeline.collectives:
+        number = int(tables.collective_resource[rank])
+        if tables.resources[number].kind == kind and end_ns > start_ns:
+            fill, _ = COLLECTIVES[collective.kind]
+            span = Span(start_ns, end_ns, str(collective.stage), fill, COLLECTIVE_STYLE)
+            spans.setdefault(rank if kind == "collectives" else number, []).append(span)
+    return {at: sorted(found) for at, found in spans.items()}
+
+
+def _chunk_of_stage(problem: Problem) -> list[int]:
+    """Per stage, how many stages before it are on the same rank."""
+    seen: Counter[int] = Counter()
+    chunks = []
+    for stage in problem.stages:
+        chunks.append(seen[stage.rank])
+        seen[stage.rank] += 1
+    return chunks
+
+
+def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Text:
+    """A memory curve as eighths of blocks; each character shows the most that is held in its time."""
+    levels = [0] * window.width
+    ends = [time_ns for time_ns, _ in curve[1:]] + [window.to_ns]
+    for (begin_ns, held), end_ns in zip(curve, ends, strict=True):
+        if end_ns <= window.from_ns or begin_ns >= window.to_ns or end_ns == begin_ns:
+            continue
+        first = min(window.cell_of(begin_ns), window.width - 1)
+        for cell in range(first, max(first + 1, window.cell_of(end_ns))):
+            levels[cell] = max(levels[cell], held)
+    top = len(BLOCKS) - 1
+    row = "".join(BLOCKS[-(-level * top // full_bytes) if full_bytes else 0] for level in levels)
+    return Text(row, "medium_purple")
+
+
+def row_of(window: Window, spans: Iterable[Span]) -> Text:
+    """The spans, ascending, over a background of idle time."""
+    row = Text()
+    for start_ns, end_ns, label, fill, style in spans:
+        if end_ns <= window.from_ns or start_ns >= window.to_ns:
+            continue
+        first = max(len(row), window.cell_of(start_ns))
+        cells = window.cell_of(end_ns) - first
+        if cells <= 0:
+            continue
+        row.append("·" * (first - len(row)), "dim")
+        text = label if len(label) < cells else ""  # a label leaves room for at least one character that tells the kind
+        row.append(text.ljust(cells, fill), style)
+    return row.append("·" * (window.width - len(row)), "dim")

@@ -1,0 +1,188 @@
+"""Fuse backwards where nothing waits for the gradient, and split them where something does: a Schedule in, a better one out.
+
+A fused backward that takes less time than its halves leaves its rank more time, but sends its gradient later. Exact times of the
+schedule say how much later each op may end (its slack). Backwards whose slack is large enough are fused together, those on which
+the next stage waits are split, and the simulator decides what is kept. Nothing is random and nothing depends on a clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.solvers.common.fusing import fusing_saves_time
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.index import Tables
+    from schedc.ir.problem import Problem
+
+TRIED_OPS = 10_000
+"""About this many ops are simulated in all, in at least `LEAST_TRIALS` schedules and at most `MOST_TRIALS`."""
+LEAST_TRIALS, MOST_TRIALS = 4, 12
+FEWER = 3
+"""Where a change of many backwards is no good, the most promising one in this many are tried."""
+REACH = 20
+"""At most this many ops come between the B and the W of a backward that is split."""
+NEVER = 1 << 60
+
+
+class MixedSchedule(NamedTuple):
+    """A schedule and what its times say."""
+
+    schedule: Schedule
+    timeline: Timeline
+    objective_ns: int
+    after_ns: NDArray[np.int64]
+    """Per op: how much later it may end so that nothing ends later in all, for what follows it on its rank."""
+    sent_ns: NDArray[np.int64]
+    """The same for what waits for its message."""
+
+
+def fuse_backwards(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Schedule:
+    """The schedule with some backwards fused or split; its objective is not worse, and it keeps the memory limits.
+
+    Of schedules with the same objective the one with more fused backwards is kept: it leaves more time free. Where fusing cannot
+    pay, the schedule itself comes back.
+
+    Args:
+        problem: any.
+        schedule: valid for the problem.
+        tables: the problem's lookups, where the caller has them already.
+    """
+    if not fusing_saves_time(problem):
+        return schedule
+    tables = tables or tables_of(problem)
+    state = _state(problem, tables, schedule)
+    trials = min(MOST_TRIALS, max(LEAST_TRIALS, TRIED_OPS // max(1, len(state.timeline.ops))))
+    changed = True
+    while changed:
+        changed = False
+        for fuse in (True, False):
+            ops = (_to_fuse if fuse else _to_split)(tables, state)
+            while len(ops) and trials:
+                trials -= 1
+                tried = (_fused if fuse else _split)(tables, state, ops)
+                timeline = simulate(problem, tried, tables=tables)
+                objective_ns = timeline.objective_ns(problem.objective)
+                if objective_ns < state.objective_ns + fuse and (fuse or _fits(problem, tried)):
+                    state, changed = _state(problem, tables, tried, timeline), True
+                    break
+                ops = ops[: len(ops) // FEWER]
+    return state.schedule
+
+
+def _fits(problem: Problem, schedule: Schedule) -> bool:
+    limits = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
+    return all(limit is None or peak <= limit for peak, limit in limits)
+
+
+def _longer_ns(tables: Tables, timeline: Timeline, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the backwards of these ops: how much longer BW takes than B, and how much less than both halves."""
+    _, stage, microbatch, _ = timeline.ops[ops].T
+    b_ns, w_ns, both_ns = (tables.duration_ns[kind, stage, microbatch] for kind in (Kind.B, Kind.W, Kind.BW))
+    return both_ns - b_ns, b_ns + w_ns - both_ns
+
+
+def _to_fuse(tables: Tables, state: MixedSchedule) -> NDArray[np.int64]:
+    """The B that take less time fused with their W, and whose gradient may come later by what that takes; most slack first."""
+    timeline = state.timeline
+    kind, stage, microbatch, part = timeline.ops.T
+    weights = np.flatnonzero(kind == Kind.W)[::-1]
+    first = np.zeros(tables.duration_ns.shape[1:], np.int64)
+    first[stage[weights], microbatch[weights]] = weights
+    ops = np.flatnonzero((kind == Kind.B) & (part < 0))
+    weight = first[stage[ops], microbatch[ops]]
+    # Where W follows at once, whatever follows it starts no later than before.
+    at_once = (weight == ops + 1) & (part[weight] < 0)
+    slack_ns = np.where(at_once, state.sent_ns[ops], np.minimum(state.sent_ns[ops], state.after_ns[ops]))
+    longer_ns, saved_ns = _longer_ns(tables, timeline, ops)
+    pays = (saved_ns > 0) & (slack_ns >= longer_ns)
+    return ops[pays][np.argsort(longer_ns[pays] - slack_ns[pays], kind="stable")]
+
+
+def _to_split(tables: Tables, state: MixedSchedule) -> NDArray[np.int64]:
+    """The BW on whose gradient more depends than on what follows them; those first where the difference is the largest."""
+    timeline = state.timeline
+    kind, _, _, part = timeline.ops.T
+    ops = np.flatnonzero((kind == Kind.BW) & (part < 0))
+    longer_ns, _ = _longer_ns(tables, timeline, ops)
+    sent_ns, after_ns = state.sent_ns[ops], state.after_ns[ops]
+    pays = sent_ns < np.minimum(longer_ns, after_ns)
+    return ops[pays][np.argsort(sent_ns[pays] - after_ns[pays], kind="stable")]
+
+
+def _fused(tables: Tables, state: MixedSchedule, ops: NDArray[np.int64]) -> Schedule:
+    """The schedule with BW in the places of these B."""
+    kind, stage, microbatch, _ = state.timeline.ops.T
+    fuse = np.zeros(tables.duration_ns.shape[1:], np.bool_)
+    fuse[stage[ops], microbatch[ops]] = True
+    marked = (fuse[stage, microbatch] & (kind != Kind.F)).tolist()
+    begin = state.timeline.begin.tolist()
+    orders = tuple(
+        tuple(
+            op._replace(kind=Kind.BW) if mark else op
+            for op, mark in zip(order, marked[at:], strict=False)
+            if not (mark and op.kind is Kind.W)
+        )
+        for order, at in zip(state.schedule.orders, begin, strict=False)
+    )
+    cut = {(op.kind, op.stage) for order in orders for op in order if op.part >= 0} if state.schedule.parts else set()
+    return Schedule(orders=orders, parts=tuple(parts for parts in state.schedule.parts if (parts.kind, parts.stage) in cut))
+
+
+def _split(tables: Tables, state: MixedSchedule, ops: NDArray[np.int64]) -> Schedule:
+    """The schedule with these BW split: W in the next gap of the rank that holds it, if one is near, else right behind B."""
+    timeline = state.timeline
+    starts_ns, ends_ns, begin = timeline.starts_ns, timeline.ends_ns, timeline.begin
+    orders = [list[tuple[Op, ...]]((op,) for op in order) for order in state.schedule.orders]
+    for op in sorted(ops.tolist()):
+        rank = int(np.searchsorted(begin, op, "right")) - 1
+        _, stage, microbatch, _ = timeline.ops[op].tolist()
+        near = min(op + REACH, int(begin[rank + 1]) - 1)
+        fits = np.flatnonzero(starts_ns[op + 1 : near + 1] - ends_ns[op:near] >= tables.duration_ns[Kind.W, stage, microbatch])
+        behind = op + int(fits[0]) if len(fits) else op
+        at = op - int(begin[rank])
+        orders[rank][at] = (Op(Kind.B, stage, microbatch), *orders[rank][at][1:])
+        orders[rank][behind - int(begin[rank])] += (Op(Kind.W, stage, microbatch),)
+    made = tuple(tuple(op for group in order for op in group) for order in orders)
+    return Schedule(orders=made, parts=state.schedule.parts)
+
+
+def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timeline | None = None) -> MixedSchedule:
+    """The schedule with its times, and what they leave."""
+    timeline = timeline or simulate(problem, schedule, tables=tables)
+    kind, stage, microbatch, _ = timeline.ops.T
+    way, path, parallel = np.where(kind == Kind.F, 0, 1), tables.path_of[microbatch], problem.data_parallel
+    occupancy_ns = tables.occupancy_ns[way, path, stage].tolist()
+    latency_ns = tables.latency_ns[way, path, stage].tolist()
+    starts_ns, ends_ns = timeline.starts_ns.tolist(), timeline.ends_ns.tolist()
+    tail_ns = np.array(parallel.reduce_scatter_ns if parallel else [0] * len(problem.stages), np.int64)
+    last_ns = (timeline.makespan_ns - np.where(kind == Kind.F, 0, tail_ns[stage])).tolist()
+    following = np.arange(1, len(kind) + 1)
+    following[timeline.begin[1:] - 1] = -1
+    latest_start_ns, after_ns, sent_ns = [NEVER] * len(kind), [NEVER] * len(kind), [NEVER] * len(kind)
+    link_ns = [NEVER] * len(tables.resources)
+    resource, consumer, next_of = timeline.resource.tolist(), timeline.consumer.tolist(), following.tolist()
+    for op in np.lexsort((timeline.starts_ns, timeline.ends_ns))[::-1].tolist():  # each behind what waits for it
+        end_ns, latest_ns, to, then = ends_ns[op], last_ns[op], consumer[op], next_of[op]
+        if then >= 0 and latest_start_ns[then] < latest_ns:
+            latest_ns = latest_start_ns[then]
+        after_ns[op] = latest_ns - end_ns
+        if to >= 0:
+            link = resource[op]
+            link_ns[link] = message_ns = min(latest_start_ns[to] - latency_ns[op], link_ns[link]) - occupancy_ns[op]
+            sent_ns[op] = message_ns - end_ns
+            if message_ns < latest_ns:
+                latest_ns = message_ns
+        latest_start_ns[op] = latest_ns - end_ns + starts_ns[op]
+    slack_ns = np.array(after_ns, np.int64), np.array(sent_ns, np.int64)
+    return MixedSchedule(schedule, timeline, timeline.objective_ns(problem.objective), *slack_ns)

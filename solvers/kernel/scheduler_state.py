@@ -1,0 +1,212 @@
+"""A Problem and a Rule as the tables of the list scheduler's kernel (`SchedulerState`), as lists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.resource import Resource
+from schedc.solvers.kernel.tables import NEVER, ROW, SchedulerState
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.solvers.kernel.rule import Rule
+
+
+def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
+    """The problem, and room for runs of rules that cut a W into at most `n_sub` parts.
+
+    Raises:
+        Unsupported: a rank's memory limit does not hold one microbatch.
+    """
+    stages, paths, ranks = problem.stages, problem.paths, range(problem.ranks)
+    visitors = [[microbatch for microbatch, path in enumerate(problem.path_of) if path == number] for number in range(len(paths))]
+    places = [
+        (stages[stage].rank, number, at) for number, path in enumerate(paths) if visitors[number] for at, stage in enumerate(path)
+    ]
+    places.sort()
+    number_of = {(path, at): lane for lane, (_, path, at) in enumerate(places)}
+    links = {(link.source, link.destination): link for link in problem.links}
+    resources: dict[Resource, int] = {}
+    parallel = problem.data_parallel
+    again_bytes = [max((stage.recomputed_bytes for stage in stages if stage.rank == rank), default=0) for rank in ranks]
+    lanes: list[Any] = []
+    blocks: list[Any] = []
+    for rank, number, at in places:
+        path, microbatches = paths[number], visitors[number]
+        stage = path[at]
+        costs, lane = stages[stage], ROW["lanes"]()
+        lane.stage, lane.path, lane.rank = stage, number, rank
+        lane.previous, lane.following = number_of.get((number, at - 1), -1), number_of.get((number, at + 1), -1)
+        lane.first, lane.last = len(blocks), len(blocks) + len(microbatches)
+        lane.gather_ns, lane.scatter_ns = -1, -1 if parallel is None else parallel.reduce_scatter_ns[stage]
+        lane.held_bytes, lane.kept_bytes = costs.activation_bytes, costs.activation_after_input_bytes
+        lane.again_bytes = costs.recomputed_bytes - again_bytes[rank]
+        for name, neighbour in (("message", at + 1), ("gradient", at - 1)):
+            on, occupancy_ns, latency_ns = -1, 0, 0
+            if 0 <= neighbour < len(path) and stages[path[neighbour]].rank != rank:
+                link = links[rank, stages[path[neighbour]].rank]
+                size_bytes = costs.message_bytes if name == "message" else stages[path[neighbour]].gradient_message_bytes
+                on = resources.setdefault(Resource.of_link(link), len(resources))
+                occupancy_ns, latency_ns = link.occupancy_ns(size_bytes), link.latency_ns
+            setattr(lane, f"{name}_on", on)
+            setattr(lane, f"{name}_occupancy_ns", occupancy_ns)
+            setattr(lane, f"{name}_latency_ns", latency_ns)
+        lanes.append(lane)
+        forward, b, w, backward = [
+            values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind
+        ]
+        blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
+    rank_rows: list[Any] = []
+    reserves: list[Any] = []
+    order_length = 0
+    for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
+        mine = [lane for lane, place in enumerate(places) if place[0] == rank]
+        row = ROW["ranks"]()
+        row.first_lane = mine[0] if mine else 0
+        row.end_lane = row.first_lane + len(mine)
+        row.limit_bytes = NEVER if limit_bytes is None else limit_bytes - again_bytes[rank]
+        row.collectives = resources.setdefault(Resource.of_collectives(parallel, rank), len(resources))
+        row.order_from = order_length
+        order_length += (2 + n_sub) * sum(lanes[lane].last - lanes[lane].first for lane in mine)
+        along_paths = [[lane for lane in mine if lanes[lane].path == path] for path in range(len(paths))]
+        inputs_bytes = max(sum(lanes[lane].held_bytes for lane in along) for along in along_paths)
+        if limit_bytes is not None and row.limit_bytes < inputs_bytes:
+            row.limit_bytes = limit_bytes
+            for along in along_paths:
+                _hold_at_once([lanes[lane] for lane in along], again_bytes[rank])
+        needs = _needs(rank, limit_bytes, lanes, along_paths)
+        row.reserves = -1
+        if limit_bytes is not None and len(mine) > 1:
+            row.reserves = len(reserves)
+            reserves += needs
+        rank_rows.append(row)
+    scheduler = SchedulerState(
+        lanes=lanes,
+        ranks=rank_rows,
+        blocks=blocks,
+        reserves=reserves or [ROW["reserves"]()],
+        held=[[0] * (problem.microbatches if reserves else 1) for _ in ranks],
+        links=[ROW["links"]() for _ in resources],
+        left=[0] * len(stages),
+        order=[0] * order_length,
+        settings=[ROW["settings"]()],
+        when=[0] * problem.ranks,
+    )
+    if parallel is not None and parallel.all_gather_ns:
+        _gather(scheduler, parallel.all_gather_ns)
+    (settings,) = scheduler.settings
+    settings.stages, settings.paths, settings.microbatches = len(stages), len(paths), problem.microbatches
+    settings.span = int(problem.objective == "stage-span")
+    return scheduler
+
+
+def count_by_stage(scheduler: SchedulerState) -> list[int]:
+    """How many microbatches visit each stage."""
+    counts = [0] * scheduler.settings[0].stages
+    for lane in scheduler.lanes:
+        counts[lane.stage] += lane.last - lane.first
+    return counts
+
+
+def depth_by_stage(problem: Problem) -> list[int]:
+    """How many stages come before each on its path."""
+    depth = [0] * len(problem.stages)
+    for path in problem.paths:
+        for at, stage in enumerate(path):
+            depth[stage] = at
+    return depth
+
+
+def set_rule(scheduler: SchedulerState, problem: Problem, rule: Rule) -> None:
+    """Write the rule into the problem's scheduler.
+
+    Raises:
+        ValueError: the rule does not fit the problem's stages.
+    """
+    count = len(problem.stages)
+    per_stage = (rule.priority, rule.in_flight, rule.weight_lag, rule.warm_up or rule.weight_lag)
+    if {len(values) for values in per_stage} != {count}:
+        raise ValueError(f"a rule for this problem has {count} entries in each of its tuples")
+    if any(rule.warm_up) and any(rank.end_lane - rank.first_lane > 1 for rank in scheduler.ranks):
+        raise ValueError("a rule with warm_up needs one stage per rank")
+    for lane in scheduler.lanes:
+        stage = lane.stage
+        cap = rule.in_flight[stage]
+        lane.cap, lane.lag = NEVER if cap is None else cap, rule.weight_lag[stage]
+        lane.priority_f, lane.priority_b, lane.priority_w = rule.priority[stage]
+        lane.parts = 1
+        blocks = scheduler.blocks[lane.first : lane.last]
+        if rule.n_sub > 1 and problem.cut_blocks:  # never a part that takes no time
+            lane.parts = max(1, min(rule.n_sub, *(block.weight_ns for block in blocks)))
+        for block in blocks:
+            block.fused = int(rule.fused[stage][block.microbatch] if rule.fused else not problem.split_backward)
+    _set_holds(scheduler, rule)
+    (settings,) = scheduler.settings
+    settings.look_ahead_ns, settings.alternate = rule.look_ahead_ns, int(rule.alternate)
+    settings.oldest_first = int(rule.oldest_first)
+    settings.foresight, settings.width = int(rule.foresight), rule.n_sub + 1
+
+
+def _set_holds(scheduler: SchedulerState, rule: Rule) -> None:
+    """Write each lane's warm-up count, lowered so that it ends.
+
+    A stage that may start this many forwards before any backward, and whose predecessor may start at least as many, gets them: by
+    induction along the path. With several lanes on a rank that does not follow.
+    """
+    for first in (lane for lane in scheduler.lanes if lane.previous < 0):
+        lane, most = first, NEVER
+        while True:
+            wanted = rule.warm_up[lane.stage] if rule.warm_up else 0
+            most = min(most, wanted, lane.cap, lane.last - lane.first)
+            if lane.held_bytes:
+                most = min(most, scheduler.ranks[lane.rank].limit_bytes // lane.held_bytes)
+            lane.hold = most
+            if lane.following < 0:
+                break
+            lane = scheduler.lanes[lane.following]
+
+
+def _hold_at_once(along: list[Any], most_again_bytes: int) -> None:
+    """Let the first of the lanes of a path on a rank take at once all that a microbatch ever holds there, and give it back last.
+
+    The limit then has no room for all inputs and the largest recomputation, but for the former until the latter: each stage's comes
+    when later ones have given theirs back. What is held is never more than this says: before the first lane's backward ends at most
+    that, and what is left for W besides, which is no more than its stage has taken.
+    """
+    held_bytes = need_bytes = 0
+    for lane in along:
+        held_bytes += lane.held_bytes
+        need_bytes = max(need_bytes, held_bytes + lane.again_bytes + most_again_bytes)
+        lane.held_bytes = lane.again_bytes = 0
+    if along:
+        along[0].held_bytes = need_bytes
+
+
+def _needs(rank: int, limit_bytes: int | None, lanes: list[Any], along_paths: list[list[int]]) -> list[Any]:
+    """The rank's rows of `reserves`, one for each path; refuses a limit that does not hold one microbatch."""
+    rows = []
+    for along in along_paths:
+        need_bytes = sum(lanes[lane].held_bytes for lane in along)
+        if limit_bytes is not None and need_bytes > limit_bytes:
+            raise Unsupported(
+                f"rank {rank}: one microbatch holds {format_bytes(need_bytes, 40)} of activations, more than the"
+                f" limit of {format_bytes(limit_bytes, 40)}; raise the limit to at least that"
+            )
+        rows.append(ROW["reserves"](need_bytes, along[-1] if along else -1))
+    return rows
+
+
+def _gather(scheduler: SchedulerState, all_gather_ns: tuple[int, ...]) -> None:
+    """Write what each lane's all-gather takes and when it can end, and how long all of them occupy links.
+
+    Ranks on a shared trunk take turns.
+    """
+    for rank in scheduler.ranks:
+        link, mine = scheduler.links[rank.collectives], scheduler.lanes[rank.first_lane : rank.end_lane]
+        for lane in mine:
+            lane.gather_ns = all_gather_ns[lane.stage]
+            lane.first_gate_ns = link.gathered_ns + lane.gather_ns
+        link.gathered_ns += sum(all_gather_ns[stage] for stage in {lane.stage for lane in mine})

@@ -1,0 +1,81 @@
+"""Candidates use every device and the whole batch; collectives take what a ring takes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedc.study.tune.candidates import Choices, candidates, divisors
+from schedc.study.tune.collectives import Collectives, Path
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.integers(1, 48),
+    st.integers(1, 12),
+    st.integers(1, 2),
+)
+def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], batch: int, layers: int, experts: int) -> None:
+    choices = Choices(
+        groups_of_site=tuple(sites),
+        batch=batch,
+        layers=layers,
+        ranks=divisors(sum(sites)),
+        microbatch_sizes=(1, 2, 3),
+        placements=("unidirectional", "loop", "wave"),
+        chunks=(2, 3),
+        zero_stages=(0, 1),
+        recompute=("none",),
+        across_sites=("pipeline", "data-parallel"),
+        expert_parallel=experts,
+    )
+    found = candidates(choices)
+    assert len(set(found)) == len(found)
+    for each in found:
+        assert each.ranks * each.data_parallel == sum(sites)
+        assert each.data_parallel * each.microbatches * each.microbatch_size == batch
+        assert each.ranks * each.chunks <= layers
+        assert each.data_parallel % experts == 0
+        assert each.zero_stage == 0 or each.data_parallel > 1
+        assert sum(each.ranks_of_site) == each.ranks
+        assert sum(each.replicas_of_site) == each.data_parallel
+        if each.across == "pipeline":
+            assert [ranks * each.data_parallel for ranks in each.ranks_of_site] == sites
+        elif each.across == "data-parallel":
+            assert [replicas * each.ranks for replicas in each.replicas_of_site] == sites
+        else:
+            assert len(sites) == 1
+    if len(sites) == 1 and experts == 1:  # by hand
+        divided = {
+            (ranks, sites[0] // ranks, size)
+            for ranks in range(1, min(sites[0], layers) + 1)
+            for size in (1, 2, 3)
+            if sites[0] % ranks == 0 and batch % (sites[0] // ranks * size) == 0
+        }
+        assert {(each.ranks, each.data_parallel, each.microbatch_size) for each in found} == divided
+
+
+def test_a_ring_sends_what_it_must() -> None:
+    link = Path(1_000, 10**9)
+    one_site = Collectives(replicas_of_site=(4,), within=link, between=None)
+    assert one_site.one_way_ns(8_000) == 3 * 1_000 + 6_000  # three messages of a quarter
+    assert Collectives(replicas_of_site=(1,), within=link, between=None).one_way_ns(8_000) == 0
+    assert Path(5, None).ring_ns(3, 10**12) == 10
+
+
+def test_two_sites_exchange_half_of_the_bytes_each_way() -> None:
+    """CrossPipe, appendix E: reduce-scatter and all-gather of N parameters of 2 bytes together take 2α + 2Nβ."""
+    parameters, latency_ns, bytes_per_second = 405 * 10**9, 4_000_000, 64 * 10**9
+    between = Path(latency_ns, bytes_per_second)
+    both = Collectives(replicas_of_site=(1, 1), within=Path(0, None), between=between)
+    expected_ns = 2 * latency_ns + 2 * parameters * 10**9 // bytes_per_second
+    assert 2 * both.one_way_ns(2 * parameters) == expected_ns
+
+
+def test_across_sites_each_site_reduces_its_own_first() -> None:
+    within, between = Path(10, 10**9), Path(1_000, 10**8)
+    both = Collectives(replicas_of_site=(2, 2), within=within, between=between)
+    assert both.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 5_000_000)
+    # Where the sites' connection is fast, each device's own link is what its part waits for.
+    fast = Collectives(replicas_of_site=(2, 2), within=within, between=Path(1_000, 10**12))
+    assert fast.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 250_000)

@@ -1,0 +1,104 @@
+"""Jobs in child processes: every job once, whatever happens to the processes. The children do not compile here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from inputs.sweeps import STAND_IN, sweep_in
+
+from schedc.study.sweep import asker as asker_module
+from schedc.study.sweep.journal import Journal
+from schedc.study.sweep.local import processes_for, run_here
+from schedc.study.sweep.one_job import JobAnswer, Status
+from schedc.study.sweep.run import kept_keys, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.study.sweep.jobs import Sweep
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """Forty jobs, with 1 to 40 microbatches."""
+    return sweep_in(tmp_path, f'job = "job.toml"\ngrid = {{"pipeline.microbatches" = {list(range(1, 41))}}}')
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Let another program answer instead of the compiler."""
+    monkeypatch.setattr(asker_module, "WORKER", ("-c", STAND_IN.format(body=body.replace("\n", "\n    "))))
+
+
+def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, JobAnswer]:
+    """The answers by microbatches, each of which must come once."""
+    found = []
+    with Journal(path) as journal:
+        for answers in run(sweep, journal, processes=processes):
+            found += [key for key, _ in answers]
+        assert len(found) == len(set(found))
+        return {each: answer for job in sweep.jobs if (answer := journal.answers.get(job.key)) for each in [microbatches(job)]}
+
+
+def microbatches(job: object) -> int:
+    value = job.columns["pipeline.microbatches"]  # type: ignore[attr-defined]
+    assert isinstance(value, int)
+    return value
+
+
+def test_processes_that_die_cost_no_job_and_double_none(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = tmp_path / "died"
+    stand_in(
+        monkeypatch,
+        f"""if microbatches in (1, 7, 8, 40) and not os.path.exists(f"{died}{{microbatches}}"):
+    open(f"{died}{{microbatches}}", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+if microbatches == 20: sys.exit("boom")""",
+    )
+    answers = run_all(sweep, tmp_path / "journal")
+    assert sorted(answers) == list(range(1, 41))
+    assert {each for each, answer in answers.items() if answer.attempts == 2} == {1, 7, 8, 40}
+    crashed = answers.pop(20)
+    assert crashed == JobAnswer(
+        status=Status.CRASHED, attempts=3, error="its process died 3 times, and last ended with status 1: boom"
+    )
+    assert all(answer.makespan_ns == each for each, answer in answers.items())
+    with Journal(tmp_path / "journal") as journal:
+        assert len(kept_keys(sweep, journal)) == 39
+    stand_in(monkeypatch, "pass")
+    again = run_all(sweep, tmp_path / "journal")
+    assert again == answers | {20: JobAnswer(status=Status.PLANNED, makespan_ns=20)}, "the others are not run again"
+
+
+def test_a_job_far_beyond_its_limit_is_killed(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "if microbatches == 3: time.sleep(1000)")
+    requests = {}
+    for job in sweep.jobs[:4]:
+        object.__setattr__(job.request, "kill_after_s", 1.0 if job is sweep.jobs[2] else 100.0)
+        requests[job.key] = job.request
+    answers = {key: answer for some in run_here(requests, 1) for key, answer in some}
+    assert [answers[key].status for key in requests] == ["planned", "planned", "timed-out", "planned"]
+    assert answers[sweep.jobs[2].key].error == "killed after 1 s, far beyond its time limit"
+
+
+def test_closing_the_run_ends_its_processes(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "if microbatches > 2: time.sleep(1000)")
+    with Journal(tmp_path / "journal") as journal:
+        running = run(sweep, journal, processes=2)
+        while len(journal.answers) < 2:
+            next(running)
+        running.close()
+        assert len(journal.answers) == 2
+
+
+def test_a_mistake_in_a_thread_is_not_swallowed(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "return b'no json'")
+    with Journal(tmp_path / "journal") as journal, pytest.raises(ValueError, match="Expecting value"):
+        list(run(sweep, journal, processes=2))
+
+
+def test_processes_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"')) == 8
+    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"\ncompile = {workers = [1, 3]}')) == 2
+    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"\ncompile = {workers = 20}')) == 1

@@ -1,0 +1,174 @@
+"""The search over candidates: what is pruned could not be the best, memory is what ZeRO leaves, and an end comes with a plan."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from inputs.tune_jobs import tiny_request
+
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound
+from schedc.solvers.common.interruption import Interruption
+from schedc.study.tune.baselines import Baseline
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.estimates import simple_bound_ns, totals_of
+from schedc.study.tune.jobs import job_of
+from schedc.study.tune.request import PROFILE
+from schedc.study.tune.rows import CandidateState
+from schedc.study.tune.search import TuneLimits, tune, work_bound_ns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedc.study.tune.request import TuneRequest
+    from schedc.study.tune.search import Tuned
+
+GREEDY = "greedy{n_sub=1}"
+
+
+def tuned(request: TuneRequest, *, prune: bool = True, method: str = GREEDY, time_s: float | None = None) -> Tuned:
+    """What is found by one fast method."""
+    limits = TuneLimits(prune=prune, time_s=time_s, candidate_s=0.0)
+    return tune(request, method=method, limits=limits, interruption=Interruption())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"tune": {"batch": 4, "microbatch_sizes": [1]}},
+        {"tune": {"batch": 4, "microbatch_sizes": [1, 2], "zero_stages": [0, 1], "recompute": ["none"], "ranks": [1, 2]}},
+        {"tune": {"batch": 4, "microbatch_sizes": [1, 2]}, "memory": {"capacity": "800 MB"}},
+        {
+            "tune": {"microbatch_sizes": [2], "split_backward": False, "recompute": ["none"]},
+            "topology": {"within": {"bandwidth": "2 GB/s"}},
+        },
+        {"sites": (2, 2), "tune": {"batch": 4, "microbatch_sizes": [1], "recompute": ["none"]}},
+        {
+            "sites": (2, 2),
+            "tune": {"batch": 8, "microbatch_sizes": [2], "recompute": ["none"]},
+            "topology": {"between": {"latency": "200 us", "bandwidth": "500 MB/s"}},
+        },
+    ],
+)
+def test_what_is_pruned_could_not_be_the_best(sections: dict[str, dict[str, object]], tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, **sections)  # type: ignore[arg-type]
+    pruned, all_compiled = tuned(request), tuned(request, prune=False)
+    assert pruned.best.step_ns == all_compiled.best.step_ns
+    step_of = {row.candidate: row.step_ns for row in all_compiled.rows}
+    no_room = {row.candidate for row in all_compiled.rows if row.state is CandidateState.NO_ROOM}
+    assert {row.candidate for row in pruned.rows if row.state is CandidateState.NO_ROOM} <= no_room
+    assert {row.state for row in all_compiled.rows} <= {
+        CandidateState.BEST,
+        CandidateState.PLANNED,
+        CandidateState.NO_ROOM,
+        CandidateState.NO_PLAN,
+    }
+    for row in pruned.rows:
+        step_ns = step_of[row.candidate]
+        if row.state is CandidateState.BOUNDED:
+            assert row.bound_ns is not None
+            assert pruned.best.step_ns is not None
+            assert row.bound_ns >= pruned.best.step_ns
+            assert step_ns is None or step_ns >= row.bound_ns
+        else:
+            assert row.step_ns == step_ns
+    assert min(step for step in step_of.values() if step) == all_compiled.best.step_ns
+    assert pruned.bound_ns <= (pruned.best.step_ns or 0)
+
+
+def test_the_first_bounds_are_never_above_the_others(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, sites=(2, 2), tune={"batch": 4, "zero_stages": [0, 1]})
+    for size, text in request.profiles.items():
+        (tmp_path / str(size)).mkdir()
+        (tmp_path / str(size) / PROFILE).write_text(text)
+    made = [job_of(request, each, tmp_path / str(each.microbatch_size)).job.problem for each in candidates(request.choices)]
+    assert len(made) > 30
+    for each, problem in zip(candidates(request.choices), made, strict=True):
+        totals = totals_of(request.layers[each.microbatch_size], split_backward=True)
+        least_ns = max(bound.value_ns for bound in lower_bounds(problem))
+        assert 0 < work_bound_ns(problem) <= least_ns
+        assert 0 < simple_bound_ns(request, each, totals) <= least_ns
+
+
+def test_zero_divides_the_optimizer_state(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, tune={"ranks": [2], "zero_stages": [0, 1], "placements": ["unidirectional"]})
+    (tmp_path / PROFILE).write_text(request.profiles[1])
+    tables = {each.zero_stage: job_of(request, each, tmp_path) for each in candidates(request.choices)}
+    assert {stage: made.table["memory"]["bytes_per_parameter"] for stage, made in tables.items()} == {0: 18, 1: 12}
+    assert tables[1].table["data_parallel"].keys() == {"size", "zero_stage", "reduce_scatter", "all_gather"}
+    # The all-reduce of ZeRO 0 is in gradients of 4 bytes; ZeRO 1 gathers weights of 2.
+    parallel = [made.job.problem.data_parallel for made in (tables[0], tables[1])]
+    assert parallel[0] is not None and parallel[1] is not None
+    for whole, scatter, gather in zip(
+        parallel[0].reduce_scatter_ns, parallel[1].reduce_scatter_ns, parallel[1].all_gather_ns, strict=True
+    ):
+        assert whole == 2 * scatter
+        assert abs(scatter - 2 * gather) <= 1
+    parameters = sum(layer.parameters for layer in tables[0].job.workload.layers)
+    assert sum(tables[0].static_bytes) == 18 * parameters
+
+
+def test_a_pipeline_across_sites_has_its_share_of_what_connects_them(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, sites=(4, 4), model={"tp": 2}, tune={"ranks": [2], "placements": ["unidirectional"]})
+    (tmp_path / PROFILE).write_text(request.profiles[1])
+    made = {each.across: job_of(request, each, tmp_path) for each in candidates(request.choices)}
+    assert made["pipeline"].table["topology"]["sites"] == [1, 1]
+    # Two pipelines of tensor-parallel groups of two: four messages at the same time.
+    assert made["pipeline"].table["topology"]["between"] == {"latency": "1 ms", "bandwidth": "2500000000 B/s"}
+    assert made["data-parallel"].table["topology"]["sites"] == [2]
+    stage = made["data-parallel"].job.layout.layers_of_stage[0]
+    parameters = sum(layer.parameters for layer in made["data-parallel"].job.workload.layers[slice(*stage)])
+    parallel = made["data-parallel"].job.problem.data_parallel
+    assert parallel is not None
+    # Two ranks of two devices share 10 GB/s; half of the gradients crosses in a reduce-scatter.
+    assert parallel.reduce_scatter_ns[0] == 1_000_000 + -(-4 * parameters * 10**9 // (2 * 2_500_000_000))
+
+
+def test_auto_takes_baselines_first_and_then_searches(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, tune={"ranks": [4], "microbatch_sizes": [2], "recompute": ["none"]})
+    found = tuned(request, method="auto", time_s=0.0)
+    assert found.best.state is CandidateState.BEST
+    assert found.plan.certificate.makespan_ns == found.best.step_ns
+    assert {row.state for row in found.rows[1:]} <= {CandidateState.NOT_REACHED, CandidateState.BOUNDED, CandidateState.PLANNED}
+
+
+def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Baseline(plan=None, why_not="greedy{n_sub=1}: holds too much", failures=())
+    monkeypatch.setattr("schedc.study.tune.search.baseline_of", lambda *_: nothing)
+    alone = {"ranks": [2], "microbatch_sizes": [2], "recompute": ["none"], "placements": ["unidirectional"]}
+    found = tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(candidate_s=0.0), interruption=Interruption())
+    assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")
+    with pytest.raises(NoPlanFound, match="holds too much"):
+        tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(time_s=0.0), interruption=Interruption())
+
+
+def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path)
+    interruption = Interruption()
+    interruption.requested = True
+    found = tune(request, limits=TuneLimits(), interruption=interruption)
+    assert [row.state for row in found.rows[:1]] == [CandidateState.BEST]
+    assert (
+        CandidateState.NOT_REACHED
+        in {row.state for row in found.rows[1:]}
+        <= {CandidateState.NOT_REACHED, CandidateState.BOUNDED, CandidateState.NO_ROOM}
+    )
+
+
+def test_where_nothing_fits_the_message_says_why(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, memory={"capacity": "20 MB"})
+    told = r"^tiny: none of \d+ candidates has room: .* take 1.8 GiB or more in all, and 4 devices have 71.7 MiB \(17.9 MiB each"
+    with pytest.raises(Infeasible, match=told):
+        tuned(request)
+    request = tiny_request(tmp_path, memory={"capacity": "600 MB"})
+    with pytest.raises(NoPlanFound, match=r"^tiny: none of \d+ candidates has a plan; with 4 ranks and 1 in a microbatch: .* MiB"):
+        tuned(request)
+
+
+def test_where_nothing_divides_the_message_says_what_must(tmp_path: Path) -> None:
+    request = tiny_request(tmp_path, tune={"ranks": [3]})
+    expected = "tune: found no way to divide the devices and the batch, expected ranks that divide the 4 groups of 1 devices"
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
+        tuned(request)

@@ -1,0 +1,54 @@
+"""Seeded tiny problems whose fused backward takes less than B and W, and more than each: the best schedule often mixes both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from inputs.problems import make_problem
+from schedc.ir.problem import DataParallel, Objective
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+
+
+def with_fused(problem: Problem, *fused_ns: int) -> Problem:
+    """The problem with these fused backwards, one for all stages or one for each."""
+    each = fused_ns * len(problem.stages) if len(fused_ns) == 1 else fused_ns
+    return replace(problem, stages=tuple(replace(s, backward_ns=(ns,)) for s, ns in zip(problem.stages, each, strict=True)))
+
+
+def fused_problem(seed: int, *, even_weights: bool = False) -> Problem:
+    """The problem of this number: 1 to 3 ranks, 2 where they have two stages, and 1 to 4 microbatches.
+
+    Slow links, memory limits, bytes kept between B and W from none to all, collectives, both objectives. With `even_weights` every
+    W can be cut in half.
+    """
+    random = Random(seed)
+    placement = random.choice(["unidirectional"] * 3 + ["loop", "wave", "bidirectional"])
+    chunks = 2 if placement in ("loop", "wave") else 1
+    ranks = random.randint(1, 3 if placement == "unidirectional" else 2)
+    count = ranks * (1 if placement == "unidirectional" else 2)
+    pairs = [(x, y) for x in range(ranks) for y in range(ranks) if x != y]
+    wholes = [random.randint(1, 5) for _ in range(count)]
+    weights = [random.choice([2, 4, 6]) if even_weights else random.randint(2, 6) for _ in range(count)]
+    costs = [(random.randint(1, 6), random.randint(2, 6), weight) for weight in weights]
+    problem = make_problem(
+        ranks,
+        random.randint(1, 4 if count <= 2 else 3),
+        placement=placement,
+        chunks=chunks,
+        costs_ns=costs,
+        activation=[(whole, random.randint(0, whole)) for whole in wholes],
+        in_flight=random.choice([None, 1, 1.5, 2, 2.5, 3]),
+        links={pair: (random.randint(0, 8), random.choice([0, 0, random.randint(0, 5)])) for pair in pairs},
+    )
+    parallel = None
+    if placement == "unidirectional" and random.random() < 0.3:
+        gathers = tuple(random.randint(0, 12) for _ in range(count)) if random.random() < 0.5 else ()
+        scatters = tuple(random.randint(0, 12) for _ in range(count))
+        parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=scatters, all_gather_ns=gathers)
+    objective = random.choice([Objective.MAKESPAN, Objective.MAKESPAN, Objective.STAGE_SPAN])
+    fused = [random.randint(max(b, w) + 1, b + w - 1) for _, b, w in costs]
+    return replace(with_fused(problem, *fused), data_parallel=parallel, objective=objective)

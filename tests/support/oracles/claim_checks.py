@@ -1,0 +1,149 @@
+"""What the compiler claims of one problem, held against a model that shares no file with it, and attacked by every method.
+
+Claims are the analytic bounds, the bounds and optima of CP-SAT, MILP and `refute`, and that memory cannot hold a microbatch. The
+attack is every search from its own start and seed: a schedule below a claim refutes it, whoever made it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from inputs.claim_problems import claim_problem
+from inputs.tiny_problems import random_schedule
+
+from oracles.fuzz_checks import Finding, too_little_memory
+from oracles.unit_model import search
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.ir.plan import BoundName
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.portfolio import candidate_names, solve
+from schedc.solvers.driver.registry import constructive
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from inputs.odd_numbers import Odd
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+SEARCHES = (
+    "cpsat",
+    "milp",
+    "refute",
+    "local{rounds=1,evaluations=60}",
+    "polish{rounds=1,evaluations=60}",
+    "fused-ranges{rounds=1,evaluations=40}",
+    "microbatch-order{rounds=1,evaluations=40}",
+    "periodic",
+)
+WORK = 0.5
+"""The deterministic limit of each search."""
+PARTS_WORK, BLOCKS_WORK = 0.3, 1.0
+"""The limits of the other model, in the same units: what is possible it finds soon, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """No schedule is shorter."""
+
+    by: str
+    bound_ns: int
+    of_whole: bool
+    """Of schedules of whole blocks alone."""
+
+
+def check_claims(seed: int, counts: Counter[str]) -> list[Finding]:
+    """Everything that is false of what is claimed of the problem of this number; what is checked is counted."""
+    small, large = claim_problem(seed)
+    problem, random = large.problem if large else small, Random(f"claims {seed}")
+    counts["problems"] += 1
+    counts["in odd numbers"] += large is not None
+    counts["several stages on a rank"] += len(problem.stages) > problem.ranks
+    counts[f"minimize {problem.objective}"] += 1
+    findings: list[Finding] = []
+    if too_little_memory(problem):
+        counts["infeasible"] += 1
+        answer = search(small, work=BLOCKS_WORK)
+        return [] if answer.found_ns is None else [Finding("infeasible: the model has a schedule", f"of {answer.found_ns} ns")]
+    claims = [_Claim(f"bound {bound.name}", bound.value_ns, False) for bound in lower_bounds(problem)]
+    found = list(_schedules(problem, random))
+    best_bound_ns = max(claim.bound_ns for claim in claims)
+    starts = [schedule for _, schedule, _ in found if not schedule.parts]
+    for method in SEARCHES if starts else ():
+        try:
+            incumbent = solve(
+                problem,
+                method,
+                Limits(deterministic=WORK, workers=1, seed=random.randrange(1000)),
+                bound_ns=random.choice([0, best_bound_ns]),
+                bound_by=BoundName.WORK,
+                report=lambda _: None,
+                known=[(random.choice(starts), "start")],
+            )
+        except Unsupported:
+            continue
+        except Exception as error:  # broad on purpose: whatever comes out of a search here is what this looks for
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            findings.append(Finding(f"{method}: {type(error).__name__} in {frame.name}", str(error)))
+            continue
+        findings += [Finding(f"{method}: failed", str(failure)) for failure in incumbent.failures]
+        known = incumbent.incumbent
+        assert known.schedule is not None
+        found.append((method, known.schedule, known.objective_ns))
+        if known.bound_by in (BoundName.CPSAT, BoundName.MILP):
+            claims.append(_Claim(method, known.bound_ns, True))
+            counts[f"proven optimal by {method}"] += known.bound_ns == known.objective_ns
+    for claim in claims:
+        for by, schedule, objective_ns in found:
+            if objective_ns < claim.bound_ns and not (claim.of_whole and schedule.parts):
+                message = f"{claim.bound_ns} ns, but {by} takes {objective_ns} ns"
+                findings.append(Finding(f"{claim.by}: too high", message))
+    findings += _against_model(problem, small, large, claims, counts)
+    return findings
+
+
+def _schedules(problem: Problem, random: Random) -> Iterator[tuple[str, Schedule, int]]:
+    """The valid ones of the constructive methods and a few random ones, with what made them and their objectives."""
+    made: list[tuple[str, Schedule | None]] = []
+    for method in (*candidate_names(problem), "rule-table"):
+        try:
+            made.append((method, constructive(method)(problem)))
+        except Unsupported:
+            continue
+    made += [("random", random_schedule(random, problem)) for _ in range(3)]
+    for by, schedule in made:
+        if schedule is not None and not verify_schedule(problem, schedule):
+            yield by, schedule, simulate(problem, schedule).objective_ns(problem.objective)
+
+
+def _against_model(
+    problem: Problem, small: Problem, large: Odd | None, claims: list[_Claim], counts: Counter[str]
+) -> Iterator[Finding]:
+    """Whether the other model has a schedule below the highest claim: of whole blocks, and of blocks in parts of 1 ns.
+
+    It cuts blocks of the small problem alone, whose optimum says within what that of the odd one is.
+    """
+    parts = max((claim for claim in claims if not claim.of_whole), key=lambda claim: claim.bound_ns)
+    whole = max(claims, key=lambda claim: claim.bound_ns)
+    unit_ns, slack_ns = (large.unit_ns, large.slack_ns) if large else (1, 0)
+    asked = [(parts, small, -(-(parts.bound_ns - slack_ns) // unit_ns), PARTS_WORK)]
+    if whole.bound_ns > parts.bound_ns:
+        asked.append((whole, problem, whole.bound_ns, BLOCKS_WORK))
+    for claim, of, below_ns, work in asked:
+        if below_ns < 1:
+            continue
+        cut = claim is parts
+        answer = search(of, below_ns=below_ns, cut=cut, work=work)
+        is_settled = answer.found_ns is not None or answer.least_ns is None
+        counts[f"model of {'parts' if cut else 'blocks'}: {'settled' if is_settled else 'out of work'}"] += 1
+        if answer.found_ns is not None:
+            found = f"{answer.found_ns} × {unit_ns}" if cut else f"{answer.found_ns}"
+            yield Finding(f"{claim.by}: above the optimum", f"{claim.bound_ns} ns, but {found} ns is possible")

@@ -1,0 +1,465 @@
+"""What must hold for any job: the checks of the fuzzer, each by means that do not share the code that they check.
+
+`check_job` takes a job's text and gives what does not hold, with the kind of the failure, by which it is recognized while its job
+is made smaller. The cheap part takes some 20 ms for a job: the front end, a few constructive methods, random schedules, simulator
+against replay against a second simulator, bounds, plans as text. The costly part asks the solvers, and brute force.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import traceback
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from math import gcd
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from inputs.fuzz_jobs import job_text, read_extra
+from inputs.tiny_problems import random_schedule
+
+from oracles.brute_force import SearchTooLarge, optimum, timing
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.cli.app import main
+from schedc.compile.fixed_layout import compile_problem
+from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
+from schedc.formats.plan.plan_file import parse_plan
+from schedc.formats.plan.plan_to_file import plan_json, write_plan
+from schedc.frontend.job import load_job
+from schedc.ir.index import tables_of
+from schedc.ir.ops import Kind
+from schedc.ir.plan import BoundName, Certificate, MadeBy
+from schedc.ir.problem import Objective
+from schedc.ir.schedule import Parts
+from schedc.lower.plan import lower
+from schedc.models.grid import grid_of
+from schedc.solvers.common.base import Limits
+from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.replay import replay
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+CONSTRUCTIVE = (
+    *TEMPLATE_NAMES,
+    "greedy",
+    "greedy{n_sub=1}",
+    "greedy{n_sub=2}",
+    "greedy{n_sub=8}",
+    "greedy{n_sub=3,in_flight=memory}",
+    "greedy{alternate=true,weight_lag=1,look_ahead=1}",
+    "spread",
+    "spread{n_sub=1}",
+    "pipemorph",
+    "pipemorph{policy=initial}",
+    "rule-table",
+)
+SEARCHES = (
+    "local{rounds=1,evaluations=40}",
+    "polish{rounds=1,evaluations=40}",
+    "periodic",
+    "cpsat",
+    "refute",
+    "milp",
+    "auto",
+)
+COMPILED = ("greedy", "1f1b", "zb-h1", "rule-table", "spread", "gpipe", "interleaved")
+"""Methods by which a job is also compiled as a whole, twice."""
+
+METHODS_A_JOB = 3
+MOST_STATES = 3_000
+"""Brute force gives up on larger searches."""
+SOLVER_OPS = 24
+"""Solvers are asked about jobs of at most this many blocks."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that does not hold."""
+
+    kind: str
+    """The same for all jobs where the same thing is wrong."""
+    message: str
+
+
+@dataclass
+class _Checks:
+    """What has been checked and found of one job."""
+
+    seed: str
+    counts: Counter[str]
+    thorough: bool
+    findings: list[Finding] = field(default_factory=list)
+
+    def random(self, what: str) -> Random:
+        """Draws for this purpose alone, so that they stay the same while a job is made smaller."""
+        return Random(f"{self.seed} {what}")
+
+    def fail(self, kind: str, message: object) -> None:
+        self.findings.append(Finding(kind, str(message)))
+
+    @contextmanager
+    def step(self, name: str, *expected: type[Exception]) -> Iterator[None]:
+        """Count the step; an exception that nobody expects is a finding."""
+        self.counts[name] += 1
+        try:
+            yield
+        except expected as error:
+            self.counts[f"{name}: {type(error).__name__}"] += 1
+        except Exception as error:  # broad on purpose: whatever comes out of the compiler here is what a fuzzer is for
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            rule = re.search(r"breaks a rule: \S+: ([a-z-]+):", str(error)) if isinstance(error, Defect) else None
+            place = f"rule {rule[1]}" if rule else f"in {frame.filename.rpartition('/')[2]}:{frame.name}"
+            self.fail(f"{name.partition('{')[0]}: {type(error).__name__} {place}", error)
+
+
+def load(text: str, directory: Path) -> Problem:
+    """The problem of a job's text, through the front end, with what its `extra` adds."""
+    extra = read_extra(text)
+    path = directory / "fuzz.toml"
+    path.write_text(text, encoding="utf-8")
+    (directory / "measured.json").unlink(missing_ok=True)  # of another job
+    (directory / "topology.toml").unlink(missing_ok=True)
+    if "profile" in extra:
+        (directory / "measured.json").write_text(json.dumps(extra["profile"]), encoding="utf-8")
+    if "topology" in extra:
+        (directory / "topology.toml").write_text(job_text(extra["topology"]), encoding="utf-8")
+    problem = load_job(path).problem
+    if names := extra.get("trunks"):
+        links = tuple(dataclasses.replace(link, trunk=names.get(link.trunk, link.trunk)) for link in problem.links)
+        parallel = problem.data_parallel
+        if parallel is not None and parallel.trunk is not None:
+            parallel = dataclasses.replace(parallel, trunk=names.get(parallel.trunk, parallel.trunk))
+        problem = dataclasses.replace(problem, links=links, data_parallel=parallel)
+    if "vary" in extra:
+        random, scale_ns = Random(extra["vary"]), extra.get("scale_ns", 1)
+
+        def each() -> tuple[int, ...]:
+            return tuple(scale_ns * random.randint(0, 6) for _ in range(problem.microbatches))
+
+        stages = [
+            dataclasses.replace(stage, forward_ns=each(), backward_input_ns=each(), backward_weight_ns=each(), backward_ns=each())
+            for stage in problem.stages
+        ]
+        problem = dataclasses.replace(problem, stages=tuple(stages), in_order=extra["vary"] % 2 == 1)
+    return problem
+
+
+def check_job(
+    text: str,
+    seed: str,
+    directory: Path,
+    counts: Counter[str],
+    *,
+    costly: bool = False,
+    terminal: bool = False,
+    thorough: bool = False,
+) -> list[Finding]:
+    """Everything that does not hold for the job.
+
+    Args:
+        text: a job as `fuzz_jobs` writes it.
+        seed: what is drawn for its checks: which methods, which random schedules.
+        directory: where its files may be written.
+        counts: what is checked is counted here.
+        costly: ask the searches and solvers, too.
+        terminal: run the command line, too.
+        thorough: every constructive method, not a few.
+    """
+    checks = _Checks(seed, counts, thorough)
+    with checks.step("front end"):
+        problem = load(text, directory)
+        _count_features(problem, counts)
+        if violations := verify_problem(problem):
+            checks.fail("front end: verify_problem", violations[0])
+        else:
+            known = _cheap(problem, checks)
+            if costly and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
+                _solvers(problem, known, checks)
+            if costly:
+                _searches(problem, checks)
+            if terminal:
+                _terminal(directory, checks)
+    return checks.findings
+
+
+def _count_features(problem: Problem, counts: Counter[str]) -> None:
+    trunks = [link.trunk for link in problem.links if link.trunk is not None]
+    durations = [time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)]
+    both = [(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0]) for stage in problem.stages]
+    features = {
+        f"placement {problem.placement}": True,
+        "fused only": not problem.split_backward,
+        "BW < B + W": any(fused < apart for fused, apart in both),
+        "BW > B + W": any(fused > apart for fused, apart in both),
+        "a duration of 0": 0 in durations,
+        "in odd numbers": max(durations) > 10**7 and gcd(*durations) == 1,
+        "several stages on a rank": len(problem.stages) > problem.ranks,
+        "a shared trunk": len(trunks) > len(set(trunks)),
+        "memory limits": any(limit is not None for limit in problem.memory_limit_bytes),
+        "collectives": problem.data_parallel is not None,
+        "collectives on a trunk": problem.data_parallel is not None and problem.data_parallel.trunk is not None,
+        "stage span": problem.objective is Objective.STAGE_SPAN,
+        "torch": not problem.cut_blocks,
+        "durations by microbatch": any(len(stage.forward_ns) > 1 for stage in problem.stages),
+    }
+    counts.update(f"feature {name}" for name, there in features.items() if there)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A valid schedule and what it reaches."""
+
+    name: str
+    schedule: Schedule
+    objective_ns: int
+
+
+def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
+    """The cheap checks; returns the schedules that are valid."""
+    thorough, random = checks.thorough, checks.random("schedules")
+    infeasible = too_little_memory(problem)
+    with checks.step("bounds"):
+        bounds = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
+    if checks.findings:
+        return []
+    schedules: list[tuple[str, Schedule]] = []
+    for method in CONSTRUCTIVE if thorough else checks.random("methods").sample(CONSTRUCTIVE, METHODS_A_JOB):
+        before = len(schedules)
+        with checks.step(method, Unsupported):
+            schedules.append((method, constructive(method)(problem)))
+        if method.startswith("greedy") and len(schedules) == before and not infeasible:
+            checks.fail("greedy: no schedule where memory holds one microbatch", method)
+    for _ in range(3 if thorough else 2):  # they meet more ties than any method
+        schedule = random_schedule(random, problem, _random_parts(random, problem) if random.random() < 0.3 else ())
+        if schedule is not None:
+            schedules.append(("random", schedule))
+    known: list[_Known] = []
+    tables = tables_of(problem)
+    for name, schedule in schedules:
+        with checks.step(f"checked {name.partition('{')[0]}"):
+            if violations := verify_schedule(problem, schedule):
+                if name not in TEMPLATE_NAMES or any(violation.rule != "memory-limit" for violation in violations):
+                    checks.fail(f"{name.partition('{')[0]}: rule {violations[0].rule}", violations[0])
+                continue
+            if infeasible:
+                checks.fail("infeasible: has a schedule", name)
+            timeline = simulate(problem, schedule, tables=tables)
+            _check_timing(problem, schedule, timeline, checks)
+            objective_ns = timeline.objective_ns(problem.objective)
+            for bound, value_ns in bounds.items():
+                if value_ns > objective_ns:
+                    checks.fail(f"bound {bound} too high", f"{value_ns} ns, but {name} takes {objective_ns} ns")
+            known.append(_Known(name, schedule, objective_ns))
+            if thorough or name == "random" or len(known) == 1:
+                plan = _plan(problem, schedule, timeline, bounds)
+                _check_plan(plan, timeline, bounds, checks, text=thorough or len(known) == 1)
+    compiled = checks.random("compiled")
+    if thorough or compiled.random() < 0.1:
+        for method in COMPILED if thorough else [compiled.choice(COMPILED)]:
+            _compile_twice(problem, method, Limits(), checks)
+    return known
+
+
+def too_little_memory(problem: Problem) -> bool:
+    """Whether a limit does not hold one microbatch, by the compiler's own account."""
+    limits = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
+    return any(limit is not None and limit < least for limit, least in limits)
+
+
+def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
+    """Some kinds of blocks cut, where they may be; their parts may take no time."""
+    if not problem.cut_blocks:
+        return ()
+    shares = [(1, 1), (1, 2), (1, 1, 1), (5, 1)]
+    return tuple(
+        Parts(kind=kind, stage=stage, shares=random.choice(shares))
+        for stage in range(len(problem.stages))
+        for kind in Kind
+        if random.random() < 0.3 and not (problem.stages[stage].recompute and kind in (Kind.B, Kind.BW))
+    )
+
+
+def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
+    """Whether the brute force knows it: no durations of 0, of parts neither, and no collectives of several stages on a rank."""
+    if problem.data_parallel is not None and len(problem.stages) > problem.ranks:
+        return False
+    if min(time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)) < 1:
+        return False
+    return all(min(each.durations_ns(time)) > 0 for each in parts for time in problem.stages[each.stage].durations_ns(each.kind))
+
+
+def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: _Checks) -> None:
+    """The simulator against the brute force's."""
+    if not _for_brute_force(problem, schedule.parts):
+        return
+    checks.counts["timed by the brute force"] += 1
+    found = timing(problem, schedule)
+    if found != (timeline.makespan_ns, timeline.stage_span_ns):
+        checks.fail("simulator against brute force", f"{(timeline.makespan_ns, timeline.stage_span_ns)} against {found}")
+
+
+def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict[BoundName, int]) -> Plan:
+    """The plan of a schedule, made as the driver does, with the bounds that are known already."""
+    objective_ns = timeline.objective_ns(problem.objective)
+    name = max(bounds, key=bounds.__getitem__)
+    certificate = Certificate(
+        makespan_ns=timeline.makespan_ns,
+        lower_bound_ns=bounds[name],
+        gap=(objective_ns - bounds[name]) / objective_ns if objective_ns else 0.0,
+        bound=name,
+        bubble_ratio=timeline.bubble_ratio,
+        peak_activation_bytes=peak_bytes(problem, schedule),
+        stage_span_ns=timeline.stage_span_ns,
+        objective=problem.objective,
+    )
+    return lower(problem, schedule, timeline, certificate=certificate, made_by=MadeBy(schedc="0", method="fuzz"))
+
+
+def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], checks: _Checks, *, text: bool) -> None:
+    """The verifier accepts it, the replay has the simulator's times to the op, and its text gives it back."""
+    checks.counts["plans"] += 1
+    if violations := verify_plan(plan, bounds=bounds):
+        checks.fail(f"plan: rule {violations[0].rule}", violations[0])
+        return
+    ends_ns = [list(ends) for ends in replay(plan, needs_of(plan)).ends_ns]
+    if ends_ns != [timeline.end_ns(rank) for rank in range(timeline.ranks)]:
+        checks.fail("replay against simulator", f"{ends_ns}")
+    if text:
+        checks.counts["plans as text"] += 1
+        content = plan_json(plan)
+        again = parse_plan(content, "plan")
+        if again != plan or plan_json(again) != content:
+            checks.fail("text: another plan comes back", content[:200])
+
+
+def _compile_twice(problem: Problem, method: str, limits: Limits, checks: _Checks) -> None:
+    """The whole compiler, with the same bytes twice where it says that the plan can be made again."""
+    found = []
+    with checks.step(f"compile {method}", Infeasible, NoPlanFound, Unsupported):
+        for _ in range(2):
+            compiled = compile_problem(problem, method=method, limits=limits)
+            found.append(plan_json(compiled.plan))
+            for failure in compiled.failures:  # the compiler goes on with what other methods found
+                checks.fail(f"method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
+        if found[0] != found[1] and compiled.plan.made_by.reproducible:
+            checks.fail(f"compile {method.partition('{')[0]}: not the same bytes twice", found[0][:400])
+
+
+def _searches(problem: Problem, checks: _Checks) -> None:
+    """One or two searches as the driver runs them, with limits that do not depend on the machine."""
+    random = checks.random("searches")
+    for search in SEARCHES if checks.thorough else random.sample(SEARCHES, 2):
+        _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), checks)
+
+
+def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
+    """CP-SAT and MILP against each other, against brute force, and against every schedule that is known."""
+    whole = [entry for entry in known if not entry.schedule.parts]
+    best_ns: int | None = None
+    if _for_brute_force(problem):
+        with checks.step("brute force", SearchTooLarge):
+            best_ns = optimum(problem, most_states=MOST_STATES)
+            checks.counts["brute force: optimum"] += 1
+            if best_ns is None and known:
+                checks.fail("brute force: finds no schedule", known[0].name)
+            if best_ns is not None and too_little_memory(problem):
+                checks.fail("infeasible: brute force finds a schedule", f"{best_ns} ns")
+    fused = Kind.B if problem.split_backward else Kind.BW
+    starts = [
+        entry for entry in whole if all(op.kind in (Kind.F, fused, Kind.W) for order in entry.schedule.orders for op in order)
+    ]
+    if not starts:
+        return
+    start = checks.random("start").choice(starts)
+    solved = {}
+    for name, solve in (("cpsat", solve_cpsat), ("milp", solve_milp)):
+        with checks.step(f"solver {name}"):
+            limits: dict[str, Any] = {"limits": Limits(deterministic=1.0, workers=1)}
+            found = solved[name] = solve(problem, start.schedule, **limits)
+            if violations := verify_schedule(problem, found.schedule):
+                checks.fail(f"solver {name}: rule {violations[0].rule}", violations[0])
+                continue
+            objective_ns = simulate(problem, found.schedule).objective_ns(problem.objective)
+            if objective_ns != found.objective_ns or objective_ns > start.objective_ns:
+                checks.fail(f"solver {name}: objective", f"says {found.objective_ns}, is {objective_ns}, from {start.objective_ns}")
+            whole.append(_Known(name, found.schedule, objective_ns))
+    if best_ns is not None:
+        for entry in whole:
+            if entry.objective_ns < best_ns:
+                checks.fail("brute force: not the optimum", f"{best_ns} ns, but {entry.name} takes {entry.objective_ns} ns")
+        for bound in lower_bounds(problem):
+            if bound.value_ns > best_ns:
+                checks.fail(f"bound {bound.name} too high", f"{bound.value_ns} ns, the optimum is {best_ns} ns")
+    least = min(whole, key=lambda entry: entry.objective_ns)
+    least_ns = least.objective_ns if best_ns is None else min(best_ns, least.objective_ns)
+    for name, found in solved.items():
+        if found.lower_bound_ns > least_ns:
+            checks.fail(
+                f"solver {name}: bound too high", f"{found.lower_bound_ns} ns, but {least.name} or the optimum {least_ns} ns"
+            )
+    both = [found for found in solved.values() if found.status == "OPTIMAL" and found.lower_bound_ns > 0]
+    makespan_ns = simulate(problem, start.schedule).makespan_ns
+    grid = grid_of(problem, makespan_ns)
+    if len(both) == 2 and grid.exact and makespan_ns <= MOST_TICKS * grid.tick_ns:  # else MILP's grid is coarser than CP-SAT's
+        checks.counts["cpsat and milp optimal"] += 1
+        if both[0].lower_bound_ns != both[1].lower_bound_ns:
+            checks.fail("cpsat against milp", f"{both[0].lower_bound_ns} against {both[1].lower_bound_ns} ns")
+
+
+def _terminal(directory: Path, checks: _Checks) -> None:
+    """The command line on the job as it is on disk, and on the plan of what its extra makes of it."""
+    job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
+    for command in (["bounds", job], ["templates", job], ["compile", job, "-o", plan, "--method", "greedy"]):
+        status = _run(command, checks)
+    if status:
+        return
+    for command in (["show", plan], ["verify", plan, "--job", job], ["simulate", plan], ["verify", plan, "--json"]):
+        if _run(command, checks):
+            checks.fail(f"terminal {command[0]}: status", command)
+    with checks.step("terminal: plan of the extra"):
+        problem = load(job.read_text(encoding="utf-8"), directory)
+        write_plan(compile_problem(problem, method="greedy").plan, plan)
+        for command in (["show", plan], ["verify", plan], ["simulate", plan, "--json"]):
+            if _run(command, checks):
+                checks.fail(f"terminal {command[0]}: status", command)
+        if not problem.cut_blocks and problem.data_parallel is None:  # torch's collectives stop its ranks
+            csv = directory / "fuzz.csv"
+            for command in (["export", "torch", plan, "-o", csv], ["lint", csv, "--job", job]):
+                if _run(command, checks):
+                    checks.fail(f"terminal {command[0]}: status", command)
+
+
+def _run(command: list[object], checks: _Checks) -> int:
+    """The exit status of the command line."""
+    out, err = io.StringIO(), io.StringIO()
+    with checks.step(f"terminal {command[0]}"), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([str(word) for word in command])
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 0
+            if status not in (0, 3, 4):
+                checks.fail(f"terminal {command[0]}: status {status}", err.getvalue())
+            if err.getvalue().count("\n") > 1:
+                checks.fail(f"terminal {command[0]}: more than a line", err.getvalue())
+            return status
+    return 1

@@ -1,0 +1,1 @@
+"""What the rank processes of tests and benchmarks run, beside the same model without a pipeline."""
