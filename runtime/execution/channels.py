@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import token
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorMeta, decode, encode
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.ops import Op
-    from schedc.runtime.common.program import Message, Wire
+    from schedc.runtime.common.program import Wire
     from schedc.runtime.common.values import Value
+    from schedc.runtime.execution.boundary_meta import BoundaryMeta
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
 Failing: TypeAlias = "Callable[[str, Exception], None]"
@@ -41,52 +41,11 @@ def _header_tag(at: int) -> int:
     return at * TAGS + HEADER_TAG
 
 
-class Boundaries(dict[int, tuple[TensorMeta, ...]]):
-    """By stage, what its outputs are; known from the first microbatch on, and the same for all microbatches and steps."""
-
-    def learn(self, value: Value, message: Message) -> tuple[TensorMeta, ...]:
-        """Take note of a boundary's tensors, the outputs or their gradients.
-
-        Returns:
-            What the outputs are.
-
-        Raises:
-            InvalidInput: they are not like the first.
-            Unsupported: one is made of other tensors (a DTensor), whose memory is not its own: gloo would end the process.
-        """
-        if wrapped := [tensor for tensor in value if tensor is not None and hasattr(tensor, "__tensor_flatten__")]:
-            from schedc.runtime.execution.unlike import not_plain
-
-            raise Unsupported(not_plain(wrapped[0], message))
-        known = self.get(message.boundary)
-        if known is None:
-            known = self[message.boundary] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
-        elif not _alike(value, known, message.gradient):
-            from schedc.runtime.execution.unlike import difference
-
-            raise InvalidInput(difference(value, known, message))
-        return known
-
-
-def _alike(value: Value, kinds: tuple[TensorMeta, ...], gradient: bool) -> bool:
-    """Whether these are tensors of these kinds, or their gradients."""
-    if len(value) != len(kinds):
-        return False
-    for tensor, kind in zip(value, kinds, strict=True):
-        if gradient and not kind.gradient:
-            continue
-        if tensor is None or tensor.dtype != kind.dtype or tensor.shape != kind.shape:
-            return False
-        if not gradient and tensor.requires_grad != kind.gradient:
-            return False
-    return True
-
-
 class _End:
     """What both ends of a wire have in common."""
 
     def __init__(
-        self, wire: Wire, peer: int, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing | None
+        self, wire: Wire, peer: int, ends: Ends, boundaries: BoundaryMeta, timeout_s: float, failing: Failing | None
     ) -> None:
         """Take the wire to this peer. `failing` is called once, when it fails; None: no other channel can take over."""
         self._wire = wire
@@ -108,7 +67,7 @@ class _End:
 class Sender(_End):
     """The sending end of a wire."""
 
-    def __init__(self, wire: Wire, ends: Ends, boundaries: Boundaries, timeout_s: float, failing: Failing | None = None) -> None:
+    def __init__(self, wire: Wire, ends: Ends, boundaries: BoundaryMeta, timeout_s: float, failing: Failing | None = None) -> None:
         super().__init__(wire, wire.destination, ends, boundaries, timeout_s, failing)
         self._introduced = set(boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
@@ -168,7 +127,7 @@ class Receiver(_End):
         self,
         wire: Wire,
         ends: Ends,
-        boundaries: Boundaries,
+        boundaries: BoundaryMeta,
         timeout_s: float,
         failing: Failing | None = None,
         device: torch.device | None = None,

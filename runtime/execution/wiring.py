@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.program import connecting_order, wires_of
 from schedc.runtime.execution.agreement import Agreement
-from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
+from schedc.runtime.execution.boundary_meta import BoundaryMeta
+from schedc.runtime.execution.channels import Receiver, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ class Wiring:
             self.close()
             raise
 
-    def move(self, plan: Plan, boundaries: Boundaries | None = None) -> None:
+    def move(self, plan: Plan, boundaries: BoundaryMeta | None = None) -> None:
         """Lay the wires of a plan over the connections that there are, between two steps. All its ranks do this together.
 
         Where it has a wire that no plan before it had, the two ranks connect it now.
@@ -91,7 +92,7 @@ class Wiring:
             TransferFailed: another rank does not come.
         """
         self._prepared = False
-        self.boundaries = Boundaries() if boundaries is None else boundaries
+        self.boundaries = BoundaryMeta() if boundaries is None else boundaries
         self._plan = plan
         wires, rank = wires_of(plan), self._groups.rank
         self._wires = {at: wires[at] for at in connecting_order(wires) if rank in (wires[at].source, wires[at].destination)}

@@ -15,7 +15,9 @@ recomputes holds its inputs alone between F and its backward, which runs F again
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -142,9 +144,7 @@ class StageBlock:
         """
         works = self._weight_work
         if len(shares) > 1:
-            from schedc.runtime.stage.splitting.dealing import dealt
-
-            works = [works[at] for at in dealt([one.joint.weights for one in works], shares)[part]]
+            works = [works[at] for at in _dealt([one.joint.weights for one in works], shares)[part]]
         with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
             for joint, arrived, versions in works:
                 if [None if one is None else one._version for one in arrived] != versions:
@@ -233,3 +233,21 @@ def _given(
             roots.append(edge)
             values.append(gradient)
     return roots, values
+
+
+def _dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
+    """The joints of each part, in order: a joint goes to the part in whose share the middle of its weights lies.
+
+    Args:
+        weights: of each joint, how many elements its weights have.
+        shares: the relative time of each part.
+    """
+    ends = list(accumulate(shares))
+    total = sum(weights)
+    parts: list[list[int]] = [[] for _ in shares]
+    before = 0
+    for joint, own in enumerate(weights):
+        middle = (2 * before + own) * ends[-1]
+        parts[min(bisect_left([2 * total * end for end in ends], middle), len(ends) - 1)].append(joint)
+        before += own
+    return parts

@@ -22,7 +22,8 @@ from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink, Stamp
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.common.header import MAX_TENSORS
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.channels import Boundaries, Sender
+from schedc.runtime.execution.boundary_meta import BoundaryMeta
+from schedc.runtime.execution.channels import Sender
 from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def test_pings_and_stamps_have_tags_of_their_own() -> None:
     )
     end, link = _Tagged(), OutLink()
     stamped = StampedEnd(end, end, link, 2, Sampling(HashStore(), 0, 0.0))
-    sender = Sender(wire, Ends(stamped, end), Boundaries(), 1.0)
+    sender = Sender(wire, Ends(stamped, end), BoundaryMeta(), 1.0)
     for at in range(2):
         sender.send(at, (torch.zeros(1),) * MAX_TENSORS)
     once = set(end.tags)

@@ -16,7 +16,8 @@ from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
+from schedc.runtime.execution.boundary_meta import BoundaryMeta
+from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.nccl import NcclTransport, end_with_peer
@@ -67,7 +68,7 @@ class Job:
                 self.failing(rank, error)
 
     def send(self, fails_before: int | None) -> None:
-        sender = Sender(WIRE, self.ends(0), Boundaries({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(0, error))
+        sender = Sender(WIRE, self.ends(0), BoundaryMeta({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(0, error))
         for number in range(COUNT):
             if number == fails_before:
                 self.fail(0)
@@ -76,7 +77,7 @@ class Job:
         sender.flush()
 
     def receive(self, fails_before: int | None, ahead: int) -> None:
-        receiver = Receiver(WIRE, self.ends(1), Boundaries({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(1, error))
+        receiver = Receiver(WIRE, self.ends(1), BoundaryMeta({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(1, error))
         receiver.begin()
         for number in range(COUNT):
             receiver.post(min(number + ahead, COUNT) - 1)

@@ -23,7 +23,8 @@ from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.agreement import Agreement
-from schedc.runtime.execution.channels import Boundaries, Receiver, Sender
+from schedc.runtime.execution.boundary_meta import BoundaryMeta
+from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
@@ -175,7 +176,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     wire = replace(WIRE, transfers=transfers, messages=messages)
     groups = Groups(600.0)
     ends = connect(way, groups)
-    sender, receiver = Sender(wire, ends, Boundaries(), 600.0), Receiver(wire, ends, Boundaries(), 600.0)
+    sender, receiver = Sender(wire, ends, BoundaryMeta(), 600.0), Receiver(wire, ends, BoundaryMeta(), 600.0)
     agreement = Agreement(groups.all, rank, [1 - rank])
     large = torch.ones(1 << 25)
 
