@@ -3,8 +3,8 @@
     python benchmarks/compiler/house.py lines [BEFORE]     lines and statements of the package's Python files, now, and at a commit
     python benchmarks/compiler/house.py graph [FOLDER]     imports between the folders of the package, or of one, as Mermaid's text
 
-Lines count as they are in the files, with docstrings and comments; statements without docstrings. Tests, examples and benchmarks are
-left out.
+Lines count as they are in the files, with docstrings and comments; statements without docstrings. Tests, examples and benchmarks
+are left out.
 """
 
 from __future__ import annotations
