@@ -11,15 +11,15 @@ import time
 from typing import TYPE_CHECKING
 
 from schedc import __version__
+from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.analysis.bounds.lower_bounds import Bound
-from schedc.compile.fixed_layout import CHECKS_S_PER_OP, Compiled, certify, compile_problem, defects_named
+from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
+from schedc.compile.fixed_layout import CHECKS_S_PER_OP, MOST_BOUNDED_OPS, Compiled, certify, compile_problem, defects_named
 from schedc.errors import Defect, Infeasible, InvalidInput
 from schedc.ir.layout import Layout
 from schedc.ir.plan import BoundName, MadeBy, Scope
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.driver.layouts import solve_layouts
 from schedc.verify.open_layout import verify_open_layout
 from schedc.verify.violation import Violation
 from schedc.verify.workload import verify_workload
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Improvement
     from schedc.solvers.common.interruption import Interruption
     from schedc.solvers.driver.best_layout import LayoutsProgress
+
+
+OWN_BOUNDS_SHARE = 0.05
+"""Of the time limit, for the bounds of the plan's own layout, which it is held against."""
 
 
 def compile_job(
@@ -102,14 +106,17 @@ def compile_layouts(
         NoPlanFound: no method found a schedule within the memory limits.
         Defect: a method's schedule, or the plan made of it, breaks a rule.
     """
+    from schedc.solvers.driver.layouts import solve_layouts  # loads much, which a job with a layout does without
+
     begun = time.perf_counter()
     violations = verify_workload(workload)
     if violations:
         raise InvalidInput(f"{workload.name}: {violations[0]}")
     given = limits
     if limits.time_s is not None:
-        checks_s = 3 * workload.microbatches * 2 * workload.ranks * CHECKS_S_PER_OP
-        given = dataclasses.replace(limits, time_s=max(0.5 * limits.time_s, limits.time_s - checks_s))
+        ops = 3 * workload.microbatches * 2 * workload.ranks
+        kept_s = ops * CHECKS_S_PER_OP + OWN_BOUNDS_SHARE * limits.time_s * min(1.0, ops / MOST_BOUNDED_OPS)
+        given = dataclasses.replace(limits, time_s=max(0.5 * limits.time_s, limits.time_s - kept_s))
     with defects_named(workload.name, method):
         outcome = solve_layouts(
             workload,
@@ -128,7 +135,10 @@ def compile_layouts(
     made_by = MadeBy(
         schedc=__version__, method=known.found_by, seed=limits.seed, job_sha256=job_sha256, reproducible=not known.cut_short
     )
-    plan = certify(best.problem, best.schedule, made_by, proven=known, scope=Scope.LAYOUT, limits=limits)
+    bounds: tuple[Bound, ...] = ()
+    if limits.time_s is not None and limits.deterministic is None and best.problem.num_ops <= MOST_BOUNDED_OPS:
+        bounds = bounds_in_time(best.problem, Clock(OWN_BOUNDS_SHARE * limits.time_s))
+    plan = certify(best.problem, best.schedule, made_by, proven=known, scope=Scope.LAYOUT, bounds=bounds)
     return Compiled(
         plan=plan,
         seconds=time.perf_counter() - begun,

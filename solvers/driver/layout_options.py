@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.lower_bounds import best_bound, cheap_bound_ns
+from schedc.analysis.bounds.clock import never
+from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, cheap_bound_ns
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
+    from schedc.analysis.bounds.clock import Until
     from schedc.ir.layout import Layout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -50,11 +52,17 @@ class Option:
     settled: bool = False
     """Whether nothing better is to be expected of the method."""
 
-    def tighten(self, slice_: float | None) -> None:
-        """Take the best of all bounds, if they take a small share of a slice of seconds or units of work; None: of any."""
+    def tighten(self, slice_: float | None, until: Until) -> None:
+        """Take the best of all bounds, if they take a small share of a slice of seconds or units of work; None: of any.
+
+        Args:
+            slice_: what a method is given for the layout.
+            until: of those that take long, as many count as are known when it says that the time is up.
+        """
         taken = BOUNDS_S_PER_OP2 * self.problem.num_ops**2
         if not self.is_bounded and (slice_ is None or taken <= BOUNDS_SHARE * slice_):
-            self.bound_ns, self.is_bounded = best_bound(self.problem).value_ns, True
+            bound_ns = max(each.value_ns for each in bounds_in_time(self.problem, until))
+            self.bound_ns, self.is_bounded = max(self.bound_ns, bound_ns), True
 
     @property
     def known(self) -> tuple[tuple[Schedule, str], ...]:
@@ -77,9 +85,15 @@ class Option:
 class LayoutOptions:
     """All of them."""
 
-    def __init__(self, workload: Workload) -> None:
-        """There are none yet."""
+    def __init__(self, workload: Workload, until: Until = never) -> None:
+        """There are none yet.
+
+        Args:
+            workload: what is laid out.
+            until: whether the time is up; then bounds that take long are left out, and an option says less of what it can be worth.
+        """
         self._workload = workload
+        self.until = until
         self._all: dict[tuple[object, ...], Option] = {}
 
     def __len__(self) -> int:
@@ -98,8 +112,8 @@ class LayoutOptions:
         needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
         if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
             return None
-        is_small = problem.num_ops <= SMALL_OPS
-        bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem)
+        is_small = problem.num_ops <= SMALL_OPS and not self.until()
+        bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem, self.until)
         option = Option(title=title, layout=layout, problem=problem, bound_ns=bound_ns, is_bounded=is_small)
         self._all[key] = option
         return option

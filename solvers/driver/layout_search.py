@@ -19,7 +19,6 @@ from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
 from schedc.solvers.layout.enumerate import cuts_of
 from schedc.solvers.layout.evaluation.kernel import evaluate
-from schedc.solvers.layout.exact import search_layouts
 from schedc.solvers.layout.scheduled_layout import lay_out
 
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ def search_exactly(work: Work) -> None:
     """
     if work.is_over or work.listed or not is_auto(work.method) or not _is_small(work):
         return
+    from schedc.solvers.layout.exact import search_layouts  # loads CP-SAT
+
     title = "layouts one by one"
     is_first = all(each.method != title for each in work.candidates)
     work.on_method(title)
@@ -230,7 +231,8 @@ def seek_layouts(work: Work, number: int) -> None:
 
 def _gather(work: Work, climb: LayoutClimb, found: list[ScheduledLayout], before: int) -> None:
     """The best layouts of a run."""
-    found += [each for each in climb.scheduled() if each is not None]
+    schedules = climb.scheduled() if work.left != 0 else climb.scheduled(1)  # of those with no time to be handed on, the best
+    found += [each for each in schedules if each is not None]
     work.known.layouts = before + climb.evaluated
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.plan import BoundName
-from schedc.solvers.driver.portfolio import Candidate, Ended, solve
+from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, Candidate, Ended, solve
 from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def hand_on(work: Work, option: Option, slice_: float | None) -> None:
     """Let the method work on an option for a slice of seconds or units of work; None: until it is done."""
     timed = work.limits.deterministic is None
     with work.region():
-        option.tighten(slice_)
+        option.tighten(slice_, work.options.until)
     if work.is_over or (work.known.best is not None and option.bound_ns >= work.known.best.objective_ns):
         return
     target_ns = work.known.bound_ns / (1 - work.limits.gap)
@@ -93,6 +93,8 @@ def hand_on(work: Work, option: Option, slice_: float | None) -> None:
             report=lambda step: work.progress(step.objective_ns),
             interruption=work.known.interruption,
             known=option.known,
+            # With a plan at hand there is no need of more time than is left.
+            least_s=CONSTRUCTIVE_S if work.known.best is None or not work.is_timed else min(CONSTRUCTIVE_S, work.left or 0.0),
         )
     except Unsupported as reason:
         option.settled = True

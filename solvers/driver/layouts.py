@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.clock import Clock, never
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Infeasible, NoPlanFound
@@ -89,6 +90,7 @@ def solve_layouts(
         InvalidInput: the method's name or options are wrong.
         Unsupported: the search that is asked for by name works in none of the layouts.
     """
+    until = never if limits.time_s is None or limits.deterministic is not None else Clock(limits.time_s)
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
         raise Infeasible(f"{workload.name}: {bound.detail}")
@@ -98,7 +100,7 @@ def solve_layouts(
         method=method,
         limits=limits,
         known=BestLayout(bound_ns=bound.value_ns, report=report, interruption=interruption or Interruption()),
-        options=LayoutOptions(workload),
+        options=LayoutOptions(workload, until),
         on_method=on_method,
         on_layouts=on_layouts,
     )

@@ -119,10 +119,11 @@ def solve(
     on_method: Callable[[str], None] = lambda _: None,
     interruption: Interruption | None = None,
     known: Sequence[tuple[Schedule, str]] = (),
+    least_s: float | None = None,
 ) -> Outcome:
     """Run the method on the problem until the gap, the limit, a proof, or an interruption.
 
-    Nothing outlasts the time limit, or `CONSTRUCTIVE_S` if that is longer, but the first schedule.
+    Nothing outlasts the time limit, or `least_s` if that is longer, but the first schedule.
 
     Args:
         problem: a valid problem.
@@ -135,6 +136,8 @@ def solve(
         interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
         known: schedules within memory from an earlier run, with the names of their methods. Where there are some, the searches
             begin with them, and the methods that make a schedule at once are not run again.
+        least_s: however short the limit, these methods get this many seconds, a third of them on larger problems; None:
+            `CONSTRUCTIVE_S`.
 
     Raises:
         InvalidInput: the method's name or options are wrong.
@@ -160,8 +163,8 @@ def solve(
     limit_s = limits.time_s if limits.deterministic is None else None
     interrupted, climb = False, climb_mixing if fusing_saves_time(problem) else climb_without_reserves
     try:
-        least_s = CONSTRUCTIVE_S if problem.num_ops <= SMALL_OPS else CONSTRUCTIVE_S / 3
-        constructive_s = None if limit_s is None else max(limit_s, least_s)
+        least_s = CONSTRUCTIVE_S if least_s is None else least_s
+        constructive_s = None if limit_s is None else max(limit_s, least_s if problem.num_ops <= SMALL_OPS else least_s / 3)
         if is_constructive:
             with interruption.alarm(constructive_s):
                 try_methods(incumbent, (method,), candidates)

@@ -84,7 +84,7 @@ class Queue:
             problem = problem_of(self._workload, layout)
             if not has_room(self._workload, layout, problem):
                 return None
-        bound_ns = max(each.value_ns for each in bounds_in_time(problem, until)) if is_bounded else cheap_bound_ns(problem)
+        bound_ns = max(each.value_ns for each in bounds_in_time(problem, until)) if is_bounded else cheap_bound_ns(problem, until)
         return replace(entry, bound_ns=max(entry.bound_ns, bound_ns), problem=problem, is_bounded=is_bounded)
 
     def push(self, entry: QueuedLayout) -> None:

@@ -64,11 +64,14 @@ def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
     return (*_simple(problem, frames), _warm_up(problem, frames, until), _idle_gaps(problem, frames, until))
 
 
-def cheap_bound_ns(problem: Problem) -> int:
-    """The largest of `lower_bounds` but for idle gaps, which take by far the longest where ranks hold several chunks."""
+def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
+    """The largest of `lower_bounds` but for idle gaps, which take by far the longest where ranks hold several chunks.
+
+    Warm-up, which takes all but a few milliseconds of the rest, counts as far as the time allows.
+    """
     problem = without_recomputed_bytes(problem)
     frames = frames_of(problem, microbatch_classes(problem))
-    return max(bound.value_ns for bound in (*_simple(problem, frames), _warm_up(problem, frames, never)))
+    return max(bound.value_ns for bound in (*_simple(problem, frames), _warm_up(problem, frames, until)))
 
 
 def simple_bound(problem: Problem) -> Bound:
