@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 BOUNDS_SHARE, LEAST_BOUNDS_S = 0.2, 1.0
 """Bounds before the search may take this share of the time limit, or this long if that is more; then those known count."""
-CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 70e-6, 1.5e-3
+CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 40e-6, 1.5e-3
 """What checking and writing the plan after it takes."""
 MOST_BOUNDED_OPS = 5000
 """Up to this many compute ops a plan whose bound is one over layouts is held against those of its own problem, too."""

@@ -7,7 +7,7 @@ values), path, stage, microbatch; -1 is "none".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,5 +98,5 @@ def tables_of(problem: Problem) -> Tables:
 def ops_array(orders: tuple[tuple[Op, ...], ...]) -> NDArray[np.int64]:
     """All ops of all ranks, rank after rank: one row (kind, stage, microbatch, part) each."""
     count = sum(map(len, orders))
-    flat = (field for order in orders for op in order for field in op)
-    return np.fromiter(flat, np.int64, 4 * count).reshape(count, 4)
+    fields = chain.from_iterable(chain.from_iterable(orders))
+    return np.fromiter(fields, np.int64, 4 * count).reshape(count, 4)

@@ -65,6 +65,8 @@ class Interruption:
     """Whether a signal came."""
     _deadline_s: float | None = field(default=None, init=False)
     """By `time.perf_counter`."""
+    _last_s: float | None = field(default=None, init=False)
+    """The same of what is `within`; no alarm rings later."""
     _armed: Ends | None = field(default=None, init=False)
     """What may raise now."""
     _has_alarm: bool = field(default=False, init=False)
@@ -101,13 +103,29 @@ class Interruption:
     @contextmanager
     def alarm(self, seconds: float | None) -> Iterator[None]:
         """Within, the time is up after this long; None: never. Unless `listening`, it is noticed only where a `raising` begins."""
-        self._deadline_s = None if seconds is None else time.perf_counter() + seconds
-        if seconds is not None:
-            self._set_alarm(seconds)
+        now_s = time.perf_counter()
+        ends_s = (None if seconds is None else now_s + seconds, self._last_s)
+        self._deadline_s = min((each for each in ends_s if each is not None), default=None)
+        if self._deadline_s is not None:
+            self._set_alarm(max(self._deadline_s - now_s, LEAST_S))
         try:
             yield
         finally:
             self._set_alarm(0.0)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Within, no `alarm` rings later than after this long, not even one that never would: the end of a larger work."""
+        before_s, self._last_s = self._last_s, time.perf_counter() + seconds
+        try:
+            yield
+        finally:
+            self._last_s = before_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time that all is `within` is up."""
+        return self._last_s is not None and time.perf_counter() >= self._last_s
 
     @contextmanager
     def raising(self, *, at: Ends = "both") -> Iterator[None]:

@@ -74,8 +74,14 @@ class Work:
     def is_over(self) -> bool:
         """Whether nothing more is to be done."""
         if self.known.best is None:
-            return False
-        return self.interrupted or self.known.interruption.requested or self.known.gap <= self.limits.gap or self.left == 0
+            return self.known.interruption.is_late
+        return (
+            self.known.interruption.is_late
+            or self.interrupted
+            or self.known.interruption.requested
+            or self.known.gap <= self.limits.gap
+            or self.left == 0
+        )
 
     def hopeful(self) -> list[Option]:
         """The options that may be better than the best, the most promising first."""

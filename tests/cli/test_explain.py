@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from inputs.problems import make_problem, with_fused_backward
 
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
-from schedc.api import explain_plan, verify_plan
+from schedc.api import explain_plan, read_job, verify_plan
 from schedc.compile.fixed_layout import certify
 from schedc.errors import CheckFailed
 from schedc.formats.plan.plan_to_file import write_plan
@@ -25,6 +26,7 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
+from schedc.study.explain import explain
 from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
 from schedc.study.explain.delays import pair_delays
 from schedc.study.explain.placements import other_choices, other_placements
@@ -269,7 +271,8 @@ def test_without_changes_nothing_is_solved_again() -> None:
     assert all(delay.resolved is None for delay in explanation.delays)
 
 
-def test_without_time_all_that_was_not_tried_is_listed() -> None:
+def test_without_time_all_that_was_not_tried_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "LEAST_DELAYS_S", LONG_S)
     problem = small()
     said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=0.0)
     assert said.base_ns <= said.planned_ns
@@ -277,3 +280,27 @@ def test_without_time_all_that_was_not_tried_is_listed() -> None:
     late = [each.partition(": ")[0] for each in said.not_tried if each.endswith(": there was no time (--time-limit)")]
     assert "one more microbatch" in late
     assert "delays of link 0>1" in late
+
+
+def test_without_time_no_delay_is_sought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large plan each takes a second."""
+    monkeypatch.setattr(explain, "LEAST_DELAYS_S", 0.0)
+    problem = small()
+    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=0.0)
+    assert (said.delays, said.pairs) == ((), ())
+    links = sum(stage.rank != after.rank for stage, after in pairwise(problem.stages)) * 2
+    assert f"delays of {links} more links, and of pairs of neighbours: there was no time (--time-limit)" in said.not_tried
+
+
+def test_a_search_for_a_layout_ends_with_the_explanations_time() -> None:
+    """Its own limit is work, which may take a minute on a slow machine."""
+    job = read_job(EXAMPLES / "open-layout" / "job.toml")
+    solver = Solver(work=0.1, clock=Clock(0.0), interruption=Interruption())
+    assert explain._laid_out(job, solver) is None
+
+
+def test_what_is_made_at_once_ends_with_the_explanations_time() -> None:
+    solver = Solver(work=0.1, clock=Clock(0.0), interruption=Interruption())
+    assert solver.at_once(small()) is None
+    known = one_f_one_b(small())
+    assert solver.improved(small(), (known,)).schedule == known

@@ -158,6 +158,21 @@ def test_the_time_is_up_in_a_region_or_where_the_next_begins(listens: bool) -> N
             time.sleep(10)
 
 
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_no_alarm_rings_later_than_what_it_is_within(seconds: float | None) -> None:
+    interruption = Interruption()
+    with interruption.listening():
+        with interruption.within(0.0):
+            assert interruption.is_late
+            with pytest.raises(OutOfTime), interruption.alarm(seconds), interruption.raising():
+                pytest.fail("the time of all is up")
+        assert not interruption.is_late
+        with interruption.within(60.0), interruption.alarm(seconds), interruption.raising():
+            assert not interruption.is_late
+        with interruption.within(0.1), pytest.raises(OutOfTime), interruption.alarm(seconds), interruption.raising():
+            time.sleep(10)
+
+
 def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
     interruption, stop, main = Interruption(), threading.Event(), threading.get_ident()
 

@@ -38,11 +38,12 @@ def explain_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Say where a plan's time goes: critical path, idle time by cause, tolerated delays, and what would help, each solved again."""
+    from schedc.analysis.bounds.clock import Clock
     from schedc.solvers.common.interruption import Interruption
 
     check_set(job, values, "--job JOB")
     limit_s = option_value("--time-limit", time_limit) / 1e9
-    interruption = Interruption()
+    interruption, clock = Interruption(), Clock(limit_s)
     with interruption.listening():  # from here on a signal means that what is known is printed
         from schedc.formats.plan.plan_file import read_plan
         from schedc.study.explain.explain import explain_plan
@@ -53,7 +54,14 @@ def explain_command(
         read = read_plan(plan)
         with _shown(hidden=quiet or as_json) as show:
             explanation = explain_plan(
-                read, loaded, time_limit_s=limit_s, most=most, allowed=allowed, on_work=show, interruption=interruption
+                read,
+                loaded,
+                time_limit_s=limit_s,
+                most=most,
+                allowed=allowed,
+                on_work=show,
+                interruption=interruption,
+                clock=clock,
             )
         if as_json:
             print_json(explanation_json(read, explanation))

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.attribution.slackness import slackness_of
 from schedc.analysis.attribution.tolerance import Tolerance
+from schedc.analysis.bounds.clock import never
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.attribution.slackness import Slackness
+    from schedc.analysis.bounds.clock import Until
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.study.explain.resolve import Solver
@@ -57,10 +59,18 @@ class PairDelay:
     The delay is a latency, the same both ways, in the place of what messages between the two take now."""
 
 
-def pair_delays(problem: Problem, schedule: Schedule) -> tuple[PairDelay, ...]:
-    """PipeMorph's rule for each pair of neighbours, beside the simulator; empty where the rule does not apply."""
-    found = []
+def pair_delays(problem: Problem, schedule: Schedule, until: Until = never) -> tuple[PairDelay, ...]:
+    """PipeMorph's rule for each pair of neighbours, beside the simulator; empty where the rule does not apply.
+
+    Args:
+        problem: what the ops cost.
+        schedule: of it.
+        until: whether the time is up; pairs that come then are left out.
+    """
+    found: list[PairDelay] = []
     for rule in slackness_of(problem, schedule):
+        if until():
+            break
         ends = {rule.source, rule.destination}
         links = tuple(
             replace(each, latency_ns=0, transfer_ns=0, bytes_per_second=None) if {each.source, each.destination} == ends else each
@@ -94,7 +104,7 @@ def resolved_delay(
     """
     link = (delay.source, delay.destination)
     low_ns, impossible_ns = delay.allowed_ns, target_ns + 1
-    while impossible_ns - low_ns > 1:  # bounds are cheap, and grow with the latency
+    while impossible_ns - low_ns > 1 and not solver.is_over:  # bounds are cheap, and grow with the latency
         middle_ns = (low_ns + impossible_ns) // 2
         if solver.bound(delayed(problem, link, middle_ns)).value_ns > target_ns:
             impossible_ns = middle_ns

@@ -22,7 +22,7 @@ from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.frontend.chosen_layout import job_in_layout
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
 from schedc.study.explain.delays import LinkDelay, pair_delays, resolved_delay
 from schedc.study.explain.placements import other_choices, other_placements
@@ -49,6 +49,10 @@ CHEAP = [ChangeKind(name) for name in ("link", "split", "recompute", "layout", "
 """What is tried first."""
 TIME_LIMIT_S = 30.0
 """The limit of an explanation."""
+DELAYS_SHARE, LEAST_DELAYS_S = 0.3, 1.0
+"""What links tolerate with the plan's orders may take this share of the time that is left then, or this long if that is more."""
+LAYOUT_SHARE = 0.5
+"""The same of the search for a layout."""
 RESOLVED_DELAYS = 3
 """The delays of this many links are found again with other schedules."""
 LATE = ": there was no time (--time-limit)"
@@ -125,6 +129,7 @@ def explain_plan(
     allowed: float = 0.05,
     on_work: Callable[[str], None] = lambda _: None,
     interruption: Interruption | None = None,
+    clock: Clock | None = None,
 ) -> Explanation:
     """Explain a plan.
 
@@ -137,11 +142,12 @@ def explain_plan(
         allowed: by which share the step may be longer, for the delays.
         on_work: is called with what is solved next.
         interruption: what listens to signals, if something does. An interruption ends the searches; what was found stays.
+        clock: of the time limit, where it began before the call.
 
     Raises:
         CheckFailed: the plan breaks a rule, or is not one of the job.
     """
-    clock = Clock(time_limit_s)
+    clock = clock or Clock(time_limit_s)
     violations, cut = verify_problem(plan.problem), False
     if not violations:
         bounds, cut = bounds_within(plan.problem, Limits(time_s=time_limit_s))
@@ -161,13 +167,17 @@ def explain_plan(
     idle = idle_of(problem, schedule, timeline, waits)
     tolerance = Tolerance(problem, schedule)
     delays = []
-    for link, slack_ns in slacks_of(timeline, waits).of_links(timeline, waits).items():
+    slack_of_links = slacks_of(timeline, waits).of_links(timeline, waits)
+    until = Clock(max(DELAYS_SHARE * clock.left_s, LEAST_DELAYS_S))
+    for link, slack_ns in sorted(slack_of_links.items(), key=lambda each: each[1]):
+        if until():
+            break
         on_work(f"delays of link {link[0]}>{link[1]}")
         allowed_ns = tolerance.extra_latency_ns(link, lengthened_ns(timeline.makespan_ns, allowed))
         free_ns = tolerance.extra_latency_ns(link) if slack_ns else 0
         delays.append(LinkDelay(source=link[0], destination=link[1], slack_ns=slack_ns, free_ns=free_ns, allowed_ns=allowed_ns))
     delays.sort(key=lambda delay: (delay.allowed_ns, delay.free_ns))
-    pairs = pair_delays(problem, schedule)
+    pairs = pair_delays(problem, schedule, until)
 
     solver = Solver(work=SEARCH_WORK, clock=clock, interruption=interruption or Interruption())
     planned_ns = timeline.objective_ns(problem.objective)
@@ -179,6 +189,8 @@ def explain_plan(
         base = solver.settle(problem, schedule)
         chosen = _chosen(problem, base, idle, most, solver)
     not_tried, others = list(chosen.not_tried), list[Change]()
+    if until.has_cut:
+        not_tried.append(f"delays of {len(slack_of_links) - len(delays)} more links, and of pairs of neighbours{LATE}")
     if job is None:
         not_tried.append("other placements, split, recomputation and layouts: they need the plan's job (--job)")
     elif most:
@@ -308,8 +320,9 @@ def _laid_out(job: Job, solver: Solver) -> Resolved | None:
     """The job in the best layout found; None: there is none with a schedule within memory."""
     limits = Limits(deterministic=LAYOUT_WORK, workers=1)
     try:
-        plan = compile_job(job, method="auto", limits=limits, interruption=solver.interruption).plan
-    except (Infeasible, NoPlanFound):
+        with solver.interruption.within(LAYOUT_SHARE * solver.clock.left_s):
+            plan = compile_job(job, method="auto", limits=limits, interruption=solver.interruption).plan
+    except (Infeasible, NoPlanFound, OutOfTime):
         return None
     claims = plan.certificate
     return Resolved(objective_ns=claims.objective_ns, lower_bound_ns=claims.lower_bound_ns, schedule=plan.schedule())

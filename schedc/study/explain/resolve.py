@@ -14,6 +14,7 @@ from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import bounds_in_time
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.driver.portfolio import Ended, solve
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Solver:
         """
         time_s = SEARCH_SHARE * self.clock.left_s if time_s is None else time_s
         limits = Limits(deterministic=self.work, time_s=time_s)
-        found = self._solve(problem, tuple((schedule, "known") for schedule in known), limits)
+        with self.interruption.within(time_s):  # a deterministic limit ends no search by the clock
+            found = self._solve(problem, tuple((schedule, "known") for schedule in known), limits)
         if found is None:
             raise ValueError("a search from no schedule")
         return found
@@ -102,9 +104,12 @@ class Solver:
         needed = minimum_limit_bytes(problem)
         if any(limit is not None and limit < least for limit, least in zip(problem.memory_limit_bytes, needed, strict=True)):
             return ()
-        found = self._solve(
-            problem, (), Limits(gap=1.0, time_s=self.clock.left_s)
-        )  # any schedule is good enough, so nothing is searched
+        try:
+            with self.interruption.within(self.clock.left_s):
+                # Any schedule is good enough, so nothing is searched.
+                found = self._solve(problem, (), Limits(gap=1.0, time_s=self.clock.left_s))
+        except OutOfTime:
+            return ()
         return () if found is None else (found.schedule,)
 
     def _solve(self, problem: Problem, known: Sequence[tuple[Schedule, str]], limits: Limits) -> Resolved | None:
