@@ -21,6 +21,7 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        started = playwright.chromium.launch(executable_path=chromium, args=arguments, timeout=200_000)
         yield started
         started.close()

@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     """The page, drawn. At its end, it must have said nothing to the console and have asked for nothing but itself."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options})
+    context.set_default_timeout(200_000)
     page = context.new_page()
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))

@@ -282,7 +282,8 @@ def test_main_grad(way: str, dummy: bool, recompute: bool) -> None:
     assert all(weight.grad_added_to_main_grad for weight in layers)
 
 
-def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
+def _compiled(backend: str, *, among_layers: bool) -> tuple[nn.Module, nn.Module]:
+    """A stage, and the same compiled."""
     torch.compiler.reset()
     torch.manual_seed(0)
     stage = nn.Sequential(Residual(), nn.Tanh(), Residual()).double()
@@ -290,6 +291,11 @@ def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
     if among_layers:
         before, after = nn.Linear(WIDTH, WIDTH).double(), nn.LayerNorm(WIDTH).double()
         stage, compiled = nn.Sequential(before, stage, after), nn.Sequential(before, compiled, after)
+    return stage, compiled
+
+
+def assert_compiled(stage: nn.Module, compiled: nn.Module, way: str) -> None:
+    stage.zero_grad()
     gradient = torch.randn(2, 5, WIDTH).double()
     values = [torch.randn(2, 5, WIDTH).double() for _ in range(2)]
     leaves = [value.clone().requires_grad_() for value in values]
@@ -306,12 +312,13 @@ def _compiled(backend: str, way: str, *, among_layers: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, inside inductor
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
-def test_compiled_stages(backend: str, way: str) -> None:
-    _compiled(backend, way, among_layers=False)
+def test_compiled_stages(backend: str) -> None:
+    stages = _compiled(backend, among_layers=False)
+    for way in WAYS:
+        assert_compiled(*stages, way)
 
 
 @pytest.mark.slow
@@ -320,11 +327,12 @@ def test_compiled_stages(backend: str, way: str) -> None:
 def test_compiled_layers_among_others() -> None:
     """Inductor lets a backward overwrite what it has saved, and refuses where the graph is kept, as B keeps it for W."""
     functorch: Any = torch._functorch
-    _compiled("inductor", "BW", among_layers=True)
+    stages = _compiled("inductor", among_layers=True)
+    assert_compiled(*stages, "BW")
     with pytest.raises(RuntimeError, match=r"set torch._functorch.config.donated_buffer=False"):
-        _compiled("inductor", "B W", among_layers=True)
+        assert_compiled(*stages, "B W")
     with functorch.config.patch(donated_buffer=False):
-        _compiled("inductor", "B W", among_layers=True)
+        assert_compiled(*_compiled("inductor", among_layers=True), "B W")
 
 
 @pytest.mark.slow
