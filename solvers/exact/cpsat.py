@@ -41,6 +41,9 @@ what it proves where that overflows is false (google/or-tools, issue 5293, of or
 MOST_AREA = 1 << 31
 """Where a resource's capacity times the horizon is more than this, the LP adds no cuts: rows of those for scheduling have such
 areas as coefficients of times, and squares of them; where 64 bits overflow, ortools 9.15 ends the process, or a bound is false."""
+NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
+"""A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
+its search may come down one by one, of which CP-SAT counts a hundredth."""
 
 
 def solve_cpsat(
@@ -145,6 +148,7 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     if limits.deterministic is not None:
         parameters.max_deterministic_time = limits.deterministic
         parameters.interleave_search = True  # the workers take turns in a fixed order
+        parameters.lns_initial_deterministic_limit = min(NEIGHBOURHOOD, limits.deterministic / NEIGHBOURHOODS)
     elif limits.time_s is not None:
         parameters.max_time_in_seconds = limits.time_s
     return solver

@@ -44,9 +44,9 @@ SEARCHES = (
     "microbatch-order{rounds=1,evaluations=40}",
     "periodic",
 )
-WORK = 0.5
+WORK = 0.1
 """The deterministic limit of each search."""
-PARTS_WORK, BLOCKS_WORK = 0.3, 1.0
+PARTS_WORK, BLOCKS_WORK = 0.12, 0.2
 """The limits of the other model, in the same units: what is possible it finds soon, or not at all."""
 
 

@@ -2,7 +2,8 @@
 
 `random_relation` draws a problem and changes it in one way. A *freer* problem admits every schedule of the first, none of which
 takes longer in it: its answer is no worse (but for what a search may miss), its bounds no higher. The *same* problem under other
-names or in other units has the same bounds and answers. What answers is `auto`, with work counted and not seconds.
+names or in other units has the same bounds and answers. What answers is `auto`, with work counted and not seconds. Of *more asked*,
+more methods or more work on the same problem, the answer is no worse. No bound of one, a solver's neither, refutes the other.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from oracles.fuzz_checks import Finding
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.fixed_layout import check_feasible, compile_problem
 from schedc.compile.open_layout import bound_over_layouts, compile_layouts
-from schedc.errors import Infeasible, NoPlanFound
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.costs import DURATIONS
+from schedc.ir.plan import Scope
+from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:
@@ -32,11 +35,12 @@ if TYPE_CHECKING:
 
 MISSED = 0.01
 """The share of an answer that a search may miss."""
-WORK = 2.0
+WORK = 0.5
 """The deterministic limit of an answer."""
 AGAIN = 8
 """An answer that is worse is asked for again with this many times the work."""
-LEAST_OPS, MOST_OPS = 24, 90
+LEAST_OPS, MOST_OPS = 24, 60
+METHODS = ("greedy", "1f1b", "zb-h1", "interleaved", "rule-table", "spread", "local", "polish", "fused-ranges", "cpsat", "milp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,10 @@ class Relation:
     first: Problem | OpenJob
     second: Problem | OpenJob
     factor: int | None = None
-    """Where both are the same, the second's times are this many times the first's; None: the second is freer."""
+    """Where both are the same, the second's times are this many times the first's; None: the second is freer, or more is asked."""
+    first_method: str = "auto"
+    first_share: float = 1.0
+    """Of the work of an answer, where the second may have more."""
 
 
 def random_relation(seed: int) -> Relation:
@@ -63,7 +70,11 @@ def random_relation(seed: int) -> Relation:
         problem = drawn_problem(random, least_ops=LEAST_OPS, most_ops=MOST_OPS, most_units=MOST_OPS * 6)
         if seed % 2:
             problem = odd(problem, random).problem
-        name = random.choice([*FREER, *SAME])
+        name = random.choice([*FREER, *SAME, *MORE_ASKED])
+        if name == "more methods":
+            return Relation(name, problem, problem, first_method=random.choice(METHODS))
+        if name == "a larger limit":
+            return Relation(name, problem, problem, first_share=random.choice([0.1, 0.3]))
         first, second = FREER[name](random, problem) if name in FREER else (problem, SAME[name](random, problem))
         if second != first:
             return Relation(name, first, second, None if name in FREER else TIMES if name == "times scaled" else 1)
@@ -80,7 +91,8 @@ def check_relation(seed: int, counts: Counter[str]) -> list[Finding]:
         findings.append(Finding(f"{relation.name}: {what}", message))
 
     is_freer, factor = relation.factor is None, relation.factor or 1
-    first, second = _answer(relation.first), _answer(relation.second)
+    first = _answer(relation.first, relation.first_share * WORK, relation.first_method)
+    second = _answer(relation.second, WORK)
     if second is None and (first is not None or not is_freer):
         fail("infeasible", "the second alone")
     if first is None or second is None:
@@ -98,14 +110,23 @@ def check_relation(seed: int, counts: Counter[str]) -> list[Finding]:
         fail("no plan", f"though there was one of {first.objective_ns} ns")
         return findings
     counts["answers compared"] += 1
-    if second.bound_ns > factor * first.objective_ns:
-        fail("a bound above a known schedule", f"{bounds}, {first.objective_ns} ns")
+    refuted_ns = second.bound_ns if _may_lengthen_span(relation) else second.refutes_ns(first)
+    if refuted_ns > factor * first.objective_ns:
+        fail("a bound above a known schedule", f"{bounds}, {refuted_ns} ns, {first.objective_ns} ns")
     answers = f"{factor} × {first.objective_ns} ns ({first.found_by}), then {second.objective_ns} ns ({second.found_by})"
     if _is_worse(relation.second, second.objective_ns, factor * first.objective_ns, counts):
         fail("worse", answers)
+    if (not is_freer or relation.name in MORE_ASKED) and factor * first.refutes_ns(second) > second.objective_ns:
+        fail("a bound above a known schedule", f"{bounds}, {factor} × {first.refutes_ns(second)} ns, {second.objective_ns} ns")
     if not is_freer and _is_worse(relation.first, first.objective_ns, second.objective_ns / factor, counts):
         fail("better", answers)
     return findings
+
+
+def _may_lengthen_span(relation: Relation) -> bool:
+    """Whether a rank may begin earlier in the second, and end as before: a schedule is then longer in its span."""
+    is_span = not isinstance(relation.first, OpenJob) and relation.first.objective is Objective.STAGE_SPAN
+    return is_span and relation.name in ("a faster link", "a faster stage", "no shared trunk", "no collectives")
 
 
 def _is_worse(job: Problem | OpenJob, objective_ns: int, other_ns: float, counts: Counter[str]) -> bool:
@@ -125,25 +146,44 @@ class _Answer:
     objective_ns: int | None
     found_by: str
     failures: tuple[Failure, ...]
+    proven_ns: int = 0
+    """The certificate's bound, where it is one over all that was asked."""
+    of_whole: bool = False
+    """Whether that speaks of schedules of whole blocks alone."""
+    is_whole: bool = True
+    """Whether the plan cuts no block."""
+
+    def refutes_ns(self, other: _Answer) -> int:
+        """No plan like the other's is shorter."""
+        return self.bound_ns if self.of_whole and not other.is_whole else max(self.bound_ns, self.proven_ns)
 
 
-def _answer(job: Problem | OpenJob, work: float = WORK) -> _Answer | None:
-    """What `auto` makes of it; None if memory holds no microbatch."""
+def _answer(job: Problem | OpenJob, work: float, method: str = "auto") -> _Answer | None:
+    """What the method makes of it; None if memory holds no microbatch."""
     limits = Limits(deterministic=work, workers=1)
     try:
         if isinstance(job, OpenJob):
             bound = bound_over_layouts(job.workload, job.open_layout)
-            made = compile_layouts(job.workload, job.open_layout, limits=limits)
+            made = compile_layouts(job.workload, job.open_layout, method=method, limits=limits)
         else:
             check_feasible(job)
             bound = best_bound(job)
-            made = compile_problem(job, limits=limits)
+            made = compile_problem(job, method=method, limits=limits)
     except Infeasible:
         return None
-    except NoPlanFound:
+    except (NoPlanFound, Unsupported):
         return _Answer(bound.value_ns, bound.name, None, "", ())
     certificate = made.plan.certificate
-    return _Answer(bound.value_ns, bound.name, certificate.objective_ns, made.plan.made_by.method, made.failures)
+    return _Answer(
+        bound_ns=bound.value_ns,
+        bound_by=bound.name,
+        objective_ns=certificate.objective_ns,
+        found_by=made.plan.made_by.method,
+        failures=made.failures,
+        proven_ns=0 if isinstance(job, OpenJob) and certificate.scope is Scope.SCHEDULE else certificate.lower_bound_ns,
+        of_whole=certificate.bound.is_solvers,
+        is_whole=not made.plan.parts,
+    )
 
 
 def _more_memory(random: Random, problem: Problem) -> tuple[Problem, Problem]:
@@ -270,6 +310,7 @@ def _with_stages(problem: Problem, change: Callable[[Stage], Stage]) -> Problem:
     return replace(problem, stages=tuple(map(change, problem.stages)))
 
 
+MORE_ASKED = ("more methods", "a larger limit")
 FREER: dict[str, Callable[[Random, Problem], tuple[Problem, Problem]]] = {
     "more memory": _more_memory,
     "smaller activations": _smaller_activation,

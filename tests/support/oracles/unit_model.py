@@ -87,7 +87,8 @@ def search(
         problem: what `schedc.verify.problem` accepts, with blocks of at least 1 ns.
         objective: None: the problem's.
         cut: see above.
-        below_ns: only schedules with a smaller objective count: `search(..., below_ns=bound)` refutes a bound or agrees with it.
+        below_ns: only schedules with a smaller objective count, and the first of them is the answer: `search(..., below_ns=bound)`
+            refutes a bound or agrees with it.
         work: CP-SAT's deterministic time, about seconds.
         workers: of CP-SAT, which take turns.
     """
@@ -95,6 +96,7 @@ def search(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers, solver.parameters.interleave_search = workers, workers > 1
     solver.parameters.max_deterministic_time = work
+    solver.parameters.stop_after_first_solution = below_ns is not None
     if asked.clock.horizon >= HALF_WORD:
         solver.parameters.presolve_inclusion_work_limit = 0
     status = solver.solve(asked.model)
@@ -117,7 +119,7 @@ class _Model:
         if min(self.length.values(), default=1) < 1 or (cut and sum(self.length.values()) > MOST_UNITS):
             raise ValueError(f"blocks must take at least 1 ns, and at most {MOST_UNITS} ns in all to be cut")
         self.links = {(link.source, link.destination): link for link in problem.links}
-        horizon = self._total() if below_ns is None or self.is_span else min(self._total(), below_ns - 1)
+        horizon = self._horizon(below_ns)
         trunks = {link.trunk for link in problem.links if link.trunk is not None}
         self.clock = Clock(horizon, cut, may_wait=cut or not (self.is_span or trunks))
         self.model = self.clock.model
@@ -135,6 +137,31 @@ class _Model:
         self.objective = self.model.new_int_var(0, horizon if below_ns is None else below_ns - 1, "")
         self._add_objective(ends)
         self.model.minimize(self.objective)
+
+    def _horizon(self, below_ns: int | None) -> int:
+        """By then all is done, in some schedule with the least objective, or in all that are sought.
+
+        For the stage span: up to its last B a microbatch lies in the span of the rank where its path begins, and what else a rank
+        does in its own. So spans hang together, from the end of the all-gathers on: of the ranks where paths begin, of a rank
+        between any two of these, and of the last. Reduce-scatters follow.
+        """
+        if below_ns is None:
+            return self._total()
+        if not self.is_span:
+            return min(self._total(), below_ns - 1)
+        parallel = self.problem.data_parallel
+        return min(
+            self._total(),
+            self._gathers() + 2 * len(self._entries()) * below_ns + sum(parallel.reduce_scatter_ns if parallel else ()),
+        )
+
+    def _entries(self) -> set[int]:
+        """The ranks where paths begin."""
+        return {self.problem.stages[self.problem.path(microbatch)[0]].rank for microbatch in range(self.problem.microbatches)}
+
+    def _gathers(self) -> int:
+        parallel = self.problem.data_parallel
+        return sum(parallel.all_gather_ns) if parallel else 0
 
     def _total(self) -> int:
         """By then all is done, whatever the orders: nothing waits unless something else is under way."""
@@ -295,8 +322,10 @@ class _Model:
                 self.model.add(self.objective >= end)
             for task in self.task.values():
                 self.model.add(self.objective >= task.end).only_enforce_if([] if task.present is None else [task.present])
-        for tasks in self.on_rank if self.is_span else ():
+        for rank, tasks in enumerate(self.on_rank if self.is_span else ()):
             begin = self.clock.moment()
+            if self._entries() == {rank}:  # all else follows its first op, and all can be moved to begin after the all-gathers
+                self.model.add(begin <= self._gathers())
             forwards = [task.start for task in tasks if task.op and task.op.kind is Kind.F]
             self.model.add_min_equality(begin, forwards or [0])
             for task in tasks:
