@@ -34,7 +34,7 @@ TABLE: dict[str, Any] = {
 
 def loaded(statement: str) -> set[str]:
     """What a fresh process has imported after the statement."""
-    done = subprocess.run([sys.executable, "-c", LOADED.format(statement=statement)], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOADED.format(statement=statement)], capture_output=True, check=True, timeout=250)
     return set(done.stdout.decode().split())
 
 

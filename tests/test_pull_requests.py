@@ -120,7 +120,7 @@ def test_the_workflow_on_a_branch(here: Path) -> None:
 
 def git(*arguments: str) -> None:
     name = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *name, *arguments], check=True, timeout=30)
+    subprocess.run(["git", *name, *arguments], check=True, timeout=250)
 
 
 def ran(step: str, here: Path) -> tuple[int, str]:
@@ -139,6 +139,6 @@ def ran(step: str, here: Path) -> tuple[int, str]:
         "RUNNER_TEMP": str(temporary),
         "GITHUB_STEP_SUMMARY": str(temporary / "summary.md"),
     }
-    done = subprocess.run(["bash", "-e", "-c", STEPS[step]["run"]], env=environment, check=False, capture_output=True, timeout=120)
+    done = subprocess.run(["bash", "-e", "-c", STEPS[step]["run"]], env=environment, check=False, capture_output=True, timeout=250)
     comment = temporary / "comment.md"
     return done.returncode, comment.read_text() if comment.exists() else ""

@@ -32,7 +32,7 @@ def test_what_a_process_in_the_background_inherits_is_settled() -> None:
         umask=0o077,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{-signal.SIGINT} {0o022} True\n", "")

@@ -348,7 +348,9 @@ def test_a_directory_s_name_cannot_reach_the_terminal_as_an_escape_sequence(here
 def process(here: Path, command: str) -> subprocess.CompletedProcess[bytes]:
     """The shell's command line, with `schedc` as a process."""
     schedc = f"{shlex.quote(sys.executable)} -m schedc"
-    return subprocess.run(["bash", "-c", command.replace("schedc", schedc)], cwd=here, capture_output=True, check=False, timeout=60)
+    return subprocess.run(
+        ["bash", "-c", command.replace("schedc", schedc)], cwd=here, capture_output=True, check=False, timeout=250
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def schedc(folder: Path, program: str, *arguments: str) -> subprocess.CompletedP
     """Run the command by a program that sends it a signal."""
     (folder / "job.toml").write_text(JOB)
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, *arguments], cwd=folder, capture_output=True, text=True, timeout=250, check=False
     )
 
 

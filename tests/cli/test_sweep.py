@@ -156,7 +156,7 @@ def test_an_interruption_writes_the_rows_so_far(folder: Path, number: int) -> No
         wait_for_rows(folder, 5)
         child = children_of(command.pid)[0]
         command.send_signal(number)
-        _, errors = command.communicate(timeout=60)
+        _, errors = command.communicate(timeout=250)
     assert command.returncode == 130
     count = len(rows(folder / "t.csv"))
     assert 5 <= count < 150

@@ -203,7 +203,7 @@ def test_nothing_is_left_behind(tmp_path: Path, way: signal.Signals | None) -> N
         else:
             caller.send_signal(way)
         assert until(lambda: not processes_of(mark) or processes_of(mark) == [caller.pid])
-        _, errors = caller.communicate(timeout=60)
+        _, errors = caller.communicate(timeout=250)
         assert caller.returncode != 0
         if way is None:
             assert "its process has ended" in errors

@@ -268,7 +268,7 @@ def test_the_proposer_ends_with_the_command_and_not_the_command_with_it(tmp_path
             assert until(lambda: not processes_of(mark) or processes_of(mark) == [caller.pid])
         else:
             os.kill(next(one for one in processes_of(mark) if parent(parent(parent(one))) == caller.pid), signal.SIGKILL)
-            printed, _ = caller.communicate(timeout=60)
+            printed, _ = caller.communicate(timeout=250)
             assert caller.returncode == 0
             found = json.loads(printed)
             assert found["ended"] == "the proposer has ended: it ended by SIGKILL"
