@@ -79,7 +79,7 @@ def test_links_out_of_docs_lead_to_pages_that_exist() -> None:
     pages = repository_pages(ROOT / name for name in FILES)
     for name in FILES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        for link in re.findall(r"\]\((source/[^)#]+)", with_site_links(text, (ROOT / name).parent)):
+        for link in re.findall(r"\]\((?:\.\./)*(source/[^)#]+)", with_site_links(text, (ROOT / name).parent)):
             assert link in pages, f"{name}: {link}"
     assert "schedc/ir" in pages["source/schedc/ir/index.md"]
 
@@ -90,6 +90,8 @@ def test_a_link_is_led_to_the_site() -> None:
         "[a](index.md#a) [b](other.md#b) [c](source/schedc/ir/ops.py.md) [d](source/schedc/ir/index.md) "
         "[e](https://example.org/x.md) [f](#f)"
     )
+    deeper = with_site_links("[a](../other.md#b) [b](../../schedc/ir/ops.py)", ROOT / "docs/measurements")
+    assert deeper == "[a](../other.md#b) [b](../source/schedc/ir/ops.py.md)"
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme = ROOT / "README.md"
     pages = {FIRST_PAGE: readme.read_text(encoding="utf-8")}
     pages |= reference_pages()
-    pages |= repository_pages([readme, *sorted(DOCS.glob("*.md"))])
+    pages |= repository_pages([readme, *sorted(DOCS.rglob("*.md"))])
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -61,9 +61,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     if name in WIDE_PAGES:
         page.meta["hide"] = ["navigation", "toc"]
-    if "/" in name:  # generated, with links as they should be
+    if name.startswith(("reference/", "source/")):  # generated, with links as they should be
         return markdown
-    return with_site_links(markdown, ROOT if name == FIRST_PAGE else DOCS)
+    return with_site_links(markdown, ROOT if name == FIRST_PAGE else (DOCS / name).parent)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,16 +24,20 @@ def with_site_links(text: str, directory: Path) -> str:
 
     Args:
         text: Markdown, with links relative to `directory`.
-        directory: of the page in the repository: its top, or docs/. On the site the page is at the top in both cases.
+        directory: of the page in the repository: its top, docs/ or a folder in it. On the site the top and docs/ are one.
     """
+
+    place = directory.relative_to(DOCS).as_posix() if directory.is_relative_to(DOCS) else "."
 
     def lead(match: re.Match[str]) -> str:
         target = (directory / match["path"]).resolve()
         if not target.is_relative_to(ROOT):
             return match["path"]
         if target.is_relative_to(DOCS):
-            return target.relative_to(DOCS).as_posix()
-        return "index.md" if target == ROOT / "README.md" else _page_of(target)
+            page = target.relative_to(DOCS).as_posix()
+        else:
+            page = "index.md" if target == ROOT / "README.md" else _page_of(target)
+        return posixpath.relpath(page, place)
 
     return _LINK.sub(lead, text)
 
