@@ -51,7 +51,7 @@ class RankRequest:
     delegate: bool = False
     """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
     choose: bool = False
-    """Whether each rank chooses its next op by what has come (docs/adapting.md)."""
+    """Whether each rank chooses its next op by what has come (docs/choosing.md)."""
     links: LinkTrace | None = None
     """How the links change, from the first recorded run on; None: they do not."""
 

@@ -1,4 +1,4 @@
-"""The step of one rank that chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
+"""The step of one rank that chooses its next op by what has come (docs/choosing.md).
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, a W
 only while no other is, and waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ChoosingPipe(Pipe):
-    """One rank's part of a plan, which it runs out of order where something is late (docs/adapting.md, "Choosing inside a step").
+    """One rank's part of a plan, which it runs out of order where something is late (docs/choosing.md).
 
     Ranks that choose and ranks that do not may be mixed.
     """

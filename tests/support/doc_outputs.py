@@ -17,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+_PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES)
 
 _BLOCK = re.compile(
     r"(?P<head><!-- output:\s(?P<command>.*?)\s*-->\n+```\w*\n)(?P<shown>.*?)(?P<end>^```$)", re.DOTALL | re.MULTILINE

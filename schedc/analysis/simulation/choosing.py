@@ -1,4 +1,4 @@
-"""A plan's times where each rank chooses its next op by what has come (docs/adapting.md, "Choosing inside a step").
+"""A plan's times where each rank chooses its next op by what has come (docs/choosing.md).
 
 A rank keeps its plan's order of its F, of its B and BW, and of its W: three queues. Of their heads it runs the first by the plan
 among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what it takes,

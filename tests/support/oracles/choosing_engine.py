@@ -1,4 +1,4 @@
-"""Ranks that choose their next op, run nanosecond by nanosecond: docs/adapting.md, "Choosing inside a step", written anew.
+"""Ranks that choose their next op, run nanosecond by nanosecond: docs/choosing.md, written anew.
 
 In each nanosecond ops end, then idle ranks choose, then links and trunks begin what they can; and again, where something has taken
 no time.
