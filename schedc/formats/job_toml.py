@@ -53,7 +53,7 @@ def job_toml(job: FirstJob) -> str:
     """The text of the file; it ends with a newline."""
     lines = [
         f"# {job.title}",
-        "# `schedc compile` makes a plan of this job, `schedc bounds` says what no plan can beat. docs/formats.md has all keys.",
+        "# `schedc compile` makes a plan of this job, `schedc bounds` says what no plan can beat. docs/job-file.md has all keys.",
         "",
         f"name = {_text(job.name)}",
         "",

@@ -130,7 +130,7 @@ def test_a_measured_profile_without_what_tuning_needs_is_refused(tmp_path: Path,
 def test_the_schema_has_every_key_described_and_the_formats_have_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("schema", "tune") == 0
     schema = json.loads(capsys.readouterr().out)
-    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").partition("### `tune`")[2].partition("### `compile`")[0]
+    page = (ROOT / "docs" / "tune-file.md").read_text(encoding="utf-8")
     sections = {
         name: schema["$defs"][name]["properties"] for name in ("ModelSection", "TuneSection", "TuneTopology", "StateSection")
     }

@@ -16,7 +16,7 @@ _HEAD = """\
 # Commands
 
 Every command with its arguments and options, as `schedc COMMAND --help` prints them.
-[Files and command line](../formats.md#the-command-line) explains them, with JSON output and exit statuses.
+[The command line](../command-line.md) explains them, with JSON output and exit statuses.
 """
 
 

@@ -18,7 +18,7 @@ from schedc.study.tune.tune_file import TuneFile
 _HEAD = """\
 # Files
 
-Every key of every file, from the types that read them. [Files and command line](../formats.md) explains them.
+Every key of every file, from the types that read them. [Files and formats](../formats.md) explains them.
 `schedc schema job|plan|tune` prints three of these schemas as JSON Schema, for editors.
 """
 
