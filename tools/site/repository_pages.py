@@ -26,7 +26,6 @@ def with_site_links(text: str, directory: Path) -> str:
         text: Markdown, with links relative to `directory`.
         directory: of the page in the repository: its top, docs/ or a folder in it. On the site the top and docs/ are one.
     """
-
     place = directory.relative_to(DOCS).as_posix() if directory.is_relative_to(DOCS) else "."
 
     def lead(match: re.Match[str]) -> str:
