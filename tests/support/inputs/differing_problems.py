@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from inputs.odd_numbers import odd
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem, Stage
 
 
-def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
-    """The problem of this number: as `tiny_problem`, with two or three microbatches that differ; they may enter in any order."""
+def differing_problem(seed: int, *, most_ops: int = 14, may_be_odd: bool = False) -> Problem:
+    """The problem of this number: as `tiny_problem`, with two or three microbatches that differ; they may enter in any order.
+
+    With `may_be_odd` every other one is in odd nanoseconds of seconds and odd bytes of GiB.
+    """
     random = Random(seed)
     while True:
         problem = tiny_problem(random, most_ops=most_ops, data_parallel=seed % 4 == 0)
@@ -33,7 +37,7 @@ def differing_problem(seed: int, *, most_ops: int = 14) -> Problem:
         else:
             made = replace(problem, stages=tuple(_drawn(stage, random, count) for stage in problem.stages))
         if not are_alike(made):
-            return made
+            return odd(made, random).problem if may_be_odd and seed % 2 else made
 
 
 def longest_first(ranks: int, method: str, **options: Any) -> Plan:

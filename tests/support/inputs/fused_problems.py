@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from inputs.odd_numbers import odd
 from inputs.problems import make_problem
 from schedc.ir.problem import DataParallel, Objective
 
@@ -19,11 +20,11 @@ def with_fused(problem: Problem, *fused_ns: int) -> Problem:
     return replace(problem, stages=tuple(replace(s, backward_ns=(ns,)) for s, ns in zip(problem.stages, each, strict=True)))
 
 
-def fused_problem(seed: int, *, even_weights: bool = False) -> Problem:
+def fused_problem(seed: int, *, even_weights: bool = False, may_be_odd: bool = False) -> Problem:
     """The problem of this number: 1 to 3 ranks, 2 where they have two stages, and 1 to 4 microbatches.
 
     Slow links, memory limits, bytes kept between B and W from none to all, collectives, both objectives. With `even_weights` every
-    W can be cut in half.
+    W can be cut in half. With `may_be_odd` every other problem is in odd nanoseconds of seconds and odd bytes of GiB.
     """
     random = Random(seed)
     placement = random.choice(["unidirectional"] * 3 + ["loop", "wave", "bidirectional"])
@@ -51,4 +52,5 @@ def fused_problem(seed: int, *, even_weights: bool = False) -> Problem:
         parallel = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=scatters, all_gather_ns=gathers)
     objective = random.choice([Objective.MAKESPAN, Objective.MAKESPAN, Objective.STAGE_SPAN])
     fused = [random.randint(max(b, w) + 1, b + w - 1) for _, b, w in costs]
-    return replace(with_fused(problem, *fused), data_parallel=parallel, objective=objective)
+    problem = replace(with_fused(problem, *fused), data_parallel=parallel, objective=objective)
+    return odd(problem, random).problem if may_be_odd and seed % 2 else problem
