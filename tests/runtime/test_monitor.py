@@ -286,12 +286,16 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
         found = ranks.run(monitored_runs.train, plan, 200, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=200)
     said: list[list[Any]] = [each["found"] for each in found]
     assert said[0][0] is None
-    assert all(conditions is None or (0, 1) not in conditions.links for conditions in (*said[0], *said[2], *said[1][:50]))
-    assert all(conditions is None or (1, 0) not in conditions.links for conditions in said[0])
+    sound = LinkState(latency_ns=2 * MS)  # a machine whose load changes makes it a little slower or faster than at first
+
+    def is_sound(link: tuple[int, int], conditions: Any) -> bool:
+        return conditions is None or (conditions.links.get(link, sound).latency_ns or 0) < 0.1 * latency_ns
+
+    assert all(is_sound((0, 1), conditions) for conditions in (*said[0], *said[2], *said[1][:50]))
+    assert all(is_sound((1, 0), conditions) for conditions in said[0])
     slow = said[1][89].links[0, 1]
     assert slow.latency_ns == pytest.approx(latency_ns, rel=0.1)
-    after = said[1][-1].links.get((0, 1), LinkState(latency_ns=2 * MS))  # a machine busy at first makes it faster than at first
-    assert after.latency_ns < 0.1 * latency_ns
+    assert is_sound((0, 1), said[1][-1])
     assert found[1]["watches"][0][1] >= 2
 
 

@@ -28,7 +28,7 @@ def parent(process: int) -> int:
     return int(after_name.split()[1])
 
 
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], limit_s: float = 250.0) -> bool:
     """Whether the condition comes true in time."""
     end_s = time.monotonic() + limit_s
     while not condition():
