@@ -65,9 +65,9 @@ class Turns(Beginning):
 
     kind = ""
 
-    def _begins(self, call: str, hooks: Any, executor: Any, *, fits: bool, asks: bool) -> bool:
-        taken = hooks if self.kind != KINDS[0] else _Apart(hooks)
-        return super()._begins(call, taken, executor, fits=fits, asks=self.kind == KINDS[2])
+    def _begins(self, given: Any, hooks: Any, executor: Any, *, fits: bool) -> bool:
+        self._has_run = self.kind != KINDS[2]
+        return super()._begins(given, hooks if self.kind != KINDS[0] else _Apart(hooks), executor, fits=fits)
 
 
 class _Apart(ReplicaHooks):
@@ -110,7 +110,8 @@ def measure(process: int, plan: Any, latency_s: float, slow: tuple[int, int] | N
         with schedc.runtime.load(
             plan, stages=stages, loss_fn=lambda y, _: y.sum(), timeout_s=60, pipeline_group=pipeline, **parallel
         ) as pipe:
-            turns = pipe._beginning = Turns(plan.problem, pipe.groups, None, 60.0)
+            turns = pipe._beginning = Turns(pipe.groups, None, 60.0)
+            turns.use(plan.problem)
             for step in range(len(KINDS) * (steps + 1) + 1):
                 turns.kind = KINDS[step % len(KINDS)]
                 begun.append(time.perf_counter())

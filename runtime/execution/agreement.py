@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Agreement:
-    """One rank's side of it."""
+    """One rank's side of it. All of it raises TransferFailed where a rank has ended."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, peers: Iterable[int]) -> None:
         """Take the ranks.
@@ -40,21 +40,13 @@ class Agreement:
         """This rank's word, once it is said."""
 
     def begin(self) -> None:
-        """Before a step.
-
-        Raises:
-            TransferFailed: a rank has ended.
-        """
+        """Before a step."""
         self._own = None
         for peer, word in self._heard.items():
             self._words.receive(word, peer, f"rank {self._rank} waits until rank {peer} has received all of the step")
 
     def say(self, *, good: bool) -> None:
-        """Say whether all has come. Only the first word of a step counts.
-
-        Raises:
-            TransferFailed: a rank has ended.
-        """
+        """Say whether all has come. Only the first word of a step counts."""
         if self._own is not None:
             return
         self._own = good

@@ -1,11 +1,9 @@
 """How a step or an evaluation begins: ranks look at the batch; if it does not fit, all say so and nothing has run.
 
 Ranks with inputs ask the other pipelines, and say to all ranks whether the call begins. Those without inputs hear it when the
-receives of their first op are posted: the word is there before what it works on. A rank with inputs waits for no rank of its own
-pipeline, but before evaluations and the first step of a plan, where it asks those that have inputs or targets, too. In each step
-that would cost up to the way of a message over the slowest link (benchmarks/runtime/beginning.py).
-
-Where one rank refuses its part and others have begun, it closes the pipe, as in the middle of a step.
+receives of their first op are posted: the word is there before what it works on. Before evaluations and the first step of a plan
+those with inputs ask those with inputs or targets, too; in each step that would cost up to the way of a message over the slowest
+link (benchmarks/runtime/beginning.py). So a rank may refuse what others have begun: it closes the pipe.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
-from schedc.runtime.stage.batches import checked_inputs, cut
+from schedc.runtime.stage.batches import Microbatches, checked_inputs, cut, same_samples
 from schedc.runtime.transports.words import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -31,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What a call is given on one rank, as `Pipe.step` and `Pipe.evaluate` say."""
+    """What a rank is given for a call, as `Pipe.step` and `Pipe.evaluate` say."""
 
+    call: str
     inputs: Batch | None
     targets: Batch | None
     weights: Weights | None
@@ -43,98 +42,82 @@ class Given(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether the call gives the mean of all microbatches."""
+        """Whether all microbatches count the same, and gradients are not scaled."""
         return self.weights is None and self.divide_by is None and self.scale == 1
 
 
 class Beginning:
     """One rank's side of it."""
 
-    def __init__(self, problem: Problem, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float) -> None:
-        """Take the ranks; those with inputs or targets are the same in all plans of a pipe.
-
-        Args:
-            problem: of the plan.
-            groups: of its ranks.
-            all_see: `Lockstep.all_see`; None: there is none.
-            patience_s: how long to wait for a rank.
-        """
-        self._starting, self._ending = ({problem.stages[path[end]].rank for path in problem.paths} for end in (0, -1))
+    def __init__(self, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float) -> None:
+        """Take the ranks, `Lockstep.all_see` where there is one, and how long to wait for a rank."""
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
         self._words = PeerWords(groups.all, BEGINNING)
 
-    def agree(
-        self,
-        call: str,
-        given: Given,
-        microbatches: int,
-        samples: int | None,
-        hooks: ReplicaHooks,
-        executor: Executor | None,
-        *,
-        asks: bool,
-    ) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
-        """This rank's microbatches of inputs and targets; None: it has none. All ranks of all pipelines call it together.
+    def use(self, problem: Problem) -> None:
+        """From now on calls are for a plan of this problem, of which no step has run."""
+        self._starting, self._ending = ({problem.stages[path[end]].rank for path in problem.paths} for end in (0, -1))
+        self._count = problem.microbatches
+        self._samples: int | None = None
+        self._has_run = False
 
-        Args:
-            call: what this pipeline is called for, as `ReplicaHooks.begin_call`.
-            given: to this rank.
-            microbatches: how many the plan has.
-            samples: as `checked_inputs`.
-            hooks: what is between pipelines.
-            executor: gets prepared where a rank waits before its first op; None: there is none yet.
-            asks: whether ranks with inputs ask the others of their pipeline; the same on all ranks.
+    def ran(self, inputs: Sequence[Microbatch], shapes: Collection[Sequence[int]]) -> None:
+        """Take note that a step has run: of its inputs, and of the shapes of what this rank exchanges with others."""
+        self._samples = self._samples or (same_samples(inputs, shapes) if inputs else None)
+        self._has_run = True
+
+    def agree(self, given: Given, hooks: ReplicaHooks, executor: Executor) -> Microbatches:
+        """What this rank has of the batch. All ranks of all pipelines call it together.
 
         Raises:
-            BatchRefused: the batch of a rank does not fit, and nothing has run.
+            BatchRefused: what a rank was given does not fit, and nothing has run.
             InvalidInput: this rank's does not fit, and others may have begun; or pipelines are called for something else.
             TransferFailed: another rank has ended, or does not answer.
         """
-        own, refusal = None, None
+        own, refusal, steps = None, None, given.call == "step"
         try:
-            own = self._microbatches(given, microbatches, samples)
+            own = self._microbatches(given, self._samples if steps else None)
         except InvalidInput as error:
             refusal = error
-        if self._begins(call, hooks, executor, fits=own is not None, asks=asks):
-            if own is None:
-                assert refusal is not None
+        if self._begins(given, hooks, executor if steps else None, fits=own is not None):
+            if refusal is not None:
                 raise refusal
+            assert own is not None
             return own
         line = None if refusal is None else str(refusal)
         for others in (self._groups, *self._groups.beside):
             line = next(filter(None, others.exchange(line)), None)
-        if executor is not None:
+        if steps:
             executor.cancel()
         raise BatchRefused(line)
 
-    def _microbatches(
-        self, given: Given, microbatches: int, samples: int | None
-    ) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
-        rank, inputs, targets = self._groups.rank, None, None
-        if rank in self._starting:
-            inputs = checked_inputs(given.inputs, microbatches, rank, samples)
-        if rank in self._ending:
-            if not (given.outputs and given.targets is None):
-                targets = cut(given.targets, microbatches, "targets", rank)
-            if not given.is_even:
-                from schedc.runtime.stage.weighing import check_weights
+    def _microbatches(self, given: Given, samples: int | None) -> Microbatches:
+        rank, count = self._groups.rank, self._count
+        inputs = checked_inputs(given.inputs, count, rank, samples) if rank in self._starting else ()
+        if rank not in self._ending:
+            return Microbatches(inputs, ())
+        if not given.is_even:
+            from schedc.runtime.stage.weighing import check_weights
 
-                check_weights(given.weights, given.divide_by, given.scale, rank, microbatches)
-        return inputs, targets
+            check_weights(given.weights, given.divide_by, given.scale, rank, count)
+        if given.outputs and given.targets is None:
+            return Microbatches(inputs, None)
+        return Microbatches(inputs, cut(given.targets, count, "targets", rank))
 
-    def _begins(self, call: str, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool, asks: bool) -> bool:
-        """Whether the call begins, on any rank; what this one has been given `fits`."""
+    def _begins(self, given: Given, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool) -> bool:
+        """Whether the call begins, on any rank; what this one was given `fits`. The executor is that of a step."""
         rank, starts = self._groups.rank, self._groups.rank in self._starting
         self._finish()  # what is left of the call before
-        if asks:
+        if executor is None or not self._has_run:
             said = self._expect(self._starting | self._ending if starts else ())
             if starts or rank in self._ending:
                 self._say(fits, self._starting)
             self._finish()
             fits = fits and all(map(bool, said))
-        hooks.begin_call(call, fits=fits)
+        weighed = given.weights is not None and given.divide_by is None and rank in self._ending
+        hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
         begun = self._expect(self._starting)
         if starts:
             begins = hooks.begins(fits)

@@ -65,11 +65,7 @@ class Executor:
             self._wiring.receivers[slot.wire].post(slot.at)
 
     def cancel(self) -> None:
-        """Instead of `run`, where the step does not begin; all ranks do this together.
-
-        Raises:
-            TransferFailed: another rank does not come.
-        """
+        """Instead of `run`, where the step does not begin, on any rank."""
         self._wiring.renew()
 
     def run(self) -> None:

@@ -34,6 +34,10 @@ class SharedBuffers:
         self._group = group
         self._first = first
         self._flat: torch.Tensor | None = None
+        tensors = (*modules[0].parameters(), *saved_buffers(modules[0]))
+        elsewhere = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+        self._device = next(elsewhere, torch.device("cpu"))
+        """That of the weights, which the group is for: a stage may have buffers, such as counters, on the CPU besides."""
 
     @property
     def is_needed(self) -> bool:
@@ -42,7 +46,8 @@ class SharedBuffers:
 
     def start(self) -> dist.Work | None:
         """Start to send them; None: there is nothing to wait for."""
-        own = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in saved_buffers(self._modules[0])]
+        saved = (tensor.detach().to(self._device) for tensor in saved_buffers(self._modules[0]))
+        own = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in saved]
         self._flat = torch.cat(own) if own else None
         return None if self._flat is None or self._group.size() == 1 else self._group.broadcast([self._flat], self._options())
 

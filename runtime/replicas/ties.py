@@ -18,12 +18,24 @@ from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 from schedc.runtime.replicas.shared_weights import digest_of, sum_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
+
+
+def weights_named(ties: Iterable[tuple[nn.Module, Mapping[str, str]]]) -> dict[str, nn.Parameter | None]:
+    """For `tied`, of modules and `Layers.ties_of_ranks`: the weights by their names in the whole model."""
+    found: dict[str, nn.Parameter | None] = {}
+    for module, names in ties:
+        for name, own in names.items():
+            try:
+                found[name] = module.get_parameter(own)
+            except AttributeError:  # a parametrization has made it something else
+                found[name] = None
+    return found
 
 
 class _Copy(NamedTuple):
@@ -36,7 +48,7 @@ class _Copy(NamedTuple):
 
 
 def tied(
-    hooks: ReplicaHooks, plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, weights: Mapping[str, nn.Parameter]
+    hooks: ReplicaHooks, plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, weights: Mapping[str, nn.Parameter | None]
 ) -> ReplicaHooks:
     """The hooks with sums of these weights after them; all ranks call it together. What is tied already stays as it is.
 
@@ -45,16 +57,19 @@ def tied(
         plan: that runs.
         stages: this rank's.
         groups: of the plan's ranks.
-        weights: of this rank, by a name that all ranks with a copy give it.
+        weights: of this rank, by a name that all ranks with a copy give it; None: it is none any more.
 
     Raises:
         SchedcError: as `schedc.runtime.training.ties.tie_weights` says.
     """
     before = hooks.weights if isinstance(hooks, TiedSums) else set()
-    new = {name: weight for name, weight in weights.items() if weight not in before}
+    new = {name: weight for name, weight in weights.items() if weight is not None and weight not in before}
     refusal: SchedcError | None = None
     copies: dict[str, _Copy] = {}
     try:
+        lost = next((name for name, weight in weights.items() if weight is None), None)
+        if lost is not None:
+            raise InvalidInput(f"{lost!r}, which several ranks have, is no parameter any more; change it before build_stages")
         copies = _copies(stages, groups.rank, new)
     except SchedcError as error:
         refusal = error

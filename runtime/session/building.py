@@ -86,7 +86,8 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
 
 def _kind(layer: nn.Module) -> str:
     """The layer's class and, if it has parameters, a digest of their shapes; equal for layers that these do not tell apart."""
-    shapes = [(name, () if is_lazy(weight) else tuple(weight.shape)) for name, weight in layer.named_parameters()]
+    layer = getattr(layer, "_orig_mod", layer)  # of torch.compile
+    shapes = sorted(() if is_lazy(weight) else tuple(weight.shape) for weight in layer.parameters())
     if not shapes:
         return type(layer).__name__
     return f"{type(layer).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:6]}"

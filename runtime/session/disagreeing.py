@@ -56,9 +56,10 @@ def unlike_ranks(ways: Sequence[tuple[bool, int, Mapping[str, str]]]) -> str:
 def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | None:
     """Which rank trains a layer that is elsewhere in the model of another rank; None: none is known to do so.
 
-    A rank's list may have something else in place of layers that it does not train, and its own may be wrapped. So only a list of
-    exactly those layers that are trained, in another order, is a mistake; or of those of another rank's list, if both have layers
-    with parameters at the same places.
+    A rank's list may have something else in place of layers that it does not train, and its own may be wrapped, with another class,
+    or cut, with other shapes. So a list of exactly those layers that are trained, in another order, is a mistake. So is one with the
+    shapes of another rank's list in another order, if both have layers with parameters at the same places, and some are alike: else
+    each rank may have cut all of its own.
 
     Args:
         problem: says which rank trains which layers.
@@ -66,23 +67,24 @@ def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | Non
     """
     owners = {layer: stage.rank for stage in problem.stages if stage.layers is not None for layer in range(*stage.layers)}
     trained = [lists[owners[layer]][layer] for layer in sorted(owners) if lists[owners[layer]]]
+    shapes = [[kind.partition(" ")[2] for kind in known] for known in lists]
     for rank, known in enumerate(lists):
-        others: list[tuple[Sequence[str], int | None]] = [
-            (lists[other], other) for other in range(rank) if _places(lists[other]) == _places(known)
+        others: list[tuple[Sequence[str], Sequence[str], int | None]] = [
+            (shapes[rank], shapes[other], other) for other in range(rank) if _may_be_one(shapes[rank], shapes[other])
         ]
         if len(trained) == len(owners):
-            others.insert(0, (trained, None))
-        for other, at in others:
-            if list(known) != list(other) and sorted(known) == sorted(other):
-                layer = next(layer for layer, both in enumerate(zip(known, other, strict=True)) if both[0] != both[1])
-                where = f"{at}" if at is not None else f"{owners[layer]}, which trains it"
+            others.insert(0, (known, trained, None))
+        for own, theirs, at in others:
+            if list(own) != list(theirs) and sorted(own) == sorted(theirs):
+                layer = next(layer for layer, (one, other) in enumerate(zip(own, theirs, strict=True)) if one != other)
+                found, where = (trained, f"{owners[layer]}, which trains it") if at is None else (lists[at], f"{at}")
                 return (
-                    f"layer {layer} of the model is {known[layer]} on rank {rank}, and {other[layer]} on rank {where};"
+                    f"layer {layer} of the model is {known[layer]} on rank {rank}, and {found[layer]} on rank {where};"
                     " give build_stages the same layers in the same order on all ranks"
                 )
     return None
 
 
-def _places(kinds: Sequence[str]) -> list[bool]:
-    """Which of a rank's layers have parameters."""
-    return [" " in kind for kind in kinds]
+def _may_be_one(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two lists of shapes may be of one whole model: empty where a layer has no parameters."""
+    return [*map(bool, one)] == [*map(bool, other)] and any(own == theirs != "" for own, theirs in zip(one, other, strict=True))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.session.lockstep import Lockstep
-    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
 
 
@@ -57,8 +57,7 @@ class Evaluation:
 
     def run(
         self,
-        inputs: Batch | None,
-        targets: Batch | None,
+        batch: Microbatches,
         outputs: MutableMapping[int, Any] | None,
         again: Callable[[Callable[[], tuple[torch.Tensor, bool, bool]], object], torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,8 +67,7 @@ class Evaluation:
         boundaries is kept for the steps: without a graph their tensors are others, and an evaluation's batch may have another size.
 
         Args:
-            inputs: as for a step.
-            targets: as for a step.
+            batch: this rank's.
             outputs: gets what the last stage gives, by microbatch.
             again: runs an attempt until it counts, as `StepStart.run`; None: a channel that fails ends the evaluation.
 
@@ -84,8 +82,8 @@ class Evaluation:
         known = self._wiring.boundaries
         forward = forward_only(self._plan)
         self._wiring.move(forward)
-        attempt = partial(self._attempt, forward, inputs, targets, outputs)
-        mean = attempt()[0] if again is None else again(attempt, (inputs, targets))
+        attempt = partial(self._attempt, forward, batch, outputs)
+        mean = attempt()[0] if again is None else again(attempt, batch)
         self._wiring.move(self._plan, known)
         assert self._losses is not None
         count, divisor = self._hooks.pipelines, self._way[0]
@@ -97,14 +95,13 @@ class Evaluation:
     def _attempt(
         self,
         forward: Plan,
-        inputs: Batch | None,
-        targets: Batch | None,
+        batch: Microbatches,
         outputs: MutableMapping[int, Any] | None,
     ) -> tuple[torch.Tensor, bool, bool]:
         """As `Pipe._attempt`: the loss of this pipeline, and whether the evaluation counts here, and for all."""
-        rank, losses = self._groups.rank, self._losses_for()
-        compute = Forward(self._plan.problem, rank, self._stages, self._loss_fn, inputs, targets, losses, outputs)
-        Executor(program_of(forward, rank), self._wiring, compute, None).run()
+        losses = self._losses_for()
+        compute = Forward(self._plan.problem, self._stages, self._loss_fn, batch, losses, outputs)
+        Executor(program_of(forward, self._groups.rank), self._wiring, compute, None).run()
         here = self._wiring.finish()
         self._losses, self._way = losses.gather(), losses.way()
         everywhere = here if self._lockstep is None or not self._may_run_again else self._lockstep.all_see(here)

@@ -95,16 +95,19 @@ def load(
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
     lockstep: Lockstep | None = None
+    beside: list[Groups] = []
+    groups.beside = beside
     try:
         if data_parallel_group is not None:
             from schedc.runtime.replicas.pipelines import Pipelines
 
             pipelines = Pipelines(timeout_s, data_parallel_group)
+            beside.append(pipelines)
         if swap_group is not None:
             from schedc.runtime.session.lockstep import Lockstep
 
             lockstep = Lockstep(timeout_s, swap_group)
-        groups.beside = [others for others in (pipelines, lockstep) if others is not None]
+            beside.append(lockstep)
         fits = partial(
             check_fit,
             stages=stages,
@@ -148,21 +151,17 @@ def load(
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
     except BaseException:
-        for others in (pipelines, lockstep):
-            if others is not None:
-                others.close()
-        groups.close()
+        for others in (*beside, groups):
+            others.close()
         raise
     try:  # a rank that is ready before the others must not close what they are still connecting
-        for others in (lockstep, pipelines):
-            if others is not None:
-                pipe.retries = any(others.exchange(pipe.retries))
-        tied_names = [(module, getattr(module, "ties_of_ranks", {})) for module in stages.values()]  # of build_stages' alone
-        ties = {name: module.get_parameter(own) for module, names in tied_names for name, own in names.items()}
-        if any(groups.exchange(bool(ties))):
-            from schedc.runtime.replicas.ties import tied
+        for others in reversed(beside):
+            pipe.retries = any(others.exchange(pipe.retries))
+        ties = [(module, names) for module in stages.values() for names in (getattr(module, "ties_of_ranks", None),) if names]
+        if any(groups.exchange(bool(ties))):  # of build_stages' alone
+            from schedc.runtime.replicas.ties import tied, weights_named
 
-            pipe.hooks = tied(pipe.hooks, checked, stages, groups, ties)
+            pipe.hooks = tied(pipe.hooks, checked, stages, groups, weights_named(ties))
     except BaseException:
         pipe.close()
         raise
@@ -214,14 +213,13 @@ def _agree(
             refusal = error
     if refusal is not None:
         report = replace(report, offer=Offer(refusal=str(refusal), digest=""))
-    for others in (pipelines, lockstep):
-        if others is not None:
-            from schedc.runtime.session.peers import apart
+    for others in groups.beside:
+        from schedc.runtime.session.peers import apart
 
-            reason = apart(others.exchange(report), replicas=others is pipelines)
-            if reason is not None and refusal is None:
-                refusal = CheckFailed(reason)
-                report = replace(report, offer=Offer(refusal=reason, digest=""))
+        reason = apart(others.exchange(report), replicas=others is pipelines)
+        if reason is not None and refusal is None:
+            refusal = CheckFailed(reason)
+            report = replace(report, offer=Offer(refusal=reason, digest=""))
     reports = groups.exchange(report)
     if refusal is not None:
         raise refusal

@@ -18,14 +18,13 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.stage.batches import same_samples
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
     from pathlib import Path
     from types import TracebackType
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
-    from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.batches import Batch, Microbatches
     from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
 
@@ -96,11 +95,8 @@ class Pipe:
         self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
         self.retries = wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
-        self._beginning = Beginning(
-            plan.problem, groups, None if lockstep is None else lockstep.all_see, timeout_s * wiring.patience
-        )
-        self._samples: int | None = None
-        """Of a microbatch of inputs, once they are known to be those of what stages exchange."""
+        all_see = None if lockstep is None else lockstep.all_see
+        self._beginning = Beginning(groups, all_see, timeout_s * wiring.patience)
         self._start: StepStart | None = None
         self._training: Training
         self._executor: Executor
@@ -115,15 +111,9 @@ class Pipe:
 
     @classmethod
     def check(cls, plan: Plan, modules: Mapping[int, nn.Module], *, alone: bool) -> None:
-        """Refuse what this class of pipes cannot run, before it is made.
+        """Raise a SchedcError where this class of pipes cannot run a sound plan, before it is made.
 
-        Args:
-            plan: a sound one, which fits the job.
-            modules: what is trained on this rank.
-            alone: whether it runs without a `swap_group`.
-
-        Raises:
-            SchedcError: says why.
+        `modules` is what is trained on this rank; `alone`, whether there is no `swap_group`.
         """
 
     def step(
@@ -159,8 +149,8 @@ class Pipe:
         """
         ending, refused = self._losses_of, None
         with self._closing_on_errors():
-            given = Given(inputs, targets, weights, divide_by, scale)
-            total = self._step(*self._begin("step", given), self._shares(given))
+            given = Given("step", inputs, targets, weights, divide_by, scale)
+            total = self._step(self._beginning.agree(given, self.hooks, self._executor), self._shares(given))
             if self._mover is not None and self._mover.pending and self._offered:
                 refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
                 if refused is None and self._observer is not None:
@@ -199,12 +189,12 @@ class Pipe:
         with self._closing_on_errors():
             from schedc.runtime.session.evaluation import Evaluation
 
-            given = Given(inputs, targets, weights, divide_by, outputs=outputs is not None)
-            own = self._begin("evaluation", given)
+            given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
+            batch = self._beginning.agree(given, self.hooks, self._executor)
             parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
             again = self._until_it_counts if self.retries else None
             losses_for = partial(self._losses_for, 0, self._shares(given))
-            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(*own, outputs, again)
+            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(batch, outputs, again)
         return total
 
     @property
@@ -250,11 +240,9 @@ class Pipe:
         `swap_group`, move with the same step, n + 1 or n + 2. Until then training goes on with the old plan; also if a rank refuses
         the plan, or their plans differ: no rank moves then, and `step` warns once.
 
-        Stages, paths and ranks must be those of the plan that runs; orders, parts and costs may differ, and so may the number of
-        microbatches: `pipe.plan` says what the next step takes.
-
         Args:
-            plan: the plan file, or the plan; or one that another process has verified.
+            plan: the plan file, or the plan; or one that another process has verified. It has the stages, paths and ranks of the
+                plan that runs; orders, parts and costs may differ, and the number of microbatches (`pipe.plan`).
 
         Returns:
             What has become of it: pending, done from which step on, or refused why.
@@ -324,14 +312,6 @@ class Pipe:
                 raise refusal from error
             raise
 
-    def _begin(self, call: str, given: Given) -> tuple[Sequence[Microbatch] | None, Sequence[Microbatch] | None]:
-        """This rank's microbatches, once all ranks of all pipelines begin."""
-        steps, count = call == "step", self._plan.problem.microbatches
-        if given.weights is not None and given.divide_by is None and self.groups.rank in self._losses_of:
-            call = f"{call} with weights"
-        known = (self._samples, self.hooks, self._executor) if steps else (None, self.hooks, None)
-        return self._beginning.agree(call, given, count, *known, asks=not (steps and self._has_run))
-
     def _losses_for(self, word: int | Callable[[], int], shares: Shares | None) -> Losses:
         """What takes the losses of a step or an evaluation."""
         own = None if shares is None else shares.losses
@@ -350,20 +330,16 @@ class Pipe:
         how = given.weights, given.divide_by, given.scale
         return weigh(*how, self.groups.rank, self._plan.problem.microbatches, self.hooks)
 
-    def _step(
-        self, inputs: Sequence[Microbatch] | None, targets: Sequence[Microbatch] | None, shares: Shares | None
-    ) -> torch.Tensor:
+    def _step(self, batch: Microbatches, shares: Shares | None) -> torch.Tensor:
         if self.lockstep is not None:
             self.lockstep.way = self._way(shares)
         word = self._all_have_offered if self.lockstep is None else self._all_have_offered()
-        attempt = partial(self._attempt, inputs, targets, word, shares)
-        loss = self._until_it_counts(attempt, (inputs, targets)) if self.retries else attempt()[0]
-        if inputs is not None and self._samples is None:
-            self._samples = same_samples(inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
+        attempt = partial(self._attempt, batch, word, shares)
+        loss = self._until_it_counts(attempt, batch) if self.retries else attempt()[0]
+        self._beginning.ran(batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
-        self._has_run = True
         return loss
 
     def _all_have_offered(self) -> int:
@@ -378,13 +354,13 @@ class Pipe:
         return self._start.run(attempt, self._wiring.change, batch)
 
     def _attempt(
-        self, inputs: Batch | None, targets: Batch | None, word: int | Callable[[], int], shares: Shares | None
+        self, batch: Microbatches, word: int | Callable[[], int], shares: Shares | None
     ) -> tuple[torch.Tensor, bool, bool]:
         """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
         losses = self._losses_for(word, shares)
-        self._training.begin(inputs, targets, losses, None if shares is None else shares.gradients)
+        self._training.begin(batch, losses, None if shares is None else shares.gradients)
         self.hooks.begin_step()
         self._executor.run()
         self._training.finish()
@@ -410,12 +386,11 @@ class Pipe:
     def _use(self, plan: Plan) -> None:
         """Run this plan from now on; its wires are laid."""
         self._plan = plan
-        self._has_run = False
+        self._beginning.use(plan.problem)
         program = program_of(plan, self.groups.rank)
         self._losses_of = _losses_of(plan.problem)
         self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`
         self._offered = False
-        self._samples = None
         self._training = self.training(
             plan, program, self.stages, self._loss_fn, recompute=self._recompute, replicas=self.hooks.pipelines
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -14,6 +14,15 @@ Microbatch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """One microbatch: a tensor, or the tensors that the first stage takes."""
 Batch: TypeAlias = torch.Tensor | Sequence[Microbatch]
 """A whole batch, its samples along dimension 0, or its microbatches."""
+
+
+class Microbatches(NamedTuple):
+    """What a rank has of a batch."""
+
+    inputs: Sequence[Microbatch]
+    """Empty where no path begins."""
+    targets: Sequence[Microbatch] | None
+    """Empty where no path ends; None: only outputs are wanted."""
 
 
 def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequence[Microbatch]:
@@ -62,7 +71,7 @@ def checked_inputs(batch: Batch | None, microbatches: int, rank: int, samples: i
     return found
 
 
-def same_samples(inputs: Sequence[Microbatch], shapes: Sequence[tuple[int, ...]]) -> int | None:
+def same_samples(inputs: Sequence[Microbatch], shapes: Collection[Sequence[int]]) -> int | None:
     """How many samples each microbatch has along dimension 0, if what stages exchange has as many; None: they do not.
 
     Args:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedc.runtime.common.values import tensors_of
-from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping
 
     from torch import nn
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Instruction
     from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
 
 NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
@@ -32,38 +32,27 @@ class Forward:
     def __init__(
         self,
         problem: Problem,
-        rank: int,
         stages: Mapping[int, nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-        inputs: Batch | None,
-        targets: Batch | None,
+        batch: Microbatches,
         losses: Losses,
         outputs: MutableMapping[int, Any] | None,
     ) -> None:
-        """Cut the batch.
+        """Take what it needs.
 
         Args:
             problem: of the plan.
-            rank: this one.
             stages: its stages.
             loss_fn: takes a last stage's output and the microbatch's targets.
-            inputs: the batch or its microbatches; looked at on ranks with a first stage only.
-            targets: the same for the loss function, on ranks with a last stage; None where only the outputs are wanted.
+            batch: this rank's.
             losses: what takes the microbatches' losses.
             outputs: gets what a last stage gives, by microbatch; None: nobody wants it.
-
-        Raises:
-            InvalidInput: the batch does not fit the plan.
         """
         self._stages = stages
         self._loss_fn = loss_fn
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
-        count, own = problem.microbatches, stages.keys()
-        self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
-        self._targets: Sequence[Microbatch] | None = ()
-        if self._last & own:
-            self._targets = None if targets is None and outputs is not None else cut(targets, count, "targets", rank)
+        self._batch = batch
         self._losses = losses
         self._outputs = outputs
         self._given: dict[tuple[int, int], Value] = {}
@@ -75,7 +64,7 @@ class Forward:
         op = instruction.op
         key = op.stage, op.microbatch
         if instruction.first:
-            source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
+            source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
             with torch.no_grad():
                 output = self._stages[op.stage](*source)
                 if op.stage in self._last:
@@ -89,8 +78,8 @@ class Forward:
         """What a last stage gives, and its loss."""
         if self._outputs is not None:
             self._outputs[microbatch] = output
-        if self._targets is None:
+        if self._batch.targets is None:
             self._losses.add(microbatch, NO_LOSS)
         else:
             assert self._loss_fn is not None
-            self._losses.add(microbatch, scalar(self._loss_fn(output, self._targets[microbatch])))
+            self._losses.add(microbatch, scalar(self._loss_fn(output, self._batch.targets[microbatch])))

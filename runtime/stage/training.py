@@ -13,7 +13,7 @@ from schedc.ir.ops import WHOLE, Kind
 from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
-from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import Seeds
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.batches import Batch, Microbatch
+    from schedc.runtime.stage.batches import Microbatch, Microbatches
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.losses import Losses
 
@@ -71,7 +71,6 @@ class Training:
             self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
         self._split_stages = {stage for stage, _ in program.split}
         self._summed = replicas > 1 or bool(replicas_of(problem))
-        self._microbatches = problem.microbatches
         count = problem.microbatches * replicas
         self._even = [Seeds(1 / count, f"1/{count}")] * problem.microbatches
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
@@ -84,23 +83,19 @@ class Training:
         self._targets: Sequence[Microbatch] = ()
         self._losses: Losses | None = None
 
-    def begin(self, inputs: Batch | None, targets: Batch | None, losses: Losses, shares: Sequence[float] | None = None) -> None:
+    def begin(self, batch: Microbatches, losses: Losses, shares: Sequence[float] | None = None) -> None:
         """Before a step.
 
         Args:
-            inputs: the batch or its microbatches; looked at on ranks with a first stage only.
-            targets: the same for the loss function; looked at on ranks with a last stage only.
+            batch: this rank's.
             losses: what takes the microbatches' losses.
             shares: of each in what is differentiated; None: they are even.
 
         Raises:
-            InvalidInput: the batch does not fit the plan.
             Unsupported: a stage has got something since `load` with which its gradients would be wrong.
         """
         check_stages(self.modules, split=self._split_stages, summed=self._summed)
-        count, rank, own = self._microbatches, self._program.rank, self._stages.keys()
-        self._inputs = cut(inputs, count, "inputs", rank) if self._first & own else ()
-        self._targets = cut(targets, count, "targets", rank) if self._last & own else ()
+        self._inputs, self._targets = batch.inputs, batch.targets or ()
         self._losses = losses
         self._shares_of_loss = self._even if shares is None else [Seeds(share, f"{share:.6g}") for share in shares]
         forget_cast_weights()

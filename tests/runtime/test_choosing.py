@@ -23,6 +23,7 @@ from schedc.ir.schedule import Parts, Schedule
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.execution.choosing import QUEUE_OF, _choices
+from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.plan.checks import verify_plan
@@ -197,7 +198,7 @@ def test_what_runs_between_the_parts_of_a_backward_that_the_job_recomputes(kind:
         middle = Watching([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)])
         stage = nn.Sequential(Residual(), nn.Dropout(0.5), middle)
         training = Training(plan, program_of(plan, 0), {0: stage}, lambda output, target: (output * target).sum(), recompute=True)
-        training.begin(inputs, targets, losses)
+        training.begin(Microbatches(inputs.chunk(3), targets.chunk(3)), losses)
         for op in order:
             training.run(instruction_of[op], ())
             if op.part == 0:

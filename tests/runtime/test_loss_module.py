@@ -15,6 +15,7 @@ from torch import nn
 
 from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import program_of
+from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 
@@ -63,7 +64,7 @@ def test_buffers_of_a_loss_that_is_recomputed() -> None:
         stage, loss_fn = nn.Linear(4, 4), Running()
         training = Training(plan, program, {0: stage}, loss_fn, recompute=recompute)
         losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
-        training.begin(torch.randn(3, 4), torch.randn(3, 4), losses)
+        training.begin(Microbatches(torch.randn(3, 4).chunk(3), torch.randn(3, 4).chunk(3)), losses)
         for instruction in program.instructions:
             training.run(instruction, ())
         training.finish()

@@ -20,6 +20,7 @@ from torch import nn
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.program import program_of
+from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 from schedc.runtime.stage.training import Training
@@ -73,7 +74,7 @@ def test_a_stage_that_the_plan_recomputes(of_plan: bool, asked: Any, runs: int) 
     stage.register_forward_hook(lambda *_: calls.append(1))
     training = Training(plan, program, {0: stage}, lambda output, target: (output * target).sum(), recompute=asked)
     losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
-    training.begin(torch.randn(3, WIDTH), torch.randn(3, WIDTH), losses)
+    training.begin(Microbatches(torch.randn(3, WIDTH).chunk(3), torch.randn(3, WIDTH).chunk(3)), losses)
     for instruction in program.instructions:
         training.run(instruction, ())
     training.finish()

@@ -13,6 +13,7 @@ from torch import nn
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.program import program_of
+from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 
@@ -33,7 +34,7 @@ def step(stage: nn.Module, loss_fn: Callable[..., Any], microbatches: int, metho
     program = program_of(plan, 0)
     training = Training(plan, program, {0: stage}, loss_fn, recompute={0} if recompute else ())
     losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
-    training.begin(*batch, losses)
+    training.begin(Microbatches(*(part.chunk(microbatches) for part in batch)), losses)
     for instruction in program.instructions:
         training.run(instruction, ())
     training.finish()
