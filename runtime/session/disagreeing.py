@@ -57,9 +57,9 @@ def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | Non
     """Which rank trains a layer that is elsewhere in the model of another rank; None: none is known to do so.
 
     A rank's list may have something else in place of layers that it does not train, and its own may be wrapped, with another class,
-    or cut, with other shapes. So a list of exactly those layers that are trained, in another order, is a mistake. So is one with the
-    shapes of another rank's list in another order, if both have layers with parameters at the same places, and some are alike: else
-    each rank may have cut all of its own.
+    or cut, with other shapes. So a list of exactly those layers that are trained, in another order, is a mistake. So is one with
+    the shapes of another rank's list in another order, if both have layers with parameters at the same places, and some are alike:
+    else each rank may have cut all of its own.
 
     Args:
         problem: says which rank trains which layers.

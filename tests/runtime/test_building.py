@@ -15,6 +15,7 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_to_file import write_plan
+from schedc.runtime.session.disagreeing import unlike_layers
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -120,3 +121,42 @@ def test_a_plan_without_layers() -> None:
 def test_nothing_else_is_made_up() -> None:
     with pytest.raises(AttributeError, match="build_stage"):
         _ = schedc.runtime.build_stage  # type: ignore[attr-defined]
+
+
+def linear(*widths: int) -> list[nn.Module]:
+    return [nn.Linear(2, width) for width in widths]
+
+
+def wrapped(*widths: int) -> list[nn.Module]:
+    return [nn.Sequential(layer) for layer in linear(*widths)]
+
+
+def compiled(*widths: int) -> list[Any]:
+    return [torch.compile(layer, backend="eager") for layer in linear(*widths)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        (linear(4, 4, 4, 4), linear(4, 4, 4, 4), False),
+        (wrapped(4, 4) + linear(4, 4), linear(4, 4) + wrapped(4, 4), False),  # each its own
+        (compiled(4, 4) + linear(4, 4), linear(4, 4) + compiled(4, 4), False),
+        (linear(1) + wrapped(4) + linear(4, 2), linear(1, 4) + wrapped(4) + linear(2), False),
+        (linear(3, 5, 4, 4), linear(4, 4, 3, 5), False),  # cut by hand
+        (linear(1, 2) + [nn.Identity()] * 2, [nn.Identity()] * 2 + linear(4, 3), False),  # not known what is right
+        ([*linear(1, 2), nn.ReLU(), nn.Tanh()], [*linear(1, 2), nn.Tanh(), nn.ReLU()], True),
+        (linear(2, 1, 3, 4), linear(1, 2, 3, 4), True),
+        (compiled(1, 2) + linear(3, 4), linear(2, 1) + compiled(3, 4), True),
+        (linear(1, 3, 2, 4), linear(1, 2, 3, 4), True),  # over both ranks' parts
+        ([nn.Linear(2, 1), nn.Linear(2, 2), nn.Bilinear(1, 1, 1), nn.Linear(2, 3)], linear(1, 2, 3, 3), False),
+    ],
+)
+def test_layers_in_another_order(first: list[nn.Module], second: list[nn.Module], refused: bool) -> None:
+    """Found where it is sure; the ranks' own layers may be wrapped, compiled or cut, and others may be something else."""
+    made = plan("1f1b", [2, 2])
+    lists = [
+        next(iter(schedc.runtime.build_stages(layers, made, rank).values())).layers_of_model
+        for rank, layers in enumerate((first, second))
+    ]
+    said = unlike_layers(made.problem, lists)
+    assert (said is not None) == refused, said

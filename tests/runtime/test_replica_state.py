@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from inputs.few_plans import few_plan
 from rank_processes import without_teller
 from runs import replica_state_runs
+from torch import nn
+
+from schedc.runtime.replicas.buffers import SharedBuffers
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
@@ -31,6 +36,15 @@ def test_buffers_of_both_paths(two: Ranks) -> None:
             assert kept
             found.setdefault(place, set()).add((count, mean))
     assert [len(each) for each in found.values()] == [1, 1]
+
+
+def test_buffers_on_several_devices_go_together() -> None:
+    """On that of the weights, which the connection is for."""
+    stage, sent = nn.BatchNorm1d(3, device="meta"), list[torch.Tensor]()
+    stage.num_batches_tracked = torch.zeros((), dtype=torch.int64)
+    group: Any = SimpleNamespace(size=lambda: 2, broadcast=lambda tensors, options: sent.extend(tensors))
+    SharedBuffers([stage], group).start()
+    assert [(one.device.type, one.numel()) for one in sent] == [("meta", 32)]
 
 
 @pytest.mark.parametrize("way", ["unfrozen", "new"])

@@ -106,6 +106,13 @@ def test_stages_as_built_tie_their_weights(two: Ranks, name: str, counts: list[i
     assert_small(two.run(training_runs.tied_as_built, built_plan(name, counts)))
 
 
+def test_stages_as_built_tie_weights_with_a_parametrization(two: Ranks) -> None:
+    assert_small(two.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4]), "before"))
+    said = two.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4]), "after")
+    why = "'0.inner.weight', which several ranks have, is no parameter any more; change it before build_stages"
+    assert said == [f"InvalidInput: {why}", f"CheckFailed: rank 0 has refused to tie its weights: {why}"]
+
+
 def test_stages_as_built_tie_their_weights_in_two_pipelines(four: Ranks) -> None:
     assert_small(four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 0)))
     for said in four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 1)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 import schedc.runtime
 from runs.evaluation_runs import whole_model
@@ -274,8 +275,18 @@ def whole_tied() -> list[nn.Module]:
     return [layer.double() for layer in (Marked(table), *map(Marked, inner), Last(weight))]
 
 
-def tied_as_built(rank: int, plan: Plan) -> list[float] | str:
-    """Steps of stages from `build_stages`, whose layers share weights and give tuples, and errors beside the model in one piece."""
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def tied_as_built(rank: int, plan: Plan, doubled: str = "") -> list[float] | str:
+    """Steps of stages from `build_stages`, whose layers share weights and give tuples, and errors beside the model in one piece.
+
+    The first layer's weight is `doubled` by a parametrization, before or after stages are made of it.
+    """
     pipelines = dist.get_world_size() // plan.problem.ranks
     groups: Any = {}
     if pipelines > 1:
@@ -283,7 +294,11 @@ def tied_as_built(rank: int, plan: Plan) -> list[float] | str:
     number, own = divmod(rank, plan.problem.ranks)
     layers, whole = whole_tied(), whole_tied()
     everything = nn.ModuleList(whole)
+    for before in (layers, whole) if doubled == "before" else ():
+        register_parametrization(before[0].get_submodule("inner"), "weight", Doubled())
     stages = schedc.runtime.build_stages(layers, plan, own)
+    if doubled == "after":
+        register_parametrization(layers[0].get_submodule("inner"), "weight", Doubled())
     errors = []
     try:
         with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
@@ -301,7 +316,7 @@ def tied_as_built(rank: int, plan: Plan) -> list[float] | str:
                     for at, layer in enumerate(module, first):
                         for name, weight in layer.named_parameters():
                             errors.append(relative_error(weight.grad, whole[at].get_parameter(name).grad))
-                table = layers[0].get_parameter("inner.weight")
+                table = layers[-1].get_parameter("table")
                 mine = [weight for module in stages.values() for weight in module.parameters()]
                 tie_weights(pipe, {"table": table} if any(table is weight for weight in mine) else {})  # it is already
     except SchedcError as error:
