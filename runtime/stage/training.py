@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind
 from schedc.runtime.common.loss_module import with_loss
@@ -21,7 +23,6 @@ from schedc.runtime.stage.seeds import Seeds
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    import torch
     from torch import nn
 
     from schedc.ir.ops import Op
@@ -158,7 +159,7 @@ class Training:
             recompute=self._recomputed.get(op.stage),
         )
         if last:
-            (loss,) = block.take()
+            loss, *_ = block.take()
             assert loss is not None and self._losses is not None
             if not loss.requires_grad and self._wants_gradients(op.stage, source):
                 raise InvalidInput(
@@ -172,10 +173,11 @@ class Training:
         """Whether a last stage has something that a loss could have a gradient for."""
         return any(one is not None and one.requires_grad for one in (*values, *self._stages[stage].parameters()))
 
-    def _loss(self, op: Op, *value: torch.Tensor) -> torch.Tensor:
-        """A last stage, and the loss of its microbatch."""
+    def _loss(self, op: Op, *value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A last stage, and the loss of its microbatch; of what has few digits, a second forward is known by the output, too."""
         assert self._loss_fn is not None
         output = self._stages[op.stage](*value)
         loss, start = self._shares_of_loss[op.microbatch].loss(self._loss_fn, output, self._targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start
-        return loss
+        tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
+        return (loss, output.detach()) if tells_little else (loss,)
