@@ -159,14 +159,14 @@ class Training:
             recompute=self._recomputed.get(op.stage),
         )
         if last:
-            loss, *_ = block.take()
+            loss, *outputs = block.take()
             assert loss is not None and self._losses is not None
             if not loss.requires_grad and self._wants_gradients(op.stage, source):
                 raise InvalidInput(
                     f"stage {op.stage}: found a loss without a graph, from which no weight gets a gradient; expected one that"
                     " depends on the stage's output: not detached, not made under no_grad"
                 )
-            self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)),)
+            self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)), *[None] * len(outputs))
             self._losses.add(op.microbatch, loss)
 
     def _wants_gradients(self, stage: int, values: Sequence[torch.Tensor | None]) -> bool:
