@@ -1,7 +1,7 @@
 """Which share of a device's peaks is reached: the assumptions behind every predicted duration, named, each with its reason.
 
 An operator takes the longer of computing and moving its bytes through the device's memory, then its collectives, and a fixed time
-for each launch. docs/model-costs.md has the ratios of predicted to measured durations that these constants give.
+for each launch. docs/measurements/model-costs.md has the ratios of predicted to measured durations that these constants give.
 """
 
 from __future__ import annotations
