@@ -1,4 +1,4 @@
-"""The pictures of docs/plots.md and docs/tuning.md, by the commands that the pages show.
+"""The pictures of docs/plots.md and docs/measurements/clusters.md, by the commands that the pages show.
 
 CrossPipe's figure 9 takes some minutes. Run it as `python tools/pictures/plots.py`.
 """
