@@ -127,10 +127,10 @@ def run(
     """
     solver.parameters.catch_sigint_signal = False
     horizon = max((max(variable.domain) for variable in model.proto.variables), default=0)  # its domain[-1] is 0, always
-    if horizon > LARGE:
+    capacity = max((each.cumulative.capacity.offset for each in model.proto.constraints if each.has_cumulative()), default=1)
+    if max(horizon, capacity) > LARGE:  # demands may become coefficients, too: of the Booleans that say whether a block is fused
         solver.parameters.presolve_inclusion_work_limit = 0
-    shared = [each.cumulative for each in model.proto.constraints if each.has_cumulative()]
-    if max((each.capacity.offset for each in shared), default=1) * horizon > MOST_AREA:
+    if capacity * horizon > MOST_AREA:
         solver.parameters.cut_level = 0
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(solver.solve, model, listener)
