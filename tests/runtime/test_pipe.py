@@ -87,7 +87,7 @@ def test_plans_whose_layout_was_chosen(two: Ranks, monkeypatch: pytest.MonkeyPat
     open_layout, limits = OpenLayout(chunks=2, recompute_is_open=True), Limits(deterministic=0.3, workers=1)
     workload = tiny_workload(Random(0), layers=5, ranks=2, microbatches=4)
     stages: list[Stage] = []
-    for limit_bytes in (8, 9):
+    for limit_bytes in (6, 9):
         limited = replace(workload, devices=(Device(limit_bytes=limit_bytes),) * 2)
         made = compile_layouts(limited, open_layout, limits=limits).plan
         stages += made.problem.stages
