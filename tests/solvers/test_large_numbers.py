@@ -74,7 +74,7 @@ def test_no_proof_is_false_where_areas_overflow(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("horizon", "capacity", "rows", "cuts"),
-    [(100, 9, True, True), ((1 << 27) + 1, 1, False, True), (1, (1 << 27) + 1, False, True), (1 << 20, 1 << 12, True, False)],
+    [(100, 9, True, True), ((1 << 27) + 1, 1, False, True), (9, (1 << 27) + 1, False, True), (1 << 20, 1 << 12, True, False)],
 )
 def test_what_overflows_is_left_out(horizon: int, capacity: int, rows: bool, cuts: bool) -> None:
     model, solver = cp_model.CpModel(), solver_of(NO_LIMITS)
