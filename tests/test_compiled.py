@@ -83,7 +83,7 @@ def test_a_kernel_runs_plain_and_compiled(fresh: Path) -> None:
     assert not at_hand(sum_of_squares)
     assert compiled(sum_of_squares)(values) == 30
     assert at_hand(sum_of_squares)
-    assert [path.name.split("-")[0] for path in fresh.iterdir()] == ["toy_kernels.sum_of_squares"]
+    assert [path.name.split("-")[0] for path in fresh.iterdir()] == ["inputs.toy_kernels.sum_of_squares"]
     assert len(module._scratches) == 2
     assert not any(Path(scratch.name).exists() for scratch in module._scratches), "as this process may be killed"
 
@@ -96,7 +96,7 @@ def test_a_variant_does_without_features_once_compiled(fresh: Path) -> None:
     assert compiled(shout)(2) == 20
     assert compiled(whisper)(2) == 2
     assert sum(compiled(whisper).stats.cache_hits.values()) == 1  # type: ignore[attr-defined]
-    assert sorted(path.name.split("-")[0] for path in fresh.iterdir()) == ["toy_kernels.shout", "toy_kernels.whisper"]
+    assert sorted(path.name.split("-")[0] for path in fresh.iterdir()) == ["inputs.toy_kernels.shout", "inputs.toy_kernels.whisper"]
 
 
 def test_other_types_are_refused_rather_than_compiled(filled: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_home_that_cannot_be_entered_is_as_one_without_the_file(tmp_path: Path
     """As with the environment of another user: not the file but its folder is forbidden."""
     (tmp_path / "home").mkdir(mode=0o700)
     become = "import os; os.setgid(12345); os.setuid(12345)\n"
-    look = "from pathlib import Path\nfrom schedc.compiled import compiler as module\nfrom toy_kernels import double\n"
+    look = "from pathlib import Path\nfrom schedc.compiled import compiler as module\nfrom inputs.toy_kernels import double\n"
     done = run(
         look + "import tempfile; module._file_name(double)\n" + become + "print(module.at_hand(double))\n",
         HOME=str(tmp_path / "home"),
