@@ -62,7 +62,7 @@ def read(directory: Path, text: str) -> Problem:
     return problem
 
 
-def test_every_key(tmp_path: Path) -> None:
+def test_every_section(tmp_path: Path) -> None:
     path = write_job(tmp_path, M70)
     job = load_job(path)
     problem = job.problem
