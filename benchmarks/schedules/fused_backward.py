@@ -129,7 +129,7 @@ def _row(set_name: str, cell: str, share: str, instance: Instance, limit_s: floa
     after, answer = getrusage(RUSAGE_CHILDREN), done.answer
     processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     times = (answer.makespan_ns, answer.bound_ns, answer.gap, answer.seconds, processor_s)
-    values = (*times, answer.won_by, answer.bound, answer.why_not)
+    values = (*times, answer.won_by, answer.bound, answer.error)
     texts = ["" if value is None else str(value) for value in values]
     return Row(set_name, cell, share, f"{limit_s:g}", *texts)
 

@@ -238,7 +238,7 @@ def described_row(row: BenchRow) -> tuple[str, ...]:
         "–" if answer.gap is None else f"{answer.gap:.2%}",
         "–" if row.ratio is None else f"{row.ratio:.4f}",
         "–" if answer.seconds is None else f"{answer.seconds:.1f}",
-        answer.why_not,
+        answer.error,
     )
 
 

@@ -56,8 +56,8 @@ import json, sys
 from pathlib import Path
 from statistics import median
 from schedc.study.sweep.jobs import read_sweep
-from schedc.study.sweep.one_job import answer_to
-print(json.dumps({job.key: answer_to(job.request).makespan_ns for job in read_sweep(Path(sys.argv[1])).jobs}))
+from schedc.study.task import row_of
+print(json.dumps({job.key: row_of(job.task).makespan_ns for job in read_sweep(Path(sys.argv[1])).jobs}))
 """
 
 

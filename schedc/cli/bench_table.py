@@ -13,9 +13,8 @@ from schedc.io.outputs import check_outputs
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import check_method
-from schedc.study.bench.csv_file import write_rows
 from schedc.study.bench.instances import instances
-from schedc.study.bench.run import run, split_methods
+from schedc.study.bench.run import run, split_methods, write_rows
 from schedc.units import format_bytes
 from schedc.view.terminal.results import console, plain_table, print_fitting
 
@@ -80,8 +79,8 @@ def _print_rows(set_name: str, rows: Sequence[BenchRow]) -> None:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         out.print(Text(f"{method} on {names[0]}{more}: {why_not}", "dim"))
     for row in rows:
-        if row.answer.objective_ns is not None and row.answer.why_not:
-            out.print(Text(f"{row.instance.name} by {row.method}: a defect of schedc, please report it: {row.answer.why_not}"))
+        if row.answer.objective_ns is not None and row.answer.error:
+            out.print(Text(f"{row.instance.name} by {row.method}: a defect of schedc, please report it: {row.answer.error}"))
     out.print()
     out.print(_methods_table(rows))
 
@@ -125,7 +124,7 @@ def _unsolved(rows: Sequence[BenchRow]) -> dict[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.answer.objective_ns is None:
-            found.setdefault((row.method, row.answer.why_not), []).append(row.instance.name)
+            found.setdefault((row.method, row.answer.error), []).append(row.instance.name)
     return found
 
 

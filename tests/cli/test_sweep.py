@@ -34,13 +34,13 @@ seed = {list(range(150))}
 """
 PAUSING = """
 import time
-from schedc.study.sweep import one_job, worker
-compile_now = one_job.answer_to
+from schedc.study import task, worker
+compile_now = task.row_of
 def answer(request):
     if request.options.seed >= 100:
         time.sleep(1000)
     return compile_now(request)
-worker.answer_to = answer
+worker.row_of = answer
 worker.main()
 """
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_any_work(folder: Path)
 
 def started(folder: Path, processes: int) -> subprocess.Popen[str]:
     """The command, which does not get beyond the first 100 jobs, so that there is time to end it."""
-    code = f"from schedc.study.sweep import asker\nasker.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
+    code = f"from schedc.study import asker\nasker.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
     arguments = ["sweep", str(folder / "many.toml"), "-o", str(folder / "t.csv"), "--processes", str(processes)]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -14,7 +14,7 @@ import pytest
 from inputs.sweeps import sweep_in
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.study.sweep import cluster as cluster_module
+from schedc.study import cluster as cluster_module
 from schedc.study.sweep.journal import Journal
 from schedc.study.sweep.run import run
 
@@ -86,14 +86,15 @@ class Ended:
 
 def test_each_way_in_which_dask_gives_no_answer_has_its_words() -> None:
     worker: Any = SimpleNamespace(address="tcp://here:1")
-    killed = cluster_module.answer_of(Ended(KilledWorker("task", worker, 3)), "tcp://there:2")
+    executor = cluster_module.DaskExecutor(None, "tcp://there:2")
+    killed = executor.row_of(Ended(KilledWorker("task", worker, 3)))
     assert (killed.status, killed.error) == ("crashed", "its worker died at each attempt, and last tcp://here:1")
     with pytest.raises(InvalidInput, match=r"a worker of tcp://there:2 cannot run schedc .No module named 'schedc'.; install"):
-        cluster_module.answer_of(Ended(ModuleNotFoundError("No module named 'schedc'")), "tcp://there:2")
+        executor.row_of(Ended(ModuleNotFoundError("No module named 'schedc'")))
     with pytest.raises(InvalidInput, match="the scheduler at tcp://there:2 lost jobs; run the command again"):
-        cluster_module.answer_of(Ended(CancelledError()), "tcp://there:2")
+        executor.row_of(Ended(CancelledError()))
     with pytest.raises(ZeroDivisionError):
-        cluster_module.answer_of(Ended(ZeroDivisionError()), "tcp://there:2")
+        executor.row_of(Ended(ZeroDivisionError()))
 
 
 def test_without_dask_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

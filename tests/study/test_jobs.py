@@ -9,7 +9,7 @@ from inputs.sweeps import JOB, sweep_in
 
 from schedc.errors import InvalidInput
 from schedc.study.sweep import jobs as jobs_module
-from schedc.study.sweep.one_job import JobOptions
+from schedc.study.task import JobOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,19 +60,19 @@ def test_every_combination_is_a_job(tmp_path: Path) -> None:
         "compile.seed": 3,
         "compile.time_limit": "1.5 s",
     }
-    assert last.request.options == JobOptions(method="1f1b", seed=3, time_limit_ns=1_500_000_000)
-    assert last.request.kill_after_s == 63
+    assert last.task.options == JobOptions(method="1f1b", seed=3, time_limit_ns=1_500_000_000)
+    assert last.task.kill_after_s == 63
     assert [job.columns["compile.method"] for job in sweep.jobs[:3]] == ["greedy", "1f1b", "greedy"], "the last key changes first"
 
 
 def test_a_sweep_of_nothing_but_a_job_is_that_job(tmp_path: Path) -> None:
     (job,) = sweep_in(tmp_path, 'job = "job.toml"').jobs
     assert job.columns == {"job": "job.toml"}
-    assert job.request.kill_after_s == 180
+    assert job.task.kill_after_s == 180
     (limited,) = sweep_in(tmp_path, 'job = "job.toml"\nset = {"solver.time_limit" = "5 s"}').jobs
-    assert limited.request.kill_after_s == 70
+    assert limited.task.kill_after_s == 70
     (worked,) = sweep_in(tmp_path, 'job = "job.toml"\ncompile = {deterministic_limit = 2}').jobs
-    assert worked.request.kill_after_s == 300
+    assert worked.task.kill_after_s == 300
 
 
 def test_a_key_changes_with_all_that_the_plan_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

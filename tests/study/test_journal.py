@@ -8,13 +8,13 @@ import pytest
 
 from schedc.errors import InvalidInput
 from schedc.study.sweep.journal import HEAD, Journal, journal_path
-from schedc.study.sweep.one_job import JobAnswer, Status
+from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ONE = JobAnswer(status=Status.PLANNED, won_by="greedy", makespan_ns=5, gap=0.5, reproducible=True)
-TWO = JobAnswer(status=Status.CRASHED, error='died: "\n" ✗', attempts=3)
+ONE = CompileRow(status=Status.PLANNED, won_by="greedy", makespan_ns=5, gap=0.5, reproducible=True)
+TWO = CompileRow(status=Status.CRASHED, error='died: "\n" ✗', attempts=3)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return journal_path(tmp_path / "table.csv")
 
 
-def written(path: Path, *answers: tuple[str, JobAnswer]) -> bytes:
+def written(path: Path, *answers: tuple[str, CompileRow]) -> bytes:
     with Journal(path) as journal:
         journal.append(answers)
     return path.read_bytes()

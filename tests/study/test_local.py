@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from inputs.sweeps import STAND_IN, sweep_in
 
-from schedc.study.sweep import asker as asker_module
+from schedc.study import asker as asker_module
+from schedc.study.executors import LocalExecutor, processes_for, run_tasks
 from schedc.study.sweep.journal import Journal
-from schedc.study.sweep.local import processes_for, run_here
-from schedc.study.sweep.one_job import JobAnswer, Status
 from schedc.study.sweep.run import kept_keys, run
+from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr(asker_module, "WORKER", ("-c", STAND_IN.format(body=body.replace("\n", "\n    "))))
 
 
-def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, JobAnswer]:
+def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, CompileRow]:
     """The answers by microbatches, each of which must come once."""
     found = []
     with Journal(path) as journal:
@@ -59,7 +60,7 @@ if microbatches == 20: sys.exit("boom")""",
     assert sorted(answers) == list(range(1, 41))
     assert {each for each, answer in answers.items() if answer.attempts == 2} == {1, 7, 8, 40}
     crashed = answers.pop(20)
-    assert crashed == JobAnswer(
+    assert crashed == CompileRow(
         status=Status.CRASHED, attempts=3, error="its process died 3 times, and last ended with status 1: boom"
     )
     assert all(answer.makespan_ns == each for each, answer in answers.items())
@@ -67,17 +68,16 @@ if microbatches == 20: sys.exit("boom")""",
         assert len(kept_keys(sweep, journal)) == 39
     stand_in(monkeypatch, "pass")
     again = run_all(sweep, tmp_path / "journal")
-    assert again == answers | {20: JobAnswer(status=Status.PLANNED, makespan_ns=20)}, "the others are not run again"
+    assert again == answers | {20: CompileRow(status=Status.PLANNED, makespan_ns=20)}, "the others are not run again"
 
 
 def test_a_job_far_beyond_its_limit_is_killed(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "if microbatches == 3: time.sleep(1000)")
-    requests = {}
+    tasks = {}
     for job in sweep.jobs[:4]:
-        object.__setattr__(job.request, "kill_after_s", 1.0 if job is sweep.jobs[2] else 100.0)
-        requests[job.key] = job.request
-    answers = {key: answer for some in run_here(requests, 1) for key, answer in some}
-    assert [answers[key].status for key in requests] == ["planned", "planned", "timed-out", "planned"]
+        tasks[job.key] = replace(job.task, kill_after_s=1.0 if job is sweep.jobs[2] else 100.0)
+    answers = {key: answer for some in run_tasks(tasks, LocalExecutor(1)) for key, answer in some}
+    assert [answers[key].status for key in tasks] == ["planned", "planned", "timed-out", "planned"]
     assert answers[sweep.jobs[2].key].error == "killed after 1 s, far beyond its time limit"
 
 
@@ -97,8 +97,6 @@ def test_a_mistake_in_a_thread_is_not_swallowed(sweep: Sweep, tmp_path: Path, mo
         list(run(sweep, journal, processes=2))
 
 
-def test_processes_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"')) == 8
-    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"\ncompile = {workers = [1, 3]}')) == 2
-    assert processes_for(sweep_in(tmp_path, 'job = "job.toml"\ncompile = {workers = 20}')) == 1
+    assert [processes_for(workers) for workers in ([1], [1, 3], [20], [])] == [8, 2, 1, 8]

@@ -14,11 +14,10 @@ from schedc.errors import InvalidInput
 from schedc.io.child import Child
 from schedc.solvers.common.base import Limits
 from schedc.study.bench import run as run_module
-from schedc.study.bench.cell import CellAnswer, CellRequest
-from schedc.study.bench.csv_file import write_rows
 from schedc.study.bench.instances import Instance, PublishedUnit
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
-from schedc.study.bench.run import BenchRow, run, split_methods
+from schedc.study.bench.run import BenchRow, run, split_methods, write_rows
+from schedc.study.task import CompileRow, CompileTask, JobOptions, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,8 +57,8 @@ def test_a_method_that_cannot_is_a_row_with_its_reason(rows: list[BenchRow]) -> 
     answer = rows[2].answer
     assert answer.makespan_ns is None
     assert rows[2].ratio is None
-    assert "zb-v needs a wave placement" in answer.why_not
-    assert not answer.why_not.startswith("tiny")
+    assert "zb-v needs a wave placement" in answer.error
+    assert not answer.error.startswith("tiny")
 
 
 def test_peak_memory_is_the_cells_own(instance: Instance) -> None:
@@ -76,15 +75,15 @@ def test_an_unknown_method_ends_the_run(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "time_s", "why_not"),
+    ("script", "time_s", "status", "why_not"),
     [
-        ("echo one >&2; echo Boom >&2; exit 3", 60, "crashed, ended with status 3: Boom"),
-        ("kill -KILL $$", 60, "crashed, ended by SIGKILL"),
-        ("sleep 1000 & sleep 1000", 0.125, "killed after 0.5 s, its time limit being 0.125 s"),
+        ("echo one >&2; echo Boom >&2; exit 3", 60, Status.CRASHED, "crashed, ended with status 3: Boom"),
+        ("kill -KILL $$", 60, Status.CRASHED, "crashed, ended by SIGKILL"),
+        ("sleep 1000 & sleep 1000", 0.125, Status.TIMED_OUT, "killed after 0.5 s, its time limit being 0.125 s"),
     ],
 )
 def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, time_s: float, why_not: str
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, time_s: float, status: Status, why_not: str
 ) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -92,22 +91,23 @@ def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(run_module, "GRACE_S", 0.25)
     found = list(run([instance, instance], ["1f1b"], limits=Limits(time_s=time_s)))
-    assert [row.answer for row in found] == [CellAnswer(why_not=why_not)] * 2
+    assert [row.answer for row in found] == [CompileRow(status=status, error=why_not)] * 2
 
 
 STAND_IN = """
 import os, time
-from schedc.study.bench import cell
-cell.answer_to = lambda request: {body}
-cell.main()
+from schedc.study import task, worker
+worker.row_of = lambda request: {body}
+worker.main()
 """
 
 
 def test_what_a_solver_prints_does_not_spoil_the_answer(instance: Instance) -> None:
-    body = 'os.write(1, b"noise") and print("more") or cell.CellAnswer(won_by=request.method)'
-    with Child(["-c", STAND_IN.format(body=body)]) as child:
-        answer = child.ask(pickle.dumps(CellRequest(problem=instance.problem, method="1f1b", limits=LIMITS)))
-    assert CellAnswer(**json.loads(answer)) == CellAnswer(won_by="1f1b")
+    body = 'os.write(1, b"noise") and print("more") or task.CompileRow(status="planned", won_by=request.options.method)'
+    asked = CompileTask(source=instance.problem, options=JobOptions(method="1f1b"), kill_after_s=None)
+    with Child(["-c", STAND_IN.format(body=body), "0"]) as child:
+        answer = child.ask(pickle.dumps(asked))
+    assert CompileRow(**json.loads(answer)) == CompileRow(status=Status.PLANNED, won_by="1f1b")
 
 
 def test_the_csv_file_holds_the_rows_as_plain_numbers(rows: list[BenchRow], tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from inputs.sweeps import sweep_in
 from pyarrow import parquet
 
 from schedc.errors import InvalidInput
-from schedc.study.sweep.one_job import JobAnswer, Status
 from schedc.study.sweep.table import check_format, write_table
+from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,8 @@ name = "three"
 
 def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path, SWEEP)
-    planned = JobAnswer(status=Status.PLANNED, won_by="greedy", makespan_ns=2**53, gap=0.25, reproducible=True, seconds=0.5)
-    refused = JobAnswer(status=Status.REFUSED, error='job.toml: found "x", expected 1')
+    planned = CompileRow(status=Status.PLANNED, won_by="greedy", makespan_ns=2**53, gap=0.25, reproducible=True, seconds=0.5)
+    refused = CompileRow(status=Status.REFUSED, error='job.toml: found "x", expected 1')
     answers = {job.key: planned for job in reversed(sweep.jobs)} | {sweep.jobs[3].key: refused, "another": planned}
     del answers[sweep.jobs[1].key]
     for name in ("t.csv", "t.parquet"):
@@ -46,7 +46,7 @@ def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) ->
         rows = list(csv.DictReader(file))
     table = parquet.read_table(tmp_path / "t.parquet")
     typed = table.to_pylist()
-    assert list(rows[0]) == list(typed[0]) == [*sweep.columns, *(field.name for field in fields(JobAnswer))]
+    assert list(rows[0]) == list(typed[0]) == [*sweep.columns, *(field.name for field in fields(CompileRow))]
     for row, same in zip(rows, typed, strict=True):
         assert {key: "" if value is None else str(value) for key, value in same.items()} == {
             key: value.capitalize() if value in ("true", "false") else value for key, value in row.items()
@@ -66,7 +66,7 @@ def test_both_formats_have_the_rows_in_the_order_of_the_sweep(tmp_path: Path) ->
 def test_numbers_that_no_column_has_room_for_are_text(tmp_path: Path) -> None:
     """They cannot be used, and the rows of their jobs say so: the table is written like any other."""
     sweep = sweep_in(tmp_path, f'job = "job.toml"\n[grid]\n"pipeline.microbatches" = [4, {2**63}]\n')
-    refused = JobAnswer(status=Status.REFUSED, error="found a number")
+    refused = CompileRow(status=Status.REFUSED, error="found a number")
     for name in ("t.csv", "t.parquet"):
         assert write_table(tmp_path / name, sweep, {job.key: refused for job in sweep.jobs}) == 2
     assert parquet.read_table(tmp_path / "t.parquet")["pipeline.microbatches"].to_pylist() == ["4", str(2**63)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.study.sweep.jobs import Sweep
-    from schedc.study.sweep.one_job import JobAnswer
+    from schedc.study.task import CompileRow
 
 SweepArgument = Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file (TOML).")]
 TableOption = Annotated[Path, typer.Option("-o", "--output", metavar="TABLE", help="Where to write the table: .csv or .parquet.")]
@@ -44,9 +44,9 @@ def sweep_command(
         from schedc.errors import InvalidInput
         from schedc.io.location import one_line
         from schedc.io.outputs import check_outputs
+        from schedc.study.executors import processes_for
         from schedc.study.sweep.jobs import read_sweep
         from schedc.study.sweep.journal import Journal, journal_path
-        from schedc.study.sweep.local import processes_for
         from schedc.study.sweep.run import kept_keys, run
         from schedc.study.sweep.table import check_format, write_table
 
@@ -55,7 +55,7 @@ def sweep_command(
         check_format(output)
         read = read_sweep(sweep)
         check_outputs({"-o": output, "the journal": journal_path(output)}, read.files)
-        at_once = processes_for(read) if processes is None else processes
+        at_once = processes_for(job.task.options.workers or 1 for job in read.jobs) if processes is None else processes
         with Journal(journal_path(output)) as journal:
             kept = len(kept_keys(read, journal))
             begun_s = time.perf_counter()
@@ -86,8 +86,8 @@ def sweep_command(
 
 @contextmanager
 def _shown(
-    sweep: Sweep, known: dict[str, JobAnswer], kept: int, where: str, *, hidden: bool
-) -> Iterator[Callable[[list[JobAnswer]], None]]:
+    sweep: Sweep, known: dict[str, CompileRow], kept: int, where: str, *, hidden: bool
+) -> Iterator[Callable[[list[CompileRow]], None]]:
     """Show on standard error how far the sweep is; called with what came."""
     if hidden:
         yield lambda _: None
@@ -109,7 +109,7 @@ def _shown(
         rate = done / max(time.perf_counter() - begun_s, 1e-9)
         return f"{kept + done} of {total} jobs, {without} without a plan, {rate:.1f} jobs/s"
 
-    def count(answers: list[JobAnswer]) -> None:
+    def count(answers: list[CompileRow]) -> None:
         nonlocal done, without
         done += len(answers)
         without += sum(answer.makespan_ns is None for answer in answers)
@@ -117,7 +117,7 @@ def _shown(
     if not errors.is_terminal:
         write = log_lines(lambda text: errors.print(text, soft_wrap=True))
 
-        def log(answers: list[JobAnswer]) -> None:
+        def log(answers: list[CompileRow]) -> None:
             count(answers)
             write(line)
 
@@ -127,7 +127,7 @@ def _shown(
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(line(), total=total, completed=kept)
 
-        def advance(answers: list[JobAnswer]) -> None:
+        def advance(answers: list[CompileRow]) -> None:
             count(answers)
             bar.update(task, completed=kept + done, description=line())
 
@@ -135,14 +135,14 @@ def _shown(
 
 
 def _print_end(
-    sweep: Sweep, known: dict[str, JobAnswer], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
+    sweep: Sweep, known: dict[str, CompileRow], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
 ) -> None:
     """How many jobs came to what, with the first reason of each kind."""
     from schedc.io.location import one_line
     from schedc.view.terminal.results import console, plain_table, print_json
 
     answers = [known[job.key] for job in sweep.jobs if job.key in known]
-    by_status: dict[str, list[JobAnswer]] = {}
+    by_status: dict[str, list[CompileRow]] = {}
     for answer in answers:
         by_status.setdefault(answer.status, []).append(answer)
     if as_json:

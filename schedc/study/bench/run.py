@@ -1,28 +1,30 @@
 """The runner: instances and methods in, one row for each pair out, one pair after the other, each in a process of its own.
 
-A method that cannot, crashes, or has to be killed is a row that says so, not the end of the run.
+A method that cannot, crashes, or has to be killed is a row that says so, not the end of the run. A process of its own makes
+the peak memory the pair's.
 """
 
 from __future__ import annotations
 
-import json
-import pickle
+import csv
+import io
 import re
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.io.child import Child, ChildDied, TookTooLong
-from schedc.study.bench.cell import CellAnswer, CellRequest
+from schedc.io.atomic_write import write_atomically
+from schedc.io.child import ChildDied, TookTooLong
+from schedc.study.asker import Asker
+from schedc.study.task import GRACE_S, CompileRow, CompileTask, JobOptions, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from schedc.solvers.common.base import Limits
     from schedc.study.bench.instances import Instance
-
-GRACE_S = 60.0
-"""How long a cell may take beyond twice its time limit: methods look at the clock between their steps only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class BenchRow:
 
     instance: Instance
     method: str
-    answer: CellAnswer
+    answer: CompileRow
 
     @property
     def ratio(self) -> float | None:
@@ -55,10 +57,7 @@ def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits
     """
     for instance in instances:
         for method in methods:
-            answer = _ask(CellRequest(problem=instance.problem, method=method, limits=limits))
-            if answer.usage_error:
-                raise InvalidInput(answer.why_not)
-            yield BenchRow(instance=instance, method=method, answer=answer)
+            yield BenchRow(instance=instance, method=method, answer=_answer(instance, method, limits))
 
 
 def split_methods(text: str) -> tuple[str, ...]:
@@ -76,14 +75,64 @@ def split_methods(text: str) -> tuple[str, ...]:
     return methods
 
 
-def _ask(request: CellRequest) -> CellAnswer:
-    """The answer of a fresh process, or how it failed to give one."""
-    limit_s = request.limits.time_s
+def write_rows(path: Path | str, rows: Iterable[BenchRow]) -> None:
+    """Write the rows as CSV: plain numbers, nanoseconds and bytes, an empty field where there is none; there is at least one.
+
+    Raises:
+        InvalidInput: the file cannot be written; says why.
+    """
+    columns = [_columns(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(columns)
+    write_atomically(path, text.getvalue().encode())
+
+
+def _answer(instance: Instance, method: str, limits: Limits) -> CompileRow:
+    """The row of a fresh process, or how it failed to give one."""
+    limit_s = limits.time_s
+    options = JobOptions(
+        method=method,
+        time_limit_ns=None if limit_s is None else round(limit_s * 1e9),
+        gap=limits.gap,
+        seed=limits.seed,
+        workers=limits.workers,
+        deterministic_limit=limits.deterministic,
+    )
     kill_after_s = None if limit_s is None else 2 * limit_s + GRACE_S
-    with Child(["-m", "schedc.study.bench.cell"]) as child:
+    with closing(Asker()) as asker:
         try:
-            return CellAnswer(**json.loads(child.ask(pickle.dumps(request), kill_after_s)))
+            row = asker.ask(CompileTask(source=instance.problem, options=options, kill_after_s=kill_after_s))
         except TookTooLong:
-            return CellAnswer(why_not=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
+            return CompileRow(status=Status.TIMED_OUT, error=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
         except ChildDied as end:
-            return CellAnswer(why_not=f"crashed, {end}")
+            return CompileRow(status=Status.CRASHED, error=f"crashed, {end}")
+    if row.status is Status.PLANNED:
+        return row
+    error = row.error.removeprefix(f"{instance.problem.name}: ")  # the row names the instance already
+    if row.status is Status.REFUSED:
+        raise InvalidInput(error)
+    return replace(row, error=error, seconds=None)
+
+
+def _columns(row: BenchRow) -> dict[str, str | float | None]:
+    answer = row.answer
+    published_by, published_ns = row.instance.published_best() or ("", None)
+    return {
+        "instance": row.instance.name,
+        "method": row.method,
+        "won_by": answer.won_by,
+        "objective": row.instance.problem.objective,
+        "objective_ns": answer.objective_ns,
+        "makespan_ns": answer.makespan_ns,
+        "bound_ns": answer.bound_ns,
+        "bound": answer.bound,
+        "gap": answer.gap,
+        "seconds": answer.seconds,
+        "peak_memory_bytes": answer.peak_memory_bytes,
+        "published_by": published_by,
+        "published_ns": published_ns,
+        "ratio": row.ratio,
+        "why_not": answer.error,
+    }

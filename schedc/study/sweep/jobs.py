@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -24,20 +25,18 @@ from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_toml
 from schedc.solvers.driver.registry import check_method
-from schedc.study.sweep.one_job import JobOptions, JobRequest, digest_of_files
 from schedc.study.sweep.sweep_file import SweepFile
+from schedc.study.task import GRACE_S, CompileTask, JobFiles, JobOptions, digest_of_files
 from schedc.units import format_duration_ns, parse_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from schedc.frontend.job_source import JobSource
     from schedc.frontend.overrides import Override
 
 MOST_JOBS = 1_000_000
-GRACE_S = 60.0
-"""How long a job may take beyond twice its time limit: methods look at the clock between their steps only."""
 FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
 """The keys of a job that name files."""
 
@@ -49,7 +48,7 @@ class SweepJob:
     columns: Mapping[str, object]
     """What the sweep says of it: `job`, `case`, each key that is set, `compile.` and each option."""
     key: str
-    request: JobRequest
+    task: CompileTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,32 +79,24 @@ def read_sweep(path: Path) -> Sweep:
         raise place.error(f"found {count} jobs, expected at most {MOST_JOBS}: each combination is one")
     _check_keys(bases.values(), [{**fixed, **of_case, **next(_combinations(grid))} for _, of_case in cases])
     made: dict[str, SweepJob] = {}
-    files_read = _Files()
-    for (name, base), (case, of_case), of_grid, chosen in product(bases.items(), cases, _combinations(grid), options):
+    digest = cache(digest_of_files)  # each set of files is read once
+    for (name, base), (case, of_case), of_grid, (chosen, of_options) in product(bases.items(), cases, _combinations(grid), options):
         values = {**fixed, **of_case, **of_grid}
         said = {
             "job": name,
             **({} if case is None else {"case": case}),
             **{key: override.value for key, override in values.items()},
-            **chosen.columns,
+            **of_options,
         }
-        job = _job(name, base, tuple(values.values()), chosen.options, said, files_read)
+        job = _job(name, base, tuple(values.values()), chosen, said, digest)
         if job.key in made:
             twin = made[job.key].columns.get("case")
             raise place.error(f"found the same job twice, in the cases {show(twin)} and {show(case)}; expected each once")
         made[job.key] = job
     keys = (*fixed, *(key for _, settings in cases for key in settings), *grid)
-    columns = ("job", *(("case",) if file.cases else ()), *dict.fromkeys(keys), *options[0].columns)
+    columns = ("job", *(("case",) if file.cases else ()), *dict.fromkeys(keys), *options[0][1])
     files = (path, *(base.path for base in bases.values() if base.path is not None))
     return Sweep(jobs=tuple(made.values()), columns=columns, files=files)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Options of compile, and what the table says of them."""
-
-    options: JobOptions
-    columns: Mapping[str, object]
 
 
 def _bases(file: SweepFile, directory: Path, place: Location) -> dict[str, JobSource]:
@@ -168,8 +159,8 @@ def _all_leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Locatio
             yield key, value, place / key
 
 
-def _options(file: SweepFile, place: Location) -> tuple[_Chosen, ...]:
-    """Every combination of the options' values."""
+def _options(file: SweepFile, place: Location) -> list[tuple[JobOptions, dict[str, object]]]:
+    """Every combination of the options' values, and what the table says of it."""
     lists: dict[str, tuple[Any, ...]] = {}
     for field in fields(JobOptions):
         given = getattr(file.compile, field.name)
@@ -187,8 +178,8 @@ def _options(file: SweepFile, place: Location) -> tuple[_Chosen, ...]:
         columns: dict[str, object] = {f"compile.{_option_name(name)}": getattr(options, name) for name in lists}
         if options.time_limit_ns is not None:
             columns["compile.time_limit"] = format_duration_ns(options.time_limit_ns, 9)
-        chosen.append(_Chosen(options, columns))
-    return tuple(chosen)
+        chosen.append((options, columns))
+    return chosen
 
 
 def _option_name(field: str) -> str:
@@ -196,10 +187,15 @@ def _option_name(field: str) -> str:
 
 
 def _job(
-    name: str, base: JobSource, values: Sequence[Override], options: JobOptions, columns: Mapping[str, object], read: _Files
+    name: str,
+    base: JobSource,
+    values: Sequence[Override],
+    options: JobOptions,
+    columns: Mapping[str, object],
+    digest: Callable[[tuple[Path, ...]], str],
 ) -> SweepJob:
-    paths = read.named(base, values)
-    content_sha256 = read.digest(paths)
+    paths = _files_of(base, values)
+    content_sha256 = digest(paths)
     said = [
         __version__,
         name,
@@ -207,15 +203,10 @@ def _job(
         [value.canonical for value in _in_any_order(values)],
         [(field.name, getattr(options, field.name)) for field in fields(JobOptions)],
     ]
-    request = JobRequest(
-        path=str(base.path),
-        overrides=tuple(values),
-        options=options,
-        files=tuple(map(str, paths)),
-        content_sha256=content_sha256,
-        kill_after_s=_kill_after_s(base, values, options),
-    )
-    return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), request=request)
+    names = tuple(map(str, paths))
+    files = JobFiles(path=str(base.path), overrides=tuple(values), names=names, content_sha256=content_sha256)
+    task = CompileTask(source=files, options=options, kill_after_s=_kill_after_s(base, values, options))
+    return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), task=task)
 
 
 def _in_any_order(values: Sequence[Override]) -> Sequence[Override]:
@@ -225,26 +216,13 @@ def _in_any_order(values: Sequence[Override]) -> Sequence[Override]:
     return values if overlap else sorted(values, key=lambda value: value.keys)
 
 
-class _Files:
-    """The files of jobs, each set of them read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Path, ...], str] = {}
-
-    def digest(self, paths: tuple[Path, ...]) -> str:
-        """Of their contents."""
-        if paths not in self._known:
-            self._known[paths] = digest_of_files(paths)
-        return self._known[paths]
-
-    @staticmethod
-    def named(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
-        """The job file, and those that it names with the values set."""
-        naming = [value for value in values if len(value.keys) == 1 or value.keys[:2] in FILES]
-        document, _ = with_overrides(base.document, naming, base.place)
-        named = [document[section].get(key) for section, key in FILES if isinstance(document.get(section), dict)]
-        assert base.path is not None
-        return (base.path, *(base.directory / each for each in named if isinstance(each, str)))
+def _files_of(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
+    """The job file, and those that it names with the values set."""
+    naming = [value for value in values if len(value.keys) == 1 or value.keys[:2] in FILES]
+    document, _ = with_overrides(base.document, naming, base.place)
+    named = [document[section].get(key) for section, key in FILES if isinstance(document.get(section), dict)]
+    assert base.path is not None
+    return (base.path, *(base.directory / each for each in named if isinstance(each, str)))
 
 
 def _kill_after_s(base: JobSource, values: Iterable[Override], options: JobOptions) -> float:

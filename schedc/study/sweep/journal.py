@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from schedc.errors import InvalidInput
-from schedc.study.sweep.one_job import JobAnswer
+from schedc.study.task import CompileRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ HEAD = b'{"format": "schedc.sweep", "version": 1}\n'
 
 class _Line(msgspec.Struct, frozen=True):
     key: str
-    answer: JobAnswer
+    answer: CompileRow
 
 
 def journal_path(table: Path) -> Path:
@@ -45,7 +45,7 @@ class Journal:
             InvalidInput: it cannot be read or written, is something else, or another process has it.
         """
         self._path = path
-        self.answers: dict[str, JobAnswer] = {}
+        self.answers: dict[str, CompileRow] = {}
         """The last answer of each key."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -67,7 +67,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def append(self, answers: Iterable[tuple[str, JobAnswer]]) -> None:
+    def append(self, answers: Iterable[tuple[str, CompileRow]]) -> None:
         """Write what came of jobs, on the disk when this returns.
 
         Raises:
@@ -96,7 +96,7 @@ class Journal:
             self._write(HEAD)
         self.answers.update(self._lines(lines[1:]))
 
-    def _lines(self, lines: Iterable[bytes]) -> Iterator[tuple[str, JobAnswer]]:
+    def _lines(self, lines: Iterable[bytes]) -> Iterator[tuple[str, CompileRow]]:
         for number, line in enumerate(lines, start=2):
             try:
                 read = msgspec.json.decode(line, type=_Line)

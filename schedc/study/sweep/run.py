@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
-from schedc.study.sweep.cluster import run_on_cluster
-from schedc.study.sweep.local import run_here
-from schedc.study.sweep.one_job import Status
+from schedc.study.cluster import dask_executor
+from schedc.study.executors import LocalExecutor, run_tasks
+from schedc.study.task import Status
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from schedc.study.executors import Rows
     from schedc.study.sweep.jobs import Sweep
     from schedc.study.sweep.journal import Journal
-    from schedc.study.sweep.local import Answered
 
 AGAIN = (Status.UNLIKE, Status.CRASHED, Status.TIMED_OUT)
 """What is tried again when the sweep is run again: the machine may have been the reason."""
@@ -22,12 +22,12 @@ AGAIN = (Status.UNLIKE, Status.CRASHED, Status.TIMED_OUT)
 
 def kept_keys(sweep: Sweep, journal: Journal) -> frozenset[str]:
     """The keys of the sweep's jobs that the journal answers for good."""
-    answers = journal.answers
-    return frozenset(job.key for job in sweep.jobs if job.key in answers and answers[job.key].status not in AGAIN)
+    rows = journal.answers
+    return frozenset(job.key for job in sweep.jobs if job.key in rows and rows[job.key].status not in AGAIN)
 
 
-def run(sweep: Sweep, journal: Journal, *, processes: int, cluster: str | None = None) -> Generator[Answered]:
-    """Run the jobs that are not kept; gives keys and answers once the journal has them, and now and then nothing.
+def run(sweep: Sweep, journal: Journal, *, processes: int, cluster: str | None = None) -> Generator[Rows]:
+    """Run the jobs that are not kept; gives keys and rows once the journal has them, and now and then nothing.
 
     Args:
         sweep: the jobs.
@@ -39,11 +39,13 @@ def run(sweep: Sweep, journal: Journal, *, processes: int, cluster: str | None =
         SchedcError: the cluster cannot be used, or the journal cannot be written.
     """
     kept = kept_keys(sweep, journal)
-    requests = {job.key: job.request for job in sweep.jobs if job.key not in kept}
-    if not requests:
+    tasks = {job.key: job.task for job in sweep.jobs if job.key not in kept}
+    if not tasks:
         return
-    with closing(run_here(requests, processes) if cluster is None else run_on_cluster(requests, cluster)) as results:
-        for answers in results:
-            if answers:
-                journal.append(answers)
-            yield answers
+    here = min(processes, len(tasks))
+    executing = nullcontext(LocalExecutor(here)) if cluster is None else dask_executor(cluster)
+    with executing as executor, closing(run_tasks(tasks, executor)) as results:
+        for rows in results:
+            if rows:
+                journal.append(rows)
+            yield rows

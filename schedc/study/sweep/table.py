@@ -1,6 +1,6 @@
 """The table of a sweep: one row for each job, in the order of the sweep, as CSV or Parquet by the name's ending.
 
-Columns: what the sweep says of the job, then the fields of its `JobAnswer`, each of its own type. The column of a setting is one
+Columns: what the sweep says of the job, then the fields of its `CompileRow`, each of its own type. The column of a setting is one
 of numbers, of true and false, or of text. Where values are lists or of several kinds, they are JSON; text stays as it is.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
 from schedc.io.atomic_write import write_atomically
-from schedc.study.sweep.one_job import JobAnswer
+from schedc.study.task import CompileRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def check_format(path: Path) -> None:
         raise InvalidInput(f"-o: found {path.name!r}, expected a name that ends with {' or '.join(ENDINGS)}")
 
 
-def write_table(path: Path, sweep: Sweep, answers: Mapping[str, JobAnswer]) -> int:
+def write_table(path: Path, sweep: Sweep, answers: Mapping[str, CompileRow]) -> int:
     """Write the rows of the jobs of which something is known, whole or not at all.
 
     Args:
@@ -53,7 +53,7 @@ def write_table(path: Path, sweep: Sweep, answers: Mapping[str, JobAnswer]) -> i
     """
     known = [(job, answers[job.key]) for job in sweep.jobs if job.key in answers]
     columns = {name: _uniform([job.columns.get(name) for job, _ in known]) for name in sweep.columns}
-    columns |= {field.name: [getattr(answer, field.name) for _, answer in known] for field in fields(JobAnswer)}
+    columns |= {field.name: [getattr(answer, field.name) for _, answer in known] for field in fields(CompileRow)}
     write_atomically(path, _csv(columns) if path.suffix == ".csv" else _parquet(columns))
     return len(known)
 
@@ -86,7 +86,7 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
-    types = {field.name: _TYPES.get(str(field.type), "string") for field in fields(JobAnswer)}
+    types = {field.name: _TYPES.get(str(field.type), "string") for field in fields(CompileRow)}
     arrays = {
         name: pyarrow.array(values, type=types.get(name) or (None if any(v is not None for v in values) else "string"))
         for name, values in columns.items()

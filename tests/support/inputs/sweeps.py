@@ -19,7 +19,7 @@ STAND_IN = """
 import json, os, pickle, signal, sys, time
 from schedc.io.serve import serve
 def answer(question):
-    (microbatches,) = [each.value for each in pickle.loads(question).overrides]
+    (microbatches,) = [each.value for each in pickle.loads(question).source.overrides]
     {body}
     return json.dumps({{"status": "planned", "makespan_ns": microbatches}}).encode()
 serve(int(sys.argv[2]), answer)

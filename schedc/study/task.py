@@ -1,4 +1,4 @@
-"""One job of a sweep, compiled in this process: a `JobRequest` in, a `JobAnswer` out, both plain data that any process can read."""
+"""One task of a study, compiled in this process: a `CompileTask` in, a `CompileRow` out, both plain data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
+from schedc.compile.fixed_layout import compile_problem
 from schedc.compile.open_layout import compile_job
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
-from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes
+from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
+from schedc.ir.problem import Problem
+from schedc.solvers.common.base import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from schedc.compile.fixed_layout import Compiled
     from schedc.frontend.overrides import Override
+
+GRACE_S = 60.0
+"""How long a task may take beyond twice its time limit: methods look at the clock between their steps only."""
 
 
 class Status(StrEnum):
-    """What came of a job."""
+    """What came of a task."""
 
     PLANNED = "planned"
     REFUSED = "refused"
@@ -55,31 +62,38 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """What to compile."""
+class JobFiles:
+    """A job in a file, which whoever compiles it reads."""
 
     path: str
     """Of the job file."""
     overrides: tuple[Override, ...]
     """The values that are set in it."""
-    options: JobOptions
-    files: tuple[str, ...]
+    names: tuple[str, ...]
     """The job file, and those that it names."""
     content_sha256: str
-    """Of the files as the sweep read them; see `digest_of_files`."""
-    kill_after_s: float
-    """How long the job may take before its process is killed."""
+    """Of the files as the study read them; see `digest_of_files`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTask:
+    """What to compile, and how."""
+
+    source: JobFiles | Problem
+    options: JobOptions
+    kill_after_s: float | None
+    """How long it may take before its process is killed; None: as long as it likes."""
     version: str = __version__
     """Of schedc."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAnswer:
-    """What came of it: the certificate of a plan, or why there is none. The fields are columns of the table."""
+class CompileRow:
+    """What came of it: the certificate of a plan, or why there is none. The fields are columns of a sweep's table."""
 
     status: Status
     won_by: str = ""
-    """The method that made the schedule."""
+    """The method that made the schedule; of `auto`, the candidate chosen."""
     makespan_ns: int | None = None
     objective: str = ""
     objective_ns: int | None = None
@@ -97,28 +111,29 @@ class JobAnswer:
     processor_seconds: float | None = None
     """Of all threads and processes that worked on it."""
     peak_memory_bytes: int | None = None
-    """The most that its process had resident meanwhile, interpreter and libraries included."""
+    """The most that its process had resident meanwhile, interpreter and libraries included. Of a problem, which has its process
+    alone: of the largest, where that started others."""
     attempts: int = 1
     """How many processes began it; those before the last died."""
     error: str = ""
     """Why there is no plan; where there is one, which methods failed: defects of schedc."""
 
 
-def answer_to(request: JobRequest) -> JobAnswer:
-    """Compile the job in this process."""
-    for name in ("schedc.compile.open_layout", "schedc.solvers.layout.exact"):
+def row_of(task: CompileTask) -> CompileRow:
+    """Compile in this process."""
+    for name in ("schedc.frontend.job", "schedc.solvers.layout.exact"):
         import_module(name)  # the compiler is loaded before the clock starts
     forget_peak_memory()
     begun_s, begun_processor_s = time.perf_counter(), _processor_s()
     try:
-        made = _unlike(request) or _compiled(request)
+        row = _unlike(task) or _planned(_compiled(task))
     except SchedcError as error:
-        made = JobAnswer(status=_status_of(error), error=str(error))
+        row = CompileRow(status=_status_of(error), error=str(error))
     return replace(
-        made,
+        row,
         seconds=time.perf_counter() - begun_s,
         processor_seconds=_processor_s() - begun_processor_s,
-        peak_memory_bytes=own_peak_memory_bytes(),
+        peak_memory_bytes=peak_memory_bytes() if isinstance(task.source, Problem) else own_peak_memory_bytes(),
     )
 
 
@@ -133,37 +148,48 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def _unlike(request: JobRequest) -> JobAnswer | None:
-    """The answer where schedc or the job's files are others here than where the sweep was read."""
-    if request.version != __version__:
-        error = f"this process runs schedc {__version__}, and the sweep {request.version}; install the same everywhere"
-        return JobAnswer(status=Status.UNLIKE, error=error)
-    if digest_of_files(map(Path, request.files)) != request.content_sha256:
-        error = f"{request.path}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
-        return JobAnswer(status=Status.UNLIKE, error=error)
-    return None
+def _unlike(task: CompileTask) -> CompileRow | None:
+    """The row where schedc or the job's files are others here than where the study was read."""
+    source, error = task.source, ""
+    if task.version != __version__:
+        error = f"this process runs schedc {__version__}, and the sweep {task.version}; install the same everywhere"
+    elif isinstance(source, JobFiles) and digest_of_files(map(Path, source.names)) != source.content_sha256:
+        error = f"{source.path}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
+    return CompileRow(status=Status.UNLIKE, error=error) if error else None
 
 
-def _compiled(request: JobRequest) -> JobAnswer:
-    """The answer of a job that has a plan."""
+def _compiled(task: CompileTask) -> Compiled:
+    options, source = task.options, task.source
+    time_limit_s = None if options.time_limit_ns is None else options.time_limit_ns / 1e9
+    if isinstance(source, Problem):
+        limits = Limits(
+            time_s=time_limit_s,
+            gap=options.gap or 0.0,
+            seed=options.seed or 0,
+            workers=options.workers or 1,
+            deterministic=options.deterministic_limit,
+        )
+        return compile_problem(source, method=options.method or "auto", limits=limits)
     from schedc.frontend.job import load_job
 
-    options = request.options
-    job = load_job(request.path, request.overrides)
+    job = load_job(source.path, source.overrides)
     method, limits = search_settings(
         job,
         method=options.method,
-        time_limit_s=None if options.time_limit_ns is None else options.time_limit_ns / 1e9,
+        time_limit_s=time_limit_s,
         gap=options.gap,
         seed=options.seed,
         workers=options.workers or 1,
         deterministic_limit=options.deterministic_limit,
     )
-    compiled = compile_job(job, method=method, limits=limits)
-    certificate = compiled.plan.certificate
-    return JobAnswer(
+    return compile_job(job, method=method, limits=limits)
+
+
+def _planned(compiled: Compiled) -> CompileRow:
+    certificate, made_by = compiled.plan.certificate, compiled.plan.made_by
+    return CompileRow(
         status=Status.PLANNED,
-        won_by=compiled.plan.made_by.method,
+        won_by=made_by.method,
         makespan_ns=certificate.makespan_ns,
         objective=certificate.objective,
         objective_ns=certificate.objective_ns,
@@ -171,7 +197,7 @@ def _compiled(request: JobRequest) -> JobAnswer:
         bound=certificate.bound,
         scope=certificate.scope,
         gap=certificate.gap,
-        reproducible=compiled.plan.made_by.reproducible,
+        reproducible=made_by.reproducible,
         ended=compiled.ended,
         error="; ".join(map(str, compiled.failures)),
     )

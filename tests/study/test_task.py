@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.sweeps import sweep_in
 
-from schedc.study.sweep.one_job import JobAnswer, Status, answer_to
+from schedc.study.task import CompileRow, Status, row_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.study.sweep.one_job import JobRequest
+    from schedc.study.task import CompileTask
 
 
-def request(folder: Path, more: str = "") -> JobRequest:
+def request(folder: Path, more: str = "") -> CompileTask:
     (job,) = sweep_in(folder, f'job = "job.toml"\n{more}').jobs
-    return job.request
+    return job.task
 
 
 def test_a_plan_is_an_answer_with_its_certificate(tmp_path: Path) -> None:
-    answer = answer_to(request(tmp_path, 'compile = {method = "1f1b"}'))
+    answer = row_of(request(tmp_path, 'compile = {method = "1f1b"}'))
     # by hand, in ms: rank 0 F0 0, F1 1; rank 1 F0 2, BW0 3, F1 5, BW1 6; rank 0 BW0 6, BW1 9, which ends at 11
     assert answer.makespan_ns == answer.objective_ns == 11_000_000
     assert answer.bound_ns == 9_000_000
@@ -47,10 +47,10 @@ def test_a_plan_is_an_answer_with_its_certificate(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_without_a_plan_is_an_answer_with_the_reason(tmp_path: Path, more: str, status: Status, error: str) -> None:
-    answer = answer_to(request(tmp_path, more))
+    answer = row_of(request(tmp_path, more))
     assert answer.status == status
     assert error in answer.error
-    assert dataclasses.replace(answer, seconds=None, processor_seconds=None, peak_memory_bytes=None) == JobAnswer(
+    assert dataclasses.replace(answer, seconds=None, processor_seconds=None, peak_memory_bytes=None) == CompileRow(
         status=status, error=answer.error
     )
 
@@ -60,14 +60,14 @@ def test_other_files_than_the_sweep_read_are_not_used(tmp_path: Path) -> None:
     with (tmp_path / "job.toml").open("a") as file:
         file.write("\n")
     error = f"{tmp_path / 'job.toml'}: it, or a file that it names, is another one here than the sweep read; run the sweep again"
-    changed = answer_to(asked)
+    changed = row_of(asked)
     assert (changed.status, changed.error) == (Status.UNLIKE, error)
     (tmp_path / "job.toml").unlink()
-    missing = answer_to(asked)
+    missing = row_of(asked)
     assert (missing.status, missing.error) == (Status.UNLIKE, error)
 
 
 def test_another_version_of_schedc_does_not_compile(tmp_path: Path) -> None:
-    answer = answer_to(dataclasses.replace(request(tmp_path), version="0.0.0"))
+    answer = row_of(dataclasses.replace(request(tmp_path), version="0.0.0"))
     assert answer.status == Status.UNLIKE
     assert "and the sweep 0.0.0; install the same everywhere" in answer.error
