@@ -37,6 +37,8 @@ MISSED = 0.01
 """The share of an answer that a search may miss."""
 WORK = 0.5
 """The deterministic limit of an answer."""
+SETTLED = 1e-5
+"""An answer this close to its bound is not sought further: in odd nanoseconds CP-SAT would close the rest one by one."""
 AGAIN = 8
 """An answer that is worse is asked for again with this many times the work."""
 LEAST_OPS, MOST_OPS, MOST_ODD_OPS = 24, 60, 40
@@ -162,7 +164,7 @@ class _Answer:
 
 def _answer(job: Problem | OpenJob, work: float, method: str = "auto") -> _Answer | None:
     """What the method makes of it; None if memory holds no microbatch."""
-    limits = Limits(deterministic=work, workers=1)
+    limits = Limits(deterministic=work, workers=1, gap=SETTLED)
     try:
         if isinstance(job, OpenJob):
             bound = bound_over_layouts(job.workload, job.open_layout)
