@@ -268,9 +268,9 @@ def write_plan(plan: Plan, path: StrPath) -> None:
     Raises:
         InvalidInput: it cannot be written.
     """
-    from schedc.formats.plan import plan_to_file
+    from schedc.formats.plan import plan_file
 
-    plan_to_file.write_plan(plan, Path(path))
+    plan_file.write_plan(plan, Path(path))
 
 
 def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:

@@ -26,8 +26,7 @@ from schedc.analysis.simulation.choosing import not_before
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import certify
 from schedc.compiled.compiler import compiled
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under

@@ -14,8 +14,7 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.formats.plan.plan_file import read_plan
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, MadeBy, Plan
 from schedc.ir.problem import Link, Problem, Stage

@@ -45,6 +45,7 @@ MODULES = {
     "constructive": ("schedc.solvers.driver.registry", "schedc.solvers.registry"),
     "instances": ("schedc.study.bench.instances", "schedc.bench.instances"),
     "plan_json": (
+        "schedc.formats.plan.plan_file",
         "schedc.formats.plan.plan_to_file",
         "schedc.text.plan.plan_to_file",
         "schedc.text.plan.plan_file",

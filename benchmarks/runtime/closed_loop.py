@@ -24,8 +24,7 @@ from schedc.analysis.comparison.compare import Comparison, compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import compile_problem
 from schedc.formats.link_topology import link_topology_toml
-from schedc.formats.plan.plan_file import read_plan
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.formats.stage_profile import stage_profile_json
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job

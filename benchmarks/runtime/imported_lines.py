@@ -25,7 +25,7 @@ def main() -> None:
     from inputs.problems import make_problem
     from rank_processes import rank_processes
 
-    from schedc.formats.plan.plan_to_file import write_plan
+    from schedc.formats.plan.plan_file import write_plan
     from schedc.solvers.driver.registry import constructive
 
     columns: list[dict[str, int]] = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import InvalidInput, SchedcError
-from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.plan.plan_file import parse_plan, plan_sha256
 from schedc.runtime.emulation.emulate import check_request, results_of, timeout_of
 from schedc.runtime.replay.rank import ReplayRequest
 

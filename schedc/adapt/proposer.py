@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedc.adapt.replan import Choice, replan
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import SchedcError
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.io.serve import serve
 from schedc.ir.conditions import Conditions
 from schedc.ir.ops import Kind

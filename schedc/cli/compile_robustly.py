@@ -51,7 +51,7 @@ def compile_robustly(
         SchedcError: the job or the links cannot be used, or no plan was found.
     """
     from schedc.cli.defect import defects_kept
-    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.formats.plan.plan_file import plan_json
     from schedc.io.outputs import check_outputs, write_output
     from schedc.study.robust.criterion import Criterion
     from schedc.study.robust.requests import is_drawn, states_named

@@ -22,7 +22,7 @@ from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.index import tables_of
 from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan, Scope
 from schedc.lower.plan import lower

@@ -8,14 +8,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from schedc.formats.plan.plan_structs import Text
-from schedc.formats.plan.token_lines import OpWriter
-from schedc.formats.plan.tokens import TokenReader, parse_plan_op
+from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
 from schedc.formats.trace_events import perfetto_json, trace_events
 from schedc.io.atomic_write import write_atomically
 from schedc.io.decode import decode
@@ -25,6 +25,7 @@ from schedc.ir.plan import Channel
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from schedc.ir.ops import Op
@@ -95,13 +96,13 @@ class TraceFile(Struct, frozen=True):
 
 def trace_json(trace: Trace) -> bytes:
     """The trace file's bytes; they end with a newline."""
-    writer = OpWriter()
+    op_token = OpTokens().__getitem__
     entry = _TraceEntry(
         format=FORMAT,
         version=VERSION,
         plan=_PlanEntry(name=trace.plan_name, sha256=trace.plan_sha256),
         scale=trace.scale,
-        ranks=tuple(_rank_entry(rank, writer) for rank in trace.ranks),
+        ranks=tuple(_rank_entry(rank, op_token) for rank in trace.ranks),
     )
     return perfetto_json(trace_events(trace), {"schedc": entry})
 
@@ -145,14 +146,14 @@ def _check_header(header: _Header | None, location: Location) -> None:
         raise (location / "version").refuse(show(header.version), f"{VERSION}; another version of schedc has written this trace")
 
 
-def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
+def _rank_entry(rank: RankTrace, op_token: Callable[[Op], str]) -> _RankEntry:
     return _RankEntry(
         rank=rank.rank,
         clock_offset_ns=rank.clock_offset_ns,
         clock_error_ns=rank.clock_error_ns,
-        compute=writer.lines(rank.compute),
+        compute=lines_of(op_token, rank.compute),
         channels=tuple(
-            _ChannelEntry(name=channel.name, peer=channel.peer, transfers=writer.lines(channel.transfers))
+            _ChannelEntry(name=channel.name, peer=channel.peer, transfers=lines_of(op_token, channel.transfers))
             for channel in rank.channels
         ),
         steps=tuple(_StepEntry(**{name: getattr(step, name) for name in _StepEntry.__struct_fields__}) for step in rank.steps),
@@ -160,8 +161,8 @@ def _rank_entry(rank: RankTrace, writer: OpWriter) -> _RankEntry:
 
 
 def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
-    reader = TokenReader(parse_plan_op)
-    ranks = tuple(_rank_trace(rank, reader, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
+    parse = cache(parse_plan_op)
+    ranks = tuple(_rank_trace(rank, parse, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
     trace = Trace(plan_name=entry.plan.name, plan_sha256=entry.plan.sha256, scale=entry.scale, ranks=ranks)
     for rank in ranks:
         steps = tuple(step.step for step in rank.steps)
@@ -173,15 +174,15 @@ def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
     return trace
 
 
-def _rank_trace(entry: _RankEntry, reader: TokenReader[Op], location: Location, number: int) -> RankTrace:
+def _rank_trace(entry: _RankEntry, parse: Callable[[str], Op], location: Location, number: int) -> RankTrace:
     if entry.rank != number:
         raise (location / "rank").refuse(str(entry.rank), f"{number}, the ranks in order")
-    compute = reader.read(entry.compute, location / "compute")
+    compute = read_tokens(parse, entry.compute, location / "compute")
     channels = tuple(
         Channel(
             name=channel.name,
             peer=channel.peer,
-            transfers=reader.read(channel.transfers, location / "channels" / at / "transfers"),
+            transfers=read_tokens(parse, channel.transfers, location / "channels" / at / "transfers"),
         )
         for at, channel in enumerate(entry.channels)
     )

@@ -15,8 +15,7 @@ from schedc.adapt.replan import Choice, Proposal, replan
 from schedc.analysis.bounds.lower_bounds import lower_bounds, simple_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel

@@ -12,7 +12,7 @@ from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
 
 from schedc.api import read_plan
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.api import explain_plan, read_job, verify_plan
 from schedc.compile.fixed_layout import certify
 from schedc.errors import CheckFailed
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, MadeBy

@@ -13,8 +13,7 @@ from command_line import schedc
 from inputs.few_layouts import seek_few_layouts
 from inputs.jobs import write_job
 
-from schedc.formats.plan.plan_file import read_plan
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.plan import Scope
 

@@ -15,7 +15,7 @@ from inputs.problems import make_problem
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.view.plot.curves import curves, points_of

@@ -17,7 +17,7 @@ from inputs.problems import make_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 from schedc.view.terminal.plan import chosen_ranks

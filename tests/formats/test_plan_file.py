@@ -11,9 +11,8 @@ from hypothesis import given
 from inputs.plans import plans, small_plan
 
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_file import parse_plan, read_plan
-from schedc.formats.plan.plan_schema import plan_schema
-from schedc.formats.plan.plan_to_file import plan_json, write_plan
+from schedc.formats.plan.plan_file import parse_plan, plan_json, read_plan, write_plan
+from schedc.formats.plan.plan_structs import plan_schema
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link, Objective

@@ -17,7 +17,7 @@ from inputs.traces import slower_block, trace_of_timelines
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.formats.trace_file import parse_trace, read_trace, trace_json, write_trace_file
 from schedc.ir.ops import Kind, Op, token
 from schedc.view.perfetto.comparison import comparison_json

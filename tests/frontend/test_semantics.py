@@ -9,8 +9,7 @@ from inputs.jobs import M70, read_problem, write_job
 
 from schedc.compile.fixed_layout import compile_problem
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
 from schedc.units import parse_duration_ns

@@ -18,7 +18,7 @@ from marked_processes import parent, processes_of, until
 from runs.forked_emulation import fork_emulations
 
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.conditions import LinkState
 from schedc.ir.link_trace import LinkTrace
 from schedc.ir.ops import WHOLE, Kind, Op

@@ -15,7 +15,7 @@ from rank_processes import DEAD, rank_processes
 from runs.forked_programs import run_on_ranks
 from runs.link_runs import measure, measure_without
 
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.topology_toml import MeasuredLink, links_toml
 from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda

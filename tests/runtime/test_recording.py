@@ -13,7 +13,7 @@ from runs import recording_runs
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.observer import OpTimes

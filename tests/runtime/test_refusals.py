@@ -13,7 +13,7 @@ from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
 from runs import hook_runs, pipeline_runs, replicated_runs
 
-from schedc.formats.plan.plan_to_file import plan_json, write_plan
+from schedc.formats.plan.plan_file import plan_json, write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 

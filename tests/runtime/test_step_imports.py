@@ -10,7 +10,7 @@ from inputs.plans import plan_of
 from inputs.problems import make_problem
 from rank_processes import rank_processes
 
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import swap_runs
 
-from schedc.formats.plan.plan_to_file import plan_sha256, write_plan
+from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import token
 from schedc.solvers.driver.registry import constructive

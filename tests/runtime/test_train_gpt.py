@@ -15,7 +15,7 @@ from inputs.jobs import read_problem
 from inputs.plans import plan_of
 from runs.forked_programs import run_on_ranks
 
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.solvers.driver.registry import constructive
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -16,8 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import check_plan
 from schedc.compile.open_layout import compile_layouts
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.layout import OpenLayout
 from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Link

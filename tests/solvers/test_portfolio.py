@@ -11,7 +11,7 @@ from inputs.problems import m70, make_problem, with_fused_backward
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.fixed_layout import check_plan, compile_problem
 from schedc.errors import InvalidInput, Unsupported
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits

@@ -16,7 +16,7 @@ from oracles.brute_force import timing
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.fixed_layout import check_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule

@@ -10,8 +10,7 @@ from inputs.plans import one_f_one_b, plan_of, plans, small_plan
 from inputs.problems import M70_NS, m70, make_problem
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, Collective
 from schedc.ir.problem import DataParallel, Objective

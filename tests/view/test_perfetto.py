@@ -15,7 +15,7 @@ from inputs.random_cases import cases
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.ops import token
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.view.perfetto.planned import plan_json

@@ -23,7 +23,7 @@ from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import certify
-from schedc.formats.plan.plan_to_file import write_plan
+from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import Kind
 from schedc.view.report.chart import planned_step, step_data

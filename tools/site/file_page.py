@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from markdown_text import code, row, table
 
-from schedc.formats.plan.plan_schema import plan_schema
+from schedc.formats.plan.plan_structs import plan_schema
 from schedc.formats.profile_file import ProfileFile
 from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile, TopologyFile

@@ -51,7 +51,7 @@ def assign_command(
 ) -> None:
     """Say which node takes which replica and rank, so that slow links cost least, and in which order to list the hosts."""
     from schedc.api import assign_plan, read_plan
-    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.formats.plan.plan_file import plan_json
     from schedc.io.outputs import check_outputs, write_output
     from schedc.units import parse_bytes
     from schedc.view.terminal.moves import assignment_json, print_assignment

@@ -85,7 +85,7 @@ def check_same_plan(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path)
     Raises:
         InvalidInput: names both.
     """
-    from schedc.formats.plan.plan_to_file import plan_sha256
+    from schedc.formats.plan.plan_file import plan_sha256
 
     sha256 = plan_sha256(plan)
     if trace.plan_sha256 != sha256:

@@ -60,7 +60,7 @@ def compile_command(
         from schedc.cli.defect import defects_kept
         from schedc.compile.open_layout import compile_job
         from schedc.compile.settings import search_settings
-        from schedc.formats.plan.plan_to_file import plan_json
+        from schedc.formats.plan.plan_file import plan_json
         from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
         from schedc.io.outputs import check_outputs, write_output
         from schedc.lower.layout_report import layout_report

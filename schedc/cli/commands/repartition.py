@@ -54,7 +54,7 @@ def repartition_command(
 ) -> None:
     """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""
     from schedc.api import read_plan, repartition_plan
-    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.formats.plan.plan_file import plan_json
     from schedc.io.outputs import check_outputs, write_output
     from schedc.view.terminal.moves import print_repartition, repartition_json
     from schedc.view.terminal.results import print_json

@@ -30,6 +30,6 @@ def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|
 
         results.print_json(schema_of(TuneFile, "schedc tune job"))
     else:
-        from schedc.formats.plan.plan_schema import plan_schema
+        from schedc.formats.plan.plan_structs import plan_schema
 
         results.print_json(plan_schema())

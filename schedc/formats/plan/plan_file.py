@@ -1,38 +1,51 @@
-"""Reading the plan file, JSON that the compiler writes, people review and training jobs execute (formats, "The plan").
+"""The plan file, JSON that the compiler writes, people review and training jobs execute (formats, "The plan").
 
-A training job reads plans and writes none: writing them is apart, in `plan_to_file`. What a single field must be is checked by the
-decoder (`plan_structs`), what a plan must be by `schedc.verify.plan.checks`; here only what keeps a file from being a Plan at all.
+What a single field must be is checked by the decoder (`plan_structs`), what a plan must be by `schedc.verify.plan.checks`; here
+only what keeps a file from being a Plan at all. The same plan gives the same bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+import hashlib
+from dataclasses import asdict, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from msgspec import UNSET, structs
 
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_structs import PlanFile
-from schedc.formats.plan.tokens import TokenReader, parse_collective, parse_index, parse_plan_op
+from schedc.formats.plan.plan_structs import FORMAT, VERSION, CostsEntry, Pipeline, PlanFile
+from schedc.formats.plan.tokens import OpTokens, lines_of, parse_collective, parse_index, parse_plan_op, read_tokens
+from schedc.io.atomic_write import write_atomically
 from schedc.io.decode import decode
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
+from schedc.io.pretty_json import pretty_json
 from schedc.ir.costs import DURATIONS
 from schedc.ir.ops import Kind
-from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan
+from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan, Scope
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
 from schedc.ir.schedule import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from schedc.formats.plan.plan_structs import LinkEntry, PartsEntry, RankEntry
+    from schedc.ir.ops import Op
 
 T = TypeVar("T")
 
 STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
 """The fields of a stage that are sizes; the file has a list of each under the same name."""
+
+
+class _Header(msgspec.Struct):
+    """What says whether the rest can be read at all."""
+
+    format: Any = None
+    version: Any = None
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -54,11 +67,33 @@ def parse_plan(content: bytes, name: str) -> Plan:
     try:
         file = decode(content, PlanFile, location)
     except InvalidInput:
-        from schedc.formats.plan.no_plan import check_header
-
-        check_header(content, location)
+        _check_header(content, location)
         raise
     return _plan(file, location)
+
+
+def _check_header(content: bytes, location: Location) -> None:
+    """Refuse what is no plan of this version: jobs, other formats and other versions."""
+    try:
+        header = decode(content, _Header, location)
+    except InvalidInput as error:
+        if _is_job(content):
+            raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error
+        raise
+    if header.format != FORMAT:
+        raise (location / "format").refuse(show(header.format), show(FORMAT))
+    if type(header.version) is not int or header.version != VERSION:
+        raise (location / "version").refuse(show(header.version), f"{VERSION}, the one version that this schedc reads")
+
+
+def _is_job(content: bytes) -> bool:
+    """Whether what is no plan is a job file."""
+    import tomllib
+
+    try:
+        return "pipeline" in tomllib.loads(content.decode())
+    except (ValueError, RecursionError):
+        return False
 
 
 def _plan(file: PlanFile, location: Location) -> Plan:
@@ -79,21 +114,21 @@ def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location,
 
 def _ranks(entries: Sequence[RankEntry], location: Location) -> tuple[RankPlan, ...]:
     """The queues of all ranks; each token is parsed once."""
-    ops, indices, collectives = TokenReader(parse_plan_op), TokenReader(parse_index), TokenReader(parse_collective)
+    parse, index = cache(parse_plan_op), cache(parse_index)
     return tuple(
         RankPlan(
             rank=entry.rank,
-            compute=ops.read(entry.compute, rank / "compute"),
+            compute=read_tokens(parse, entry.compute, rank / "compute"),
             channels=tuple(
                 Channel(
                     name=channel.name,
                     peer=channel.peer,
-                    transfers=ops.read(channel.transfers, place / "transfers"),
-                    post_before=indices.read(channel.post_before or (), place / "post_before"),
+                    transfers=read_tokens(parse, channel.transfers, place / "transfers"),
+                    post_before=read_tokens(index, channel.post_before or (), place / "post_before"),
                 )
                 for place, channel in _placed(entry.channels, rank / "channels")
             ),
-            collectives=collectives.read(entry.collectives, rank / "collectives"),
+            collectives=read_tokens(parse_collective, entry.collectives, rank / "collectives"),
         )
         for rank, entry in _placed(entries, location)
     )
@@ -170,3 +205,85 @@ def _all(values: int | tuple[int, ...], location: Location) -> tuple[int, ...]:
     if not values:
         raise location.refuse("an empty list", "one duration, or one for each microbatch")
     return values
+
+
+def plan_json(plan: Plan) -> bytes:
+    """The plan file's bytes, laid out for review; they end with a newline."""
+    return pretty_json(_table(plan)).encode()
+
+
+def plan_sha256(plan: Plan) -> str:
+    """The digest of the plan file's bytes, by which traces know the plan."""
+    return hashlib.sha256(plan_json(plan)).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path | str) -> None:
+    """Write the plan file, whole or not at all.
+
+    Raises:
+        InvalidInput: the directory does not exist, or the file cannot be written.
+    """
+    write_atomically(path, plan_json(plan))
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    """What `PlanFile` describes, in its order and without what is as by default."""
+    op_token = OpTokens().__getitem__
+    whole = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": plan.name,
+        "made_by": plan.made_by,
+        "certificate": _certificate(plan.certificate),
+        "pipeline": _pipeline(plan.problem),
+        "costs": _costs(plan),
+        "ranks": [_rank(rank, op_token) for rank in plan.ranks],
+    }
+    table: dict[str, Any] = msgspec.to_builtins(msgspec.convert(whole, PlanFile, from_attributes=True))
+    return table
+
+
+def _certificate(certificate: Certificate) -> dict[str, Any]:
+    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
+    return {name: value for name, value in asdict(certificate).items() if name not in left_out or value != left_out[name]}
+
+
+def _pipeline(problem: Problem) -> dict[str, Any]:
+    one_path = len(set(problem.path_of)) == 1
+    own = {"path_of": problem.path_of[:1] if one_path else problem.path_of}
+    return {name: getattr(problem, name) for name in Pipeline.__struct_fields__} | own
+
+
+def _costs(plan: Plan) -> dict[str, Any]:
+    problem = plan.problem
+    own = {
+        "durations_ns": {kind.name: [_one_or_all(stage.durations_ns(kind)) for stage in problem.stages] for kind in Kind},
+        "parts": [{"kind": parts.kind.name, "stage": parts.stage, "shares": parts.shares} for parts in plan.parts],
+        **{name: [getattr(stage, name) for stage in problem.stages] for name in STAGE_SIZES},
+    }
+    if not any(own["recomputed_bytes"]):
+        own["recomputed_bytes"] = []
+    if all(size is None for size in own["static_bytes"]):
+        own["static_bytes"] = []
+    return own | {name: getattr(problem, name) for name in CostsEntry.__struct_fields__ if name not in own}
+
+
+def _one_or_all(values: tuple[int, ...]) -> int | tuple[int, ...]:
+    return values[0] if len(values) == 1 else values
+
+
+def _rank(rank: RankPlan, op_token: Callable[[Op], str]) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "compute": lines_of(op_token, rank.compute),
+        "channels": [
+            {
+                "name": channel.name,
+                "peer": channel.peer,
+                "transfers": lines_of(op_token, channel.transfers),
+                "post_before": lines_of(str, channel.post_before) if channel.receives or channel.post_before else None,
+            }
+            for channel in rank.channels
+        ],
+        "collectives": lines_of(lambda collective: collective.token, rank.collectives),
+    }

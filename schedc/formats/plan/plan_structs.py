@@ -1,12 +1,13 @@
 """The plan file's shape (formats, "The plan"), as the types that decode it, encode it and give its JSON Schema.
 
-They hold what the file says, checked field by field; `plan_file` turns them into a Plan, `plan_to_file` makes them of one.
+They hold what the file says, checked field by field; `plan_file` makes them into a Plan and back.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.io.location import PRINTABLE
@@ -166,3 +167,11 @@ class PlanFile(_Entry, frozen=True):
     pipeline: Pipeline
     costs: CostsEntry
     ranks: tuple[RankEntry, ...]
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of the plan file."""
+    schema = msgspec.json.schema(PlanFile)
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A plan of schedc", **schema}
+    as_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))  # a default of () becomes [], as in any JSON
+    return as_json

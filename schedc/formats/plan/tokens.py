@@ -1,57 +1,60 @@
-"""Reading lists of tokens as the plan file has them: lines of tokens joined by single spaces.
+"""Lists of tokens as the plan file has them: lines of at most 16 tokens joined by single spaces, so that differences read small.
 
-A plan of 64 ranks and 1,024 microbatches has half a million tokens, most of them several times: each text is read once.
+A plan of 64 ranks and 1,024 microbatches has half a million tokens, most of them several times. So who reads many lists passes
+`functools.cache` of what parses a token, and who writes them the lookup in `OpTokens`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from schedc.ir.ops import parse_op
+from schedc.ir.ops import Op, parse_op, token
 from schedc.ir.plan import Collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from schedc.io.location import Location
-    from schedc.ir.ops import Op
 
 T = TypeVar("T")
 
+TOKENS_PER_LINE = 16
 _INDEX = re.compile("0|[1-9][0-9]{0,17}")
 _COLLECTIVE = re.compile(f"(RS|AG)({_INDEX.pattern})")
 
 
-class TokenReader(dict[str, T], Generic[T]):
-    """What each token means, parsed once."""
+def read_tokens(parse: Callable[[str], T], lines: Sequence[str], location: Location) -> tuple[T, ...]:
+    """What the tokens of the lines mean, which are at `location` of the file.
 
-    def __init__(self, parse: Callable[[str], T]) -> None:
-        """`parse` says what a token means; it raises `ValueError` for a text that is none."""
-        super().__init__()
-        self._parse = parse
+    Raises:
+        InvalidInput: a text is no token, for which `parse` raises `ValueError`; names its line.
+    """
+    try:
+        return tuple(map(parse, " ".join(lines).split()))
+    except ValueError:
+        for number, line in enumerate(lines):
+            for text in line.split():
+                try:
+                    parse(text)
+                except ValueError as error:
+                    raise (location / number).error(str(error)) from error
+        raise
 
-    def __missing__(self, text: str) -> T:
-        """Parse the token."""
-        value = self[text] = self._parse(text)
-        return value
 
-    def read(self, lines: Sequence[str], location: Location) -> tuple[T, ...]:
-        """The tokens of the lines, which are at `location` of the file.
+def lines_of(make: Callable[[T], str], values: Iterable[T]) -> tuple[str, ...]:
+    """The tokens of the values as lines."""
+    tokens = list(map(make, values))
+    return tuple(" ".join(tokens[at : at + TOKENS_PER_LINE]) for at in range(0, len(tokens), TOKENS_PER_LINE))
 
-        Raises:
-            InvalidInput: a text is no token; names its line.
-        """
-        try:
-            return tuple(map(self.__getitem__, " ".join(lines).split()))
-        except ValueError:
-            for number, line in enumerate(lines):
-                for text in line.split():
-                    try:
-                        self[text]
-                    except ValueError as error:
-                        raise (location / number).error(str(error)) from error
-            raise
+
+class OpTokens(dict[Op, str]):
+    """The token of each op, made once."""
+
+    def __missing__(self, op: Op) -> str:
+        """Make the token."""
+        text = self[op] = token(op)
+        return text
 
 
 def parse_plan_op(text: str) -> Op:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.io.atomic_write import write_atomically
 from schedc.io.outputs import check_outputs

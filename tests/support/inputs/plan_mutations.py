@@ -23,8 +23,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import certify, check_plan
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.common.options import GreedyOptions

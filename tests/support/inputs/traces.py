@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from schedc.formats.plan.plan_to_file import plan_sha256
+from schedc.formats.plan.plan_file import plan_sha256
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.verify.plan.needs import needs_of

@@ -29,8 +29,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
 from schedc.compile.fixed_layout import compile_problem
 from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
-from schedc.formats.plan.plan_file import parse_plan
-from schedc.formats.plan.plan_to_file import plan_json, write_plan
+from schedc.formats.plan.plan_file import parse_plan, plan_json, write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
