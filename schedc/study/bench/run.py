@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.io.atomic_write import write_atomically
 from schedc.io.child import ChildDied, TookTooLong
+from schedc.solvers.driver.registry import check_method
 from schedc.study.asker import Asker
 from schedc.study.task import GRACE_S, CompileRow, CompileTask, JobOptions, Status
 
@@ -55,6 +56,8 @@ def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits
     Raises:
         InvalidInput: a method's name or options are wrong.
     """
+    for method in methods:
+        check_method(method)
     for instance in instances:
         for method in methods:
             yield BenchRow(instance=instance, method=method, answer=_answer(instance, method, limits))
@@ -110,10 +113,7 @@ def _answer(instance: Instance, method: str, limits: Limits) -> CompileRow:
             return CompileRow(status=Status.CRASHED, error=f"crashed, {end}")
     if row.status is Status.PLANNED:
         return row
-    error = row.error.removeprefix(f"{instance.problem.name}: ")  # the row names the instance already
-    if row.status is Status.REFUSED:
-        raise InvalidInput(error)
-    return replace(row, error=error, seconds=None)
+    return replace(row, error=row.error.removeprefix(f"{instance.problem.name}: "), seconds=None)  # the row names the instance
 
 
 def _columns(row: BenchRow) -> dict[str, str | float | None]:
