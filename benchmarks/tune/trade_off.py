@@ -33,8 +33,8 @@ from schedc.errors import NoPlanFound
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import candidates
-from schedc.study.tune.jobs import job_of
-from schedc.study.tune.request import PROFILE, read_request
+from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.request import read_request
 from schedc.study.tune.search import TuneLimits, tune
 
 if TYPE_CHECKING:
@@ -98,10 +98,9 @@ def measures(directory: Path) -> tuple[int, int, int]:
         recompute=["none"],
         across_sites=["pipeline"],
     )
-    (directory / PROFILE).write_text(request.profiles[1], encoding="utf-8")
     (candidate,) = candidates(request.choices)
-    made = job_of(request, candidate, directory)
-    stages = made.job.problem.stages
+    made = candidate_problem(request, candidate)
+    stages = made.problem.stages
     message_bytes = stages[0].message_bytes * TENSOR * candidate.data_parallel
     return max(stage.forward_ns[0] for stage in stages), max(made.static_bytes), message_bytes
 

@@ -40,7 +40,7 @@ from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits
 from schedc.study.tune.candidates import candidates
-from schedc.study.tune.jobs import job_of
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE, read_request
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def problems(across: Across, latency_ms: float, gigabytes_per_s: float, *, reduc
         (Path(name) / PROFILE).write_text(profile_json([replace_field(layers[1], repeat=LAYERS)], exact=True), encoding="utf-8")
         request = read_request(source_of_table(table, directory=Path(name), name=MODEL))
         for candidate in candidates(request.choices):
-            problem = job_of(request, candidate, Path(name)).job.problem
+            problem = candidate_problem(request, candidate).problem
             held = [sum(problem.stages[stage].activation_bytes for stage in problem.stages_on(rank)) for rank in range(RANKS)]
             found[candidate.placement] = replace(
                 problem,

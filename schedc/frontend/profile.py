@@ -76,6 +76,34 @@ def read_layers(
     return _from_layers(pipeline, conform(document, ProfileFile, place), placed, place, root)
 
 
+def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_backward: bool) -> tuple[Layer, ...]:
+    """The workload's layers, each entry of a profile.json as often as it repeats.
+
+    Args:
+        entries: in the order of the forward.
+        file: where they are, for errors.
+        split_backward: whether B and W may run apart.
+
+    Raises:
+        InvalidInput: too many of them, or values of one that contradict each other.
+    """
+    total = sum(layer.repeat for layer in entries)
+    if total > _MOST_LAYERS:
+        raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
+    for index, layer in enumerate(entries):
+        place = file / "layers" / index
+        _check_backward(layer, place, split_backward=split_backward)
+        _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place / "activation_after_input")
+        if (layer.expert_parameters or 0) > (layer.parameters or 0):
+            at = place / "expert_parameters"
+            raise at.refuse(f"{layer.expert_parameters}", f"at most the layer's parameters, {layer.parameters or 0}")
+    parameters = sum(layer.repeat * (layer.parameters or 0) for layer in entries)
+    if parameters > MAX_QUANTITY:
+        raise (file / "layers").refuse(f"{parameters} parameters in all", f"at most {MAX_QUANTITY}")
+    repeated = (entry for entry in entries for _ in range(entry.repeat))
+    return tuple(_layer(entry, position) for position, entry in enumerate(repeated))
+
+
 def per_stage(values: T | tuple[T, ...], placed: Placement | None, location: Location) -> tuple[T, ...]:
     """The value of each stage, from one for all, one per stage, or one per piece of a model that the ranks hold twice.
 
@@ -188,24 +216,11 @@ def _by_key(profile: ProfileSection) -> dict[str, object]:
 def _from_layers(
     pipeline: PipelineSection, profile: ProfileFile, placed: Placement | None, file: Location, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
-    total = sum(layer.repeat for layer in profile.layers)
-    if total > _MOST_LAYERS:
-        raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
-    for index, layer in enumerate(profile.layers):
-        _check_backward(layer, pipeline, file / "layers" / index)
-        place = file / "layers" / index / "activation_after_input"
-        _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place)
-        if (layer.expert_parameters or 0) > (layer.parameters or 0):
-            at = file / "layers" / index / "expert_parameters"
-            raise at.refuse(f"{layer.expert_parameters}", f"at most the layer's parameters, {layer.parameters or 0}")
-    parameters = sum(layer.repeat * (layer.parameters or 0) for layer in profile.layers)
-    if parameters > MAX_QUANTITY:
-        raise (file / "layers").refuse(f"{parameters} parameters in all", f"at most {MAX_QUANTITY}")
+    layers = layers_of_entries(profile.layers, file, split_backward=pipeline.split_backward)
+    total = len(layers)
     least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
     if total < least:
         raise (file / "layers").refuse(_layers(total), f"{least} or more, one for each {each}")
-    entries = [entry for entry in profile.layers for _ in range(entry.repeat)]
-    layers = tuple(_layer(entry, position) for position, entry in enumerate(entries))
     if pipeline.partition is None or isinstance(pipeline.partition, str):
         return layers, None
     if placed is None:
@@ -215,12 +230,12 @@ def _from_layers(
     return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
 
 
-def _check_backward(entry: LayerEntry, pipeline: PipelineSection, at: Location) -> None:
+def _check_backward(entry: LayerEntry, at: Location, *, split_backward: bool) -> None:
     """Refuse a layer without B and W where these may run apart: its W would cost neither time nor memory."""
     for key, value in (("backward_input", entry.backward_input_ns), ("backward_weight", entry.backward_weight_ns)):
         if value is None and (entry.backward_ns is None or not entry.is_fused):
             raise (at / key).refuse("nothing", 'a duration such as "38 ms"')
-        if value is None and pipeline.split_backward:
+        if value is None and split_backward:
             raise (at / key).refuse(
                 "a backward measured fused alone",
                 "the times of B and W, as they may run apart; profile with B and W apart, or set pipeline.split_backward = false",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedc.ir.costs import MessageCost
 from schedc.study.tune.candidates import Choices, candidates, divisors
-from schedc.study.tune.collectives import Collectives, Path
+from schedc.study.tune.collectives import Collectives, ring_ns
 
 
 @given(
@@ -55,27 +56,31 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         assert {(each.ranks, each.data_parallel, each.microbatch_size) for each in found} == divided
 
 
+def link_of(latency_ns: int, bytes_per_second: int | None) -> MessageCost:
+    return MessageCost(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
+
+
 def test_a_ring_sends_what_it_must() -> None:
-    link = Path(1_000, 10**9)
+    link = link_of(1_000, 10**9)
     one_site = Collectives(replicas_of_site=(4,), within=link, between=None)
     assert one_site.one_way_ns(8_000) == 3 * 1_000 + 6_000  # three messages of a quarter
     assert Collectives(replicas_of_site=(1,), within=link, between=None).one_way_ns(8_000) == 0
-    assert Path(5, None).ring_ns(3, 10**12) == 10
+    assert ring_ns(link_of(5, None), 3, 10**12) == 10
 
 
 def test_two_sites_exchange_half_of_the_bytes_each_way() -> None:
     """CrossPipe, appendix E: reduce-scatter and all-gather of N parameters of 2 bytes together take 2α + 2Nβ."""
     parameters, latency_ns, bytes_per_second = 405 * 10**9, 4_000_000, 64 * 10**9
-    between = Path(latency_ns, bytes_per_second)
-    both = Collectives(replicas_of_site=(1, 1), within=Path(0, None), between=between)
+    between = link_of(latency_ns, bytes_per_second)
+    both = Collectives(replicas_of_site=(1, 1), within=link_of(0, None), between=between)
     expected_ns = 2 * latency_ns + 2 * parameters * 10**9 // bytes_per_second
     assert 2 * both.one_way_ns(2 * parameters) == expected_ns
 
 
 def test_across_sites_each_site_reduces_its_own_first() -> None:
-    within, between = Path(10, 10**9), Path(1_000, 10**8)
+    within, between = link_of(10, 10**9), link_of(1_000, 10**8)
     both = Collectives(replicas_of_site=(2, 2), within=within, between=between)
     assert both.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 5_000_000)
     # Where the sites' connection is fast, each device's own link is what its part waits for.
-    fast = Collectives(replicas_of_site=(2, 2), within=within, between=Path(1_000, 10**12))
+    fast = Collectives(replicas_of_site=(2, 2), within=within, between=link_of(1_000, 10**12))
     assert fast.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 250_000)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from inputs.tune_jobs import tiny_request
+from inputs.tune_jobs import EXPERTS, tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound
+from schedc.frontend.job import checked_job
+from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.baselines import Baseline
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of
-from schedc.study.tune.jobs import job_of
+from schedc.study.tune.folder import job_table
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE
 from schedc.study.tune.rows import CandidateState
 from schedc.study.tune.search import TuneLimits, tune, work_bound_ns
@@ -80,10 +83,7 @@ def test_what_is_pruned_could_not_be_the_best(sections: dict[str, dict[str, obje
 
 def test_the_first_bounds_are_never_above_the_others(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, sites=(2, 2), tune={"batch": 4, "zero_stages": [0, 1]})
-    for size, text in request.profiles.items():
-        (tmp_path / str(size)).mkdir()
-        (tmp_path / str(size) / PROFILE).write_text(text)
-    made = [job_of(request, each, tmp_path / str(each.microbatch_size)).job.problem for each in candidates(request.choices)]
+    made = [candidate_problem(request, each).problem for each in candidates(request.choices)]
     assert len(made) > 30
     for each, problem in zip(candidates(request.choices), made, strict=True):
         totals = totals_of(request.layers[each.microbatch_size], split_backward=True)
@@ -92,35 +92,56 @@ def test_the_first_bounds_are_never_above_the_others(tmp_path: Path) -> None:
         assert 0 < simple_bound_ns(request, each, totals) <= least_ns
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"sites": (2, 2), "tune": {"batch": 8, "zero_stages": [0, 1]}},
+        {"tune": {"batch": 4, "semantics": "torch", "split_backward": False}, "memory": {"reserve": "0 B"}},
+        {"sites": (4, 4), "config": EXPERTS, "model": {"ep": 2}, "tune": {"batch": 16, "microbatch_sizes": [1]}},
+    ],
+)
+def test_the_problem_is_that_of_the_job_that_is_written(sections: dict[str, Any], tmp_path: Path) -> None:
+    """The front end reads the job and the profile, in which all quantities are texts."""
+    request = tiny_request(tmp_path, **sections)
+    tried = candidates(request.choices)
+    assert len(tried) > 5
+    for each in tried:
+        made = candidate_problem(request, each)
+        (tmp_path / PROFILE).write_text(request.profiles[each.microbatch_size], encoding="utf-8")
+        job = checked_job(source_of_table(job_table(request, each, made), directory=tmp_path, name="other"))
+        assert (job.workload, job.layout, job.problem) == (made.workload, made.layout, made.problem)
+
+
 def test_zero_divides_the_optimizer_state(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, tune={"ranks": [2], "zero_stages": [0, 1], "placements": ["unidirectional"]})
-    (tmp_path / PROFILE).write_text(request.profiles[1])
-    tables = {each.zero_stage: job_of(request, each, tmp_path) for each in candidates(request.choices)}
-    assert {stage: made.table["memory"]["bytes_per_parameter"] for stage, made in tables.items()} == {0: 18, 1: 12}
-    assert tables[1].table["data_parallel"].keys() == {"size", "zero_stage", "reduce_scatter", "all_gather"}
+    found = {each.zero_stage: candidate_problem(request, each) for each in candidates(request.choices)}
+    tables = {each.zero_stage: job_table(request, each, found[each.zero_stage]) for each in candidates(request.choices)}
+    assert {stage: table["memory"]["bytes_per_parameter"] for stage, table in tables.items()} == {0: 18, 1: 12}
+    assert tables[0]["data_parallel"].keys() == {"size", "zero_stage", "reduce_scatter"}
+    assert tables[1]["data_parallel"].keys() == {"size", "zero_stage", "reduce_scatter", "all_gather"}
     # The all-reduce of ZeRO 0 is in gradients of 4 bytes; ZeRO 1 gathers weights of 2.
-    parallel = [made.job.problem.data_parallel for made in (tables[0], tables[1])]
+    parallel = [made.problem.data_parallel for made in (found[0], found[1])]
     assert parallel[0] is not None and parallel[1] is not None
     for whole, scatter, gather in zip(
         parallel[0].reduce_scatter_ns, parallel[1].reduce_scatter_ns, parallel[1].all_gather_ns, strict=True
     ):
         assert whole == 2 * scatter
         assert abs(scatter - 2 * gather) <= 1
-    parameters = sum(layer.parameters for layer in tables[0].job.workload.layers)
-    assert sum(tables[0].static_bytes) == 18 * parameters
+    parameters = sum(layer.parameters for layer in found[0].workload.layers)
+    assert sum(found[0].static_bytes) == 18 * parameters
 
 
 def test_a_pipeline_across_sites_has_its_share_of_what_connects_them(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, sites=(4, 4), model={"tp": 2}, tune={"ranks": [2], "placements": ["unidirectional"]})
-    (tmp_path / PROFILE).write_text(request.profiles[1])
-    made = {each.across: job_of(request, each, tmp_path) for each in candidates(request.choices)}
-    assert made["pipeline"].table["topology"]["sites"] == [1, 1]
+    made = {each.across: candidate_problem(request, each) for each in candidates(request.choices)}
+    topology = {each.across: job_table(request, each, made[each.across])["topology"] for each in candidates(request.choices)}
+    assert topology["pipeline"]["sites"] == [1, 1]
     # Two pipelines of tensor-parallel groups of two: four messages at the same time.
-    assert made["pipeline"].table["topology"]["between"] == {"latency": "1 ms", "bandwidth": "2500000000 B/s"}
-    assert made["data-parallel"].table["topology"]["sites"] == [2]
-    stage = made["data-parallel"].job.layout.layers_of_stage[0]
-    parameters = sum(layer.parameters for layer in made["data-parallel"].job.workload.layers[slice(*stage)])
-    parallel = made["data-parallel"].job.problem.data_parallel
+    assert topology["pipeline"]["between"] == {"latency": "1 ms", "bandwidth": "2500000000 B/s"}
+    assert topology["data-parallel"]["sites"] == [2]
+    stage = made["data-parallel"].layout.layers_of_stage[0]
+    parameters = sum(layer.parameters for layer in made["data-parallel"].workload.layers[slice(*stage)])
+    parallel = made["data-parallel"].problem.data_parallel
     assert parallel is not None
     # Two ranks of two devices share 10 GB/s; half of the gradients crosses in a reduce-scatter.
     assert parallel.reduce_scatter_ns[0] == 1_000_000 + -(-4 * parameters * 10**9 // (2 * 2_500_000_000))

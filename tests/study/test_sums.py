@@ -13,8 +13,8 @@ from schedc.errors import Defect, Infeasible, InvalidInput
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of
-from schedc.study.tune.jobs import job_of
-from schedc.study.tune.request import PROFILE
+from schedc.study.tune.folder import job_table
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.search import TuneLimits, tune
 from schedc.study.tune.sums import check_sums, state_bytes
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.jobs import CandidateJob
+    from schedc.study.tune.problems import CandidateProblem
     from schedc.study.tune.request import TuneRequest
 
 EP = 4
@@ -32,9 +32,7 @@ def experts_request(tmp_path: Path, *, sites: tuple[int, ...] = (16,), **section
     """Eight experts, divided by four pipelines."""
     chosen = {"microbatch_sizes": [1], "batch": 16, "zero_stages": [0, 1], "placements": ["unidirectional"], "recompute": ["none"]}
     tune_keys = {**chosen, **sections.pop("tune", {})}
-    request = tiny_request(tmp_path, sites=sites, config=EXPERTS, model={"ep": EP}, tune=tune_keys, **sections)
-    (tmp_path / PROFILE).write_text(request.profiles[1])
-    return request
+    return tiny_request(tmp_path, sites=sites, config=EXPERTS, model={"ep": EP}, tune=tune_keys, **sections)
 
 
 def parameters_by_hand() -> tuple[int, int]:
@@ -62,14 +60,14 @@ def test_devices_hold_the_model_as_a_count_of_its_replicas_says(tmp_path: Path) 
     tried = candidates(request.choices)
     assert {each.data_parallel for each in tried} == {4, 8, 16} and {each.zero_stage for each in tried} == {0, 1}
     for each in tried:
-        made = job_of(request, each, tmp_path)
+        made = candidate_problem(request, each)
         assert each.data_parallel * sum(made.static_bytes) == pytest.approx(cluster_bytes(each), rel=1e-6)
         assert state_bytes(request, each) == pytest.approx(cluster_bytes(each), rel=1e-9)
 
 
-def reduce_ns(made: CandidateJob) -> int:
+def reduce_ns(made: CandidateProblem) -> int:
     """Of all stages."""
-    parallel = made.job.problem.data_parallel
+    parallel = made.problem.data_parallel
     assert parallel is not None
     return sum(parallel.reduce_scatter_ns)
 
@@ -85,7 +83,7 @@ def test_gradients_of_experts_are_reduced_among_their_own_replicas(sites: tuple[
     else:
         # Rings of eight and of two within a site, then the two sites exchange 4 × mine, and half of everything crosses at 10 GB/s.
         expected_s = 7 / 8 * others / own + 1 / 2 * mine / own + 1 / 2 * (others + EP * mine) / 10e9 + 2 * 1e-3
-    assert reduce_ns(job_of(request, whole, tmp_path)) == pytest.approx(expected_s * 1e9, rel=1e-4)
+    assert reduce_ns(candidate_problem(request, whole)) == pytest.approx(expected_s * 1e9, rel=1e-4)
 
 
 def test_no_group_of_experts_is_in_two_sites(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_the_first_bound_of_experts_is_never_above_the_others(tmp_path: Path) ->
         request = experts_request(tmp_path, sites=sites, topology={"within": {"latency": "20 us", "bandwidth": "1 GB/s"}})
         totals = totals_of(request.layers[1], split_backward=True)
         for each in candidates(request.choices):
-            problem = job_of(request, each, tmp_path).job.problem
+            problem = candidate_problem(request, each).problem
             assert 0 < simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem))
 
 
@@ -134,9 +132,11 @@ def test_a_model_that_the_cluster_cannot_hold_is_refused_with_what_would_hold_it
 
 def test_six_percent_stay_free_unless_the_job_says_otherwise(tmp_path: Path) -> None:
     request = experts_request(tmp_path)
-    made = job_of(request, candidates(request.choices)[0], tmp_path)
-    assert made.table["memory"]["capacity"] == "80000000000 B" and made.table["memory"]["reserve"] == "4800000000 B"
-    assert {device.capacity_bytes for device in made.job.workload.devices} == {75_200_000_000}
+    first = candidates(request.choices)[0]
+    made = candidate_problem(request, first)
+    memory = job_table(request, first, made)["memory"]
+    assert memory["capacity"] == "80000000000 B" and memory["reserve"] == "4800000000 B"
+    assert {device.capacity_bytes for device in made.workload.devices} == {75_200_000_000}
     assert experts_request(tmp_path, memory={"reserve": "0 B"}).room_bytes == 80_000_000_000
     with pytest.raises(InvalidInput, match=r"memory.reserve: found 74.506 GiB, expected less than the capacity"):
         experts_request(tmp_path, memory={"reserve": "80 GB"})

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.study.tune.jobs import bytes_per_parameter, collectives_ns
+from schedc.study.tune.collectives import collectives_ns
+from schedc.study.tune.problems import bytes_per_parameter
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.formats.profile_file import LayerEntry
+    from schedc.ir.workload import Layer
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
@@ -50,18 +51,18 @@ class Totals:
         return 0 if candidate.recompute == "none" else self.again_ns
 
 
-def totals_of(layers: Sequence[LayerEntry], *, split_backward: bool) -> Totals:
+def totals_of(layers: Sequence[Layer], *, split_backward: bool) -> Totals:
     """The sums; without split backwards there is only the fused one."""
     forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
     for layer in layers:
-        fused_ns, (input_ns, weight_ns) = layer.whole_ns, layer.parts_ns
-        forward_ns += layer.repeat * layer.forward_ns
-        gradient_ns += layer.repeat * (min(input_ns, fused_ns) if split_backward else fused_ns)
-        backward_ns += layer.repeat * (min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns)
-        again_ns += layer.repeat * (layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns)
-        activation_bytes += layer.repeat * (layer.activation_bytes or 0)
-        parameters += layer.repeat * ((layer.parameters or 0) - (layer.expert_parameters or 0))
-        experts += layer.repeat * (layer.expert_parameters or 0)
+        (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
+        forward_ns += layer.forward_ns[0]
+        gradient_ns += min(input_ns, fused_ns) if split_backward else fused_ns
+        backward_ns += min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns
+        again_ns += (layer.forward_again_ns or layer.forward_ns)[0]
+        activation_bytes += layer.activation_bytes
+        parameters += layer.parameters - layer.expert_parameters
+        experts += layer.expert_parameters
     return Totals(
         forward_ns=forward_ns,
         gradient_ns=gradient_ns,

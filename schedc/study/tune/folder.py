@@ -10,20 +10,26 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.errors import Defect, InvalidInput
 from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.io.atomic_write import write_atomically
 from schedc.io.outputs import check_outputs
+from schedc.ir.workload import Semantics
 from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
+from schedc.study.tune.problems import bytes_per_parameter
 from schedc.study.tune.request import PROFILE
 from schedc.study.tune.rows import rows_csv
+from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from schedc.ir.costs import MessageCost
+    from schedc.study.tune.candidates import TuneCandidate
+    from schedc.study.tune.problems import CandidateProblem
     from schedc.study.tune.request import TuneRequest
     from schedc.study.tune.search import Tuned
 
@@ -80,7 +86,7 @@ def _job_toml(request: TuneRequest, tuned: Tuned) -> bytes:
     """The best candidate's job. Where a constructive method made the plan, the job names it, so `compile` gives the same plan."""
     import tomlkit
 
-    each, table = tuned.best.candidate, dict(tuned.job.table)
+    each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
     method = tuned.plan.made_by.method
     if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
         table["solver"] = {"method": method}
@@ -93,3 +99,54 @@ def _job_toml(request: TuneRequest, tuned: Tuned) -> bytes:
     )
     document.update(table)
     return tomlkit.dumps(document).encode()
+
+
+def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidateProblem) -> dict[str, Any]:
+    """The job of a candidate, for which `schedc compile` makes the same problem; `profile.path` is `PROFILE`.
+
+    The partition is said, so that the durations of the collectives, one for each stage, belong to it.
+    """
+    tune, layout, network = request.file.tune, made.layout, made.workload.network
+    pipeline: dict[str, Any] = {
+        "ranks": candidate.ranks,
+        "microbatches": candidate.microbatches,
+        "placement": candidate.placement,
+    }
+    if candidate.chunks > 1:
+        pipeline["chunks"] = candidate.chunks
+    if not tune.split_backward:
+        pipeline["split_backward"] = False
+    if tune.semantics is not Semantics.SCHEDC:
+        pipeline["semantics"] = str(tune.semantics)
+    if candidate.recompute != "none":
+        pipeline["recompute"] = candidate.recompute
+    pipeline["partition"] = [last - first for first, last in (layout.layers_of_stage[stage] for stage in layout.paths[0])]
+    table: dict[str, Any] = {
+        "name": request.name,
+        "pipeline": pipeline,
+        "profile": {"path": PROFILE},
+        "memory": {
+            "capacity": f"{request.capacity_bytes} B",
+            "reserve": f"{request.reserve_bytes} B",
+            "bytes_per_parameter": bytes_per_parameter(request, candidate),
+        },
+        "topology": {"sites": list(candidate.ranks_of_site), "within": _link(network.within)},
+    }
+    if any(layer.expert_parameters for layer in made.workload.layers):
+        table["memory"]["bytes_per_expert_parameter"] = bytes_per_parameter(request, candidate, request.file.model.ep)
+    if network.between is not None:
+        table["topology"]["between"] = _link(network.between)
+    parallel = made.problem.data_parallel
+    if parallel is not None:
+        durations = {"reduce_scatter": parallel.reduce_scatter_ns, "all_gather": parallel.all_gather_ns}
+        table["data_parallel"] = {
+            "size": parallel.size,
+            "zero_stage": parallel.zero_stage,
+            **{key: [format_duration_ns(each, 9) for each in values] for key, values in durations.items() if values},
+        }
+    return table
+
+
+def _link(cost: MessageCost) -> dict[str, Any]:
+    link = {"latency": format_duration_ns(cost.latency_ns, 9)}
+    return link if cost.bytes_per_second is None else link | {"bandwidth": f"{cost.bytes_per_second} B/s"}

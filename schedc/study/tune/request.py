@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from schedc.costs.devices import RESERVE
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
+from schedc.frontend.profile import layers_of_entries
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
+from schedc.ir.costs import MessageCost
 from schedc.ir.workload import Semantics
 from schedc.study.tune.candidates import Choices, divisors
-from schedc.study.tune.collectives import Path as LinkPath
 from schedc.study.tune.tune_file import TuneFile
 from schedc.units import format_bytes
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from schedc.costs.architecture import Architecture
     from schedc.costs.devices import Accelerator
     from schedc.costs.predicted import Predicted
-    from schedc.formats.profile_file import LayerEntry
     from schedc.frontend.job_source import JobSource
+    from schedc.ir.workload import Layer
     from schedc.study.tune.tune_file import ModelSection, TuneSection
 
 PROFILE = "profile.json"
@@ -45,14 +46,14 @@ class TuneRequest:
     name: str
     choices: Choices
     profiles: dict[int, str]
-    """The text of profile.json for each microbatch size."""
-    layers: dict[int, tuple[LayerEntry, ...]]
-    """The same as it was read."""
+    """The text of profile.json for each microbatch size, which goes into the folder with the best."""
+    layers: dict[int, tuple[Layer, ...]]
+    """What it says."""
     sequence: int | None
     """Tokens."""
-    within: LinkPath
+    within: MessageCost
     """Of one device."""
-    between: LinkPath | None
+    between: MessageCost | None
     """Of all devices of a site together."""
     capacity_bytes: int
     """Of a device, as is `reserve_bytes`."""
@@ -95,24 +96,27 @@ def read_request(source: JobSource) -> TuneRequest:
                 raise (root / "tune" / "microbatch_sizes" / index).refuse(
                     f"{size}", f"one of tune.profiles: {', '.join(map(str, files))}"
                 )
-        texts = {size: _profile(files[size], model.ep, tune.split_backward) for size in sizes}
+        read = {size: _profile(files[size], model.ep, tune.split_backward) for size in sizes}
         named = tuple(files[size] for size in sizes)
     else:
         sizes = sizes or MICROBATCH_SIZES
         made, named = _predicted(source, file, sizes, root)
         first = next(iter(made.values()))
         sequence, architecture = first.setting.sequence_length, first.architecture
-        texts = {size: profile_json(each.layers, model=f"{each.title}, predicted", exact=True) for size, each in made.items()}
+        read = {
+            size: (
+                profile_json(each.layers, model=f"{each.title}, predicted", exact=True),
+                layers_of_entries(each.layers, Location(PROFILE), split_backward=tune.split_backward),
+            )
+            for size, each in made.items()
+        }
     capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
     if capacity is None:
         raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
     reserve = round(RESERVE * capacity) if file.memory.reserve_bytes is None else file.memory.reserve_bytes
     if reserve >= capacity:
         raise (root / "memory" / "reserve").refuse(format_bytes(reserve), f"less than the capacity, {format_bytes(capacity)}")
-    entries = {
-        size: conform(parse_json(text.encode(), PROFILE), ProfileFile, Location(PROFILE)).layers for size, text in texts.items()
-    }
-    layers = min(sum(layer.repeat for layer in each) for each in entries.values())
+    layers = min(len(each) for _, each in read.values())
     within_bandwidth = file.topology.within.bytes_per_second
     if within_bandwidth is None and device is not None:
         within_bandwidth = round(device.network_bytes_per_s)
@@ -139,11 +143,11 @@ def read_request(source: JobSource) -> TuneRequest:
             across_sites=tune.across_sites,
             expert_parallel=model.ep,
         ),
-        profiles=texts,
-        layers=entries,
+        profiles={size: text for size, (text, _) in read.items()},
+        layers={size: each for size, (_, each) in read.items()},
         sequence=sequence,
-        within=LinkPath(file.topology.within.latency_ns, within_bandwidth),
-        between=None if between is None else LinkPath(between.latency_ns, between.bytes_per_second),
+        within=MessageCost(latency_ns=file.topology.within.latency_ns, bytes_per_second=within_bandwidth),
+        between=None if between is None else MessageCost(latency_ns=between.latency_ns, bytes_per_second=between.bytes_per_second),
         capacity_bytes=capacity,
         reserve_bytes=reserve,
         architecture=architecture,
@@ -253,8 +257,8 @@ def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[in
     return paths
 
 
-def _profile(path: Path, expert_parallel: int, split_backward: bool) -> str:
-    """The text of a profile.json that has all that tuning needs."""
+def _profile(path: Path, expert_parallel: int, split_backward: bool) -> tuple[str, tuple[Layer, ...]]:
+    """The text and the layers of a profile.json that has all that tuning needs."""
     content = read_bytes(path)
     place = Location(str(path))
     layers = conform(parse_json(content, str(path)), ProfileFile, place).layers
@@ -270,4 +274,4 @@ def _profile(path: Path, expert_parallel: int, split_backward: bool) -> str:
             raise (place / "layers" / index / "backward_input").refuse("a backward measured fused alone", expected)
         if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
             raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
-    return content.decode("utf-8-sig")
+    return content.decode("utf-8-sig"), layers_of_entries(layers, place, split_backward=split_backward)

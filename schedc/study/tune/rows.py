@@ -31,9 +31,9 @@ class CandidateState(StrEnum):
     """The time was up, or somebody interrupted the work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TuneRow:
-    """One candidate."""
+    """One candidate; filled in while it is worked on."""
 
     candidate: TuneCandidate
     state: CandidateState

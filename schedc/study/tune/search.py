@@ -7,9 +7,7 @@ first, those of a size in the order of what they about take; most are refused be
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
@@ -22,8 +20,7 @@ from schedc.solvers.driver.registry import is_auto
 from schedc.study.tune.baselines import baseline_of
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of
-from schedc.study.tune.jobs import job_of
-from schedc.study.tune.request import PROFILE
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.rows import CandidateState, TuneRow
 from schedc.study.tune.sums import Sums, check_sums, sums_of, what_fits
 from schedc.units import format_bytes
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Interruption
-    from schedc.study.tune.jobs import CandidateJob
+    from schedc.study.tune.problems import CandidateProblem
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000
@@ -78,7 +75,7 @@ class Tuned:
     rows: tuple[TuneRow, ...]
     """By step, then by bound; those that cannot be run last."""
     best: TuneRow
-    job: CandidateJob
+    problem: CandidateProblem
     """Of the best."""
     plan: Plan
     """Of the best."""
@@ -95,7 +92,7 @@ class _Work:
     """A candidate while it is worked on."""
 
     row: TuneRow
-    job: CandidateJob | None = None
+    made: CandidateProblem | None = None
     plan: Plan | None = None
     about_ns: int = 0
     """What the step may take; only for the order."""
@@ -109,8 +106,16 @@ class _Work:
     @property
     def problem(self) -> Problem:
         """Of a candidate that can be compiled."""
-        assert self.job is not None
-        return self.job.job.problem
+        assert self.made is not None
+        return self.made.problem
+
+    def end(self, state: CandidateState, why_not: str) -> None:
+        """There is no plan."""
+        self.row.state, self.row.why_not = state, why_not
+
+    def raise_bound(self, bound_ns: int) -> None:
+        """No schedule of the candidate has a shorter step than this, either."""
+        self.row.bound_ns = max(self.row.bound_ns or 0, bound_ns)
 
 
 @dataclass(slots=True)
@@ -138,18 +143,132 @@ class _Search:
         left_s = self.left_s(share)
         return self.best is not None and (self.interruption.requested or (left_s is not None and left_s <= 0))
 
-    def is_refused(self, bound_ns: int | None) -> bool:
-        """Whether no schedule of this bound is better than the best plan."""
-        return (
-            self.limits.prune
-            and bound_ns is not None
-            and self.best is not None
-            and self.best.row.step_ns is not None
-            and bound_ns >= self.best.row.step_ns
-        )
+    def refuses(self, work: _Work) -> bool:
+        """Whether no schedule of the candidate is better than the best plan, by its bound."""
+        best_ns = None if self.best is None else self.best.row.step_ns
+        bound_ns = work.row.bound_ns
+        return self.limits.prune and bound_ns is not None and best_ns is not None and bound_ns >= best_ns
 
     def tell(self, doing: str, done: int) -> None:
+        """Say what is known."""
         self.report(Progress(doing=doing, done=done, total=len(self.works), best=None if self.best is None else self.best.row))
+
+    def prepare(self) -> None:
+        """What is known of the candidates before their problems are made; those that cannot fit or be planned are known here."""
+        request = self.request
+        for size, layers in request.layers.items():
+            self.totals[size] = totals_of(layers, split_backward=request.file.tune.split_backward)
+        for work in self.works:
+            candidate = work.row.candidate
+            total = self.totals[candidate.microbatch_size]
+            why_not = no_room(request, candidate, total)
+            if why_not:
+                work.end(CandidateState.NO_ROOM, why_not)
+                continue
+            work.row.bound_ns = simple_bound_ns(request, candidate, total)
+            work.about_ns = about_ns(request, candidate, total)
+            if work.ops > MOST_SEARCHED_OPS:
+                work.end(
+                    CandidateState.TOO_LARGE,
+                    f"{work.ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer",
+                )
+
+    def first_pass(self, *, by_name: bool) -> None:
+        """The baselines, or the method that the user names, on every candidate that may be the best."""
+        works = [work for work in self.works if work.row.state is CandidateState.NOT_REACHED]
+        works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
+        for done, work in enumerate(works):
+            if self.is_over(1.0 if by_name else BASELINES_SHARE):
+                break
+            self.tell("baselines", done)
+            # Each bound costs more than the one before it.
+            if not self.refuses(work) and self._make(work) and not self.refuses(work):
+                work.raise_bound(cheap_bound_ns(work.problem))
+            if self.refuses(work):
+                self.bound_out(work)
+            elif work.row.state is CandidateState.NOT_REACHED:
+                if by_name:
+                    self._compile(work, self.limits.candidate_s)
+                else:
+                    self._baselines(work)
+
+    def second_pass(self) -> None:
+        """`auto` on those whose bound is below the best step: the shortest step first, then those without a baseline."""
+        works = [work for work in self.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
+        works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
+        for done, work in enumerate(works):
+            left_s = self.left_s()
+            if self.is_over() or (left_s is not None and left_s <= 0):
+                break
+            if self.refuses(work) or (left_s is not None and left_s < work.row.seconds):
+                continue  # the second: there is no time to do again even what the baselines did
+            self.tell("searching", done)
+            self._compile(work, self.limits.candidate_s if left_s is None else min(self.limits.candidate_s, left_s))
+
+    def bound_out(self, work: _Work) -> None:
+        """The candidate is not searched."""
+        work.end(CandidateState.BOUNDED, "its lower bound is not below the best step")
+
+    def _make(self, work: _Work) -> bool:
+        """The candidate's problem; False: it has no room."""
+        try:
+            work.made = candidate_problem(self.request, work.row.candidate)
+        except InvalidInput as error:
+            work.end(CandidateState.NO_ROOM, str(error))
+            return False
+        problem = work.problem
+        for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
+            if limit is not None and limit < needed:
+                has, needs = format_bytes(limit), format_bytes(needed)
+                work.end(CandidateState.NO_ROOM, f"rank {rank} has room for {has} of activations; one microbatch needs {needs}")
+                return False
+        work.raise_bound(work_bound_ns(problem))
+        work.row.collectives_ns = max(work.made.collectives_ns)
+        return True
+
+    def _baselines(self, work: _Work) -> None:
+        begun_s = time.perf_counter()
+        made = baseline_of(work.problem, Limits(time_s=self.limits.candidate_s, seed=self.limits.seed), self.interruption)
+        self.failures += made.failures
+        if made.plan is None:
+            work.end(CandidateState.NO_PLAN, made.why_not)
+        else:
+            self._keep(work, made.plan, time.perf_counter() - begun_s)
+
+    def _compile(self, work: _Work, limit_s: float) -> None:
+        """The method on a candidate, within its time and what bounds and checks take at least."""
+        least_s = 1.1 * checks_s(work.problem)  # a limit below it leaves nothing for a search
+        limits = Limits(time_s=max(limit_s, least_s), gap=self.limits.gap, seed=self.limits.seed, workers=self.limits.workers)
+        begun_s = time.perf_counter()
+        try:
+            compiled = compile_problem(work.problem, method=self.method, limits=limits, interruption=self.interruption)
+        except (NoPlanFound, Unsupported) as error:
+            if work.plan is None:
+                work.end(CandidateState.NO_PLAN, str(error))
+            return
+        self.failures += compiled.failures
+        self._keep(work, compiled.plan, time.perf_counter() - begun_s)
+
+    def _keep(self, work: _Work, plan: Plan, seconds: float) -> None:
+        """The plan and its bound, each if it is better than what is known of the candidate."""
+        assert work.made is not None
+        if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
+            work.raise_bound(plan.certificate.lower_bound_ns)
+        if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
+            work.plan = plan
+        row, certificate = work.row, work.plan.certificate
+        step_ns = certificate.makespan_ns
+        peaks = zip(work.made.static_bytes, certificate.peak_activation_bytes, strict=True)
+        choices, sequence = self.request.choices, self.request.sequence
+        row.state, row.why_not = CandidateState.PLANNED, ""
+        row.method = work.plan.made_by.method
+        row.step_ns, row.stage_span_ns = step_ns, certificate.stage_span_ns
+        row.tokens_per_s = None if sequence is None else choices.batch * sequence / (step_ns / 1e9)
+        row.peak_bytes = max(static + activations for static, activations in peaks)
+        row.gap = relative_gap(step_ns, row.bound_ns or 0, certificate.bound)
+        row.seconds += seconds
+        if self.best is None or self.best.row.step_ns is None or step_ns < self.best.row.step_ns:
+            self.best = work
 
 
 def tune(
@@ -178,19 +297,12 @@ def tune(
     tried = candidates(request.choices)
     if not tried:
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", _expected(request))
-    search = _Search(
-        request,
-        method,
-        limits,
-        interruption,
-        report,
-        [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in tried],
-    )
-    with TemporaryDirectory(prefix="schedc-tune-") as name:
-        _prepare(search, Path(name))
-        _first_pass(search, Path(name))
-        if is_auto(method):
-            _second_pass(search)
+    works = [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in tried]
+    search = _Search(request, method, limits, interruption, report, works)
+    search.prepare()
+    search.first_pass(by_name=not is_auto(method))
+    if is_auto(method):
+        search.second_pass()
     return _tuned(search)
 
 
@@ -215,156 +327,9 @@ def work_bound_ns(problem: Problem) -> int:
     return most
 
 
-def _prepare(search: _Search, directory: Path) -> None:
-    """What is known of the candidates before their jobs are made; those that cannot fit or be planned are known here."""
-    request = search.request
-    for size, text in request.profiles.items():
-        (directory / str(size)).mkdir()
-        (directory / str(size) / PROFILE).write_text(text, encoding="utf-8")
-        search.totals[size] = totals_of(request.layers[size], split_backward=request.file.tune.split_backward)
-    for work in search.works:
-        candidate = work.row.candidate
-        total = search.totals[candidate.microbatch_size]
-        why_not = no_room(request, candidate, total)
-        if why_not:
-            work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=why_not)
-            continue
-        work.row = replace(work.row, bound_ns=simple_bound_ns(request, candidate, total))
-        work.about_ns = about_ns(request, candidate, total)
-        if work.ops > MOST_SEARCHED_OPS:
-            work.row = replace(work.row, state=CandidateState.TOO_LARGE, why_not=_too_large(work.ops))
-
-
-def _make(search: _Search, work: _Work, directory: Path) -> None:
-    """The candidate's job, unless it has no room."""
-    candidate = work.row.candidate
-    try:
-        work.job = job_of(search.request, candidate, directory / str(candidate.microbatch_size))
-    except InvalidInput as error:
-        work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=str(error))
-        return
-    why_not = _no_room(work.problem)
-    if why_not:
-        work.row = replace(work.row, state=CandidateState.NO_ROOM, why_not=why_not)
-        return
-    bound_ns = max(work.row.bound_ns or 0, work_bound_ns(work.problem))
-    work.row = replace(work.row, bound_ns=bound_ns, collectives_ns=max(work.job.collectives_ns))
-
-
-def _no_room(problem: Problem) -> str:
-    """Why not even one microbatch fits, if so."""
-    for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
-        if limit is not None and limit < needed:
-            return f"rank {rank} has room for {format_bytes(limit)} of activations; one microbatch needs {format_bytes(needed)}"
-    return ""
-
-
-def _first_pass(search: _Search, directory: Path) -> None:
-    """The baselines, or the method that the user names, on every candidate that may be the best."""
-    by_name = not is_auto(search.method)
-    works = [work for work in search.works if work.row.state is CandidateState.NOT_REACHED]
-    works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
-    for done, work in enumerate(works):
-        if search.is_over(1.0 if by_name else BASELINES_SHARE):
-            break
-        search.tell("baselines", done)
-        if _refuse(search, work):
-            continue
-        _make(search, work, directory)
-        if work.row.state is CandidateState.NO_ROOM or _refuse(search, work):
-            continue
-        work.row = replace(work.row, bound_ns=max(work.row.bound_ns or 0, cheap_bound_ns(work.problem)))
-        if _refuse(search, work):
-            continue
-        if by_name:
-            _compile(search, work, search.limits.candidate_s)
-        else:
-            _baselines(search, work)
-
-
-def _second_pass(search: _Search) -> None:
-    """`auto` on those whose bound is below the best step: the shortest step first, then those for which no baseline has room."""
-    works = [work for work in search.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
-    works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
-    for done, work in enumerate(works):
-        left_s = search.left_s()
-        if search.is_over() or (left_s is not None and left_s <= 0):
-            break
-        if search.is_refused(work.row.bound_ns) or (left_s is not None and left_s < work.row.seconds):
-            continue  # the second: there is no time to do again even what the baselines did
-        search.tell("searching", done)
-        limit_s = search.limits.candidate_s if left_s is None else min(search.limits.candidate_s, left_s)
-        _compile(search, work, limit_s)
-
-
-def _refuse(search: _Search, work: _Work) -> bool:
-    if not search.is_refused(work.row.bound_ns):
-        return False
-    work.row = replace(work.row, state=CandidateState.BOUNDED, why_not="its lower bound is not below the best step")
-    return True
-
-
-def _baselines(search: _Search, work: _Work) -> None:
-    begun_s = time.perf_counter()
-    made = baseline_of(work.problem, Limits(time_s=search.limits.candidate_s, seed=search.limits.seed), search.interruption)
-    search.failures += made.failures
-    if made.plan is None:
-        work.row = replace(work.row, state=CandidateState.NO_PLAN, why_not=made.why_not)
-    else:
-        _keep(search, work, made.plan, time.perf_counter() - begun_s)
-
-
-def _compile(search: _Search, work: _Work, limit_s: float) -> None:
-    """The method on a candidate, within its time and what bounds and checks take at least."""
-    limits = Limits(
-        time_s=max(limit_s, _least_s(work.problem)),
-        gap=search.limits.gap,
-        seed=search.limits.seed,
-        workers=search.limits.workers,
-    )
-    begun_s = time.perf_counter()
-    try:
-        compiled = compile_problem(work.problem, method=search.method, limits=limits, interruption=search.interruption)
-    except (NoPlanFound, Unsupported) as error:
-        if work.plan is None:
-            work.row = replace(work.row, state=CandidateState.NO_PLAN, why_not=str(error))
-        return
-    search.failures += compiled.failures
-    _keep(search, work, compiled.plan, time.perf_counter() - begun_s)
-
-
-def _keep(search: _Search, work: _Work, plan: Plan, seconds: float) -> None:
-    """The plan and its bound, each if it is better than what is known of the candidate."""
-    assert work.job is not None
-    bound_ns = work.row.bound_ns or 0
-    if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
-        bound_ns = max(plan.certificate.lower_bound_ns, bound_ns)
-    if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
-        work.plan = plan
-    certificate = work.plan.certificate
-    step_ns = certificate.makespan_ns
-    peaks = zip(work.job.static_bytes, certificate.peak_activation_bytes, strict=True)
-    choices, sequence = search.request.choices, search.request.sequence
-    work.row = replace(
-        work.row,
-        state=CandidateState.PLANNED,
-        method=work.plan.made_by.method,
-        step_ns=step_ns,
-        stage_span_ns=certificate.stage_span_ns,
-        tokens_per_s=None if sequence is None else choices.batch * sequence / (step_ns / 1e9),
-        peak_bytes=max(static + activations for static, activations in peaks),
-        bound_ns=bound_ns,
-        gap=relative_gap(step_ns, bound_ns, certificate.bound),
-        seconds=work.row.seconds + seconds,
-        why_not="",
-    )
-    if search.best is None or search.best.row.step_ns is None or step_ns < search.best.row.step_ns:
-        search.best = work
-
-
 def _tuned(search: _Search) -> Tuned:
     best = search.best
-    if best is None or best.job is None or best.plan is None:
+    if best is None or best.made is None or best.plan is None:
         unfit = what_fits(search.request, search.totals)
         if unfit:
             raise Infeasible(f"{search.request.name}: none of {len(search.works)} candidates has room: {unfit}")
@@ -377,15 +342,15 @@ def _tuned(search: _Search) -> Tuned:
     sums = sums_of(
         search.request,
         best.row.candidate,
-        best.job.static_bytes,
+        best.made.static_bytes,
         best.plan.certificate.peak_activation_bytes,
         best.plan.certificate.makespan_ns,
     )
     check_sums(sums, search.request.name)
-    best.row = replace(best.row, state=CandidateState.BEST)
+    best.row.state = CandidateState.BEST
     for work in search.works:
-        if work.row.state in (CandidateState.NOT_REACHED, CandidateState.TOO_LARGE):
-            _refuse(search, work)
+        if work.row.state in (CandidateState.NOT_REACHED, CandidateState.TOO_LARGE) and search.refuses(work):
+            search.bound_out(work)
     order = {state: number for number, state in enumerate(CandidateState)}
     rows = sorted(
         (work.row for work in search.works),
@@ -397,21 +362,12 @@ def _tuned(search: _Search) -> Tuned:
     return Tuned(
         rows=tuple(rows),
         best=best.row,
-        job=best.job,
+        problem=best.made,
         plan=best.plan,
         bound_ns=bound_ns,
         sums=sums,
         failures=tuple(search.failures),
     )
-
-
-def _least_s(problem: Problem) -> float:
-    """What checks take, below which a limit leaves nothing for a search."""
-    return 1.1 * checks_s(problem)
-
-
-def _too_large(ops: int) -> str:
-    return f"{ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer"
 
 
 def _nearness(row: TuneRow) -> tuple[bool, bool, int]:
