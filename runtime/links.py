@@ -22,9 +22,10 @@ import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import read_plan
-from schedc.formats.topology_toml import MeasuredLink, links_toml
+from schedc.formats.topology_toml import links_toml
 from schedc.io.atomic_write import write_atomically
 from schedc.io.outputs import check_outputs
+from schedc.ir.problem import Link
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
@@ -191,12 +192,14 @@ def _report(links: Sequence[LinkMeasurement], agenda: Agenda, options: argparse.
         notes.append("Where a note says so, the latency is half of the round trip's: there is no common clock.")
     content = links_toml(
         [
-            MeasuredLink(
-                source=link.source,
-                destination=link.destination,
-                latency_ns=link.fit.latency_ns,
-                bytes_per_second=link.fit.bytes_per_second,
-                note=f"residual {link.fit.residual:.1%}" + ("" if link.one_clock else ", latency halved"),
+            (
+                Link(
+                    source=link.source,
+                    destination=link.destination,
+                    latency_ns=link.fit.latency_ns,
+                    bytes_per_second=link.fit.bytes_per_second,
+                ),
+                f"residual {link.fit.residual:.1%}" + ("" if link.one_clock else ", latency halved"),
             )
             for link in links
         ],

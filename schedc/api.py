@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.fixed_layout import Compiled
     from schedc.frontend.job import Job
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Improvement

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 if TYPE_CHECKING:
     import torch
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
@@ -96,8 +96,7 @@ def main() -> None:
     from inputs.problems import make_problem
     from rank_processes import rank_processes
 
-    from schedc.ir.conditions import LinkState
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkState, LinkTrace
     from schedc.solvers.driver.registry import constructive
 
     pairs = [pair for a, b in pairwise(range(3)) for pair in ((a, b), (b, a))]

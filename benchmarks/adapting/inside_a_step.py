@@ -25,8 +25,7 @@ from rich.table import Table
 
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
 from schedc.compile.fixed_layout import certify, compile_problem
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.runtime.emulation.choosing import emulate_choosing

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
 
 MS = 1_000_000
@@ -88,8 +88,7 @@ def main() -> None:
     from inputs.problems import make_problem
 
     from schedc.adapt.replan import replan
-    from schedc.ir.conditions import Conditions, LinkState
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkState, LinkTrace
     from schedc.solvers.driver.registry import constructive
 
     problem = make_problem(4, 12, costs_ns=(18 * MS, 19 * MS, 11 * MS), in_flight=8)

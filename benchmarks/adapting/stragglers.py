@@ -41,8 +41,7 @@ from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
 from schedc.compile.fixed_layout import certify, compile_problem
-from schedc.ir.conditions import Conditions, LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import Conditions, LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.solvers.common.base import Limits

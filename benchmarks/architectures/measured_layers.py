@@ -23,9 +23,9 @@ from rich.table import Table
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward
 from schedc.costs.devices import DEVICES
 from schedc.costs.layers import layer_of
-from schedc.costs.names import architecture_named
 from schedc.costs.operators.blocks import block_operators, norm, sublayer_operators
 from schedc.costs.operators.ends import embedding_operators, head_operators
+from schedc.costs.predicted import architecture_named
 from schedc.costs.setting import Setting
 
 if TYPE_CHECKING:

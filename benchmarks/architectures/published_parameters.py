@@ -11,8 +11,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.names import architecture_named, known_names, published
 from schedc.costs.parameters import parameters
+from schedc.costs.predicted import architecture_named, known_names, published
 
 
 def main() -> int:

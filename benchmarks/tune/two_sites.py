@@ -34,7 +34,7 @@ from schedc.compile.fixed_layout import compile_problem
 from schedc.costs.devices import device_named
 from schedc.costs.efficiency import sustained
 from schedc.costs.layers import layers_of
-from schedc.costs.names import architecture_named
+from schedc.costs.predicted import architecture_named
 from schedc.costs.setting import Setting
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table

@@ -11,7 +11,7 @@ from schedc.runtime.emulation.emulate import check_request, request_of, results_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
 

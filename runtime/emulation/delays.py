@@ -15,8 +15,7 @@ from schedc.ir.conditions import AS_PLANNED
 from schedc.runtime.execution.channels import HEADER_TAG, TAGS
 
 if TYPE_CHECKING:
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
 

@@ -25,7 +25,7 @@ from schedc.verify.plan.checks import verify_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Link, Problem

@@ -24,7 +24,7 @@ from schedc.runtime.transports.nccl import NcclTransport
 if TYPE_CHECKING:
     import torch
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire

@@ -25,7 +25,7 @@ from schedc.runtime.transports.gloo import connect_gloo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.runtime.common.observer import OpTimes

@@ -22,7 +22,7 @@ from schedc.runtime.replay.pipe import LOOKING, ReplayPipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.runtime.adapt.adapting import Adaptation
     from schedc.runtime.adapt.proposer import ProposerAnswer

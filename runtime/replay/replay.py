@@ -13,8 +13,7 @@ from schedc.runtime.replay.rank import ReplayRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.plan import Plan
 
 WARM_UP = 40

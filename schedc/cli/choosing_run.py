@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.frontend.job import Job
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.runtime.emulation.choosing import ChoosingRuns
 

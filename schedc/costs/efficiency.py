@@ -1,4 +1,4 @@
-"""Which share of a device's peaks is reached: the assumptions behind every predicted duration, named, each with its reason.
+"""How long work takes on a device: the roofline, and which share of the peaks is reached, each assumption with its reason.
 
 An operator takes the longer of computing and moving its bytes through the device's memory, then its collectives, and a fixed time
 for each launch. docs/measurements/model-costs.md has the ratios of predicted to measured durations that these constants give.
@@ -8,36 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-MATRIX = 0.7
-"""Matrix products of large 16-bit matrices run at 65 to 80 % of the dense peak: cuBLAS near 250 of 312 TFLOPS on A100, and 600 to
-750 of 989 on H100, which lowers its clock at its power limit."""
-ATTENTION = 0.5
-"""Fused attention with a causal mask, for the products that the mask leaves: FlashAttention-2 reaches 50 to 70 % of the peak of
-A100, FlashAttention-3 50 to 65 % of that of H100, less in the backward."""
-SCAN = 0.15
-"""The chunked scan of Mamba-2: its products are small (a chunk, a state), and a part of it runs outside the matrix units."""
-MEMORY = 0.8
-"""Kernels that stream tensors reach 80 to 90 % of the memory's bandwidth."""
-LINK = 0.75
-"""Large collectives reach 70 to 80 % of the links' bandwidth (NCCL's bus bandwidth against NVLink's)."""
-LAUNCH_S = 5e-6
-"""Each operator's kernels begin, fill and drain the device: a few microseconds."""
-COLLECTIVE_S = 2e-5
-"""Each collective synchronizes its devices first: about 20 µs within a node."""
+from schedc.costs.operators.operator import Engine
+
+if TYPE_CHECKING:
+    from schedc.costs.devices import Accelerator
+    from schedc.costs.operators.operator import OperatorWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
     """Shares of the peaks, and fixed times."""
 
-    matrix: float = MATRIX
-    attention: float = ATTENTION
-    scan: float = SCAN
-    memory: float = MEMORY
-    link: float = LINK
-    launch_s: float = LAUNCH_S
-    collective_s: float = COLLECTIVE_S
+    matrix: float = 0.7
+    """Matrix products of large 16-bit matrices run at 65 to 80 % of the dense peak: cuBLAS near 250 of 312 TFLOPS on A100, and 600
+    to 750 of 989 on H100, which lowers its clock at its power limit."""
+    attention: float = 0.5
+    """Fused attention with a causal mask, for the products that the mask leaves: FlashAttention-2 reaches 50 to 70 % of the peak of
+    A100, FlashAttention-3 50 to 65 % of that of H100, less in the backward."""
+    scan: float = 0.15
+    """The chunked scan of Mamba-2: its products are small (a chunk, a state), and a part of it runs outside the matrix units."""
+    memory: float = 0.8
+    """Kernels that stream tensors reach 80 to 90 % of the memory's bandwidth."""
+    link: float = 0.75
+    """Large collectives reach 70 to 80 % of the links' bandwidth (NCCL's bus bandwidth against NVLink's)."""
+    launch_s: float = 5e-6
+    """Each operator's kernels begin, fill and drain the device: a few microseconds."""
+    collective_s: float = 2e-5
+    """Each collective synchronizes its devices first: about 20 µs within a node."""
 
 
 ROOFLINE = Efficiency()
@@ -51,3 +50,25 @@ def sustained(share: float) -> Efficiency:
         share: of the dense peak, above 0; 500 TFLOPS on H100 is 0.505.
     """
     return Efficiency(matrix=share, attention=share, scan=share, memory=inf, link=inf, launch_s=0.0, collective_s=0.0)
+
+
+def duration_s(work: OperatorWork, engine: Engine, device: Accelerator, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
+    """Seconds: the longer of computing and of moving bytes through the memory, a launch, and the collectives.
+
+    Args:
+        work: of one operator in one phase.
+        engine: what computes.
+        device: its peaks.
+        efficiency: which share of them is reached.
+        element_bytes: of the numbers that are multiplied: 2, or 4 for TF32.
+    """
+    if work.is_nothing:
+        return 0.0
+    peak = device.flops_per_s if element_bytes <= 2 else device.tf32_flops_per_s
+    share = {Engine.MATRIX: efficiency.matrix, Engine.ATTENTION: efficiency.attention, Engine.SCAN: efficiency.scan}[engine]
+    computing_s = work.flops / (peak * share)
+    moving_s = work.memory_bytes / (device.memory_bytes_per_s * efficiency.memory)
+    busy_s = max(computing_s, moving_s) + (efficiency.launch_s if work.flops or work.memory_bytes else 0.0)
+    links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
+    linked_s = work.link_bytes / (links * efficiency.link) + work.collectives * efficiency.collective_s
+    return max(busy_s, linked_s) if work.overlapped else busy_s + linked_s

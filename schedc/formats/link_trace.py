@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import one_line, show
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Semantics(StrEnum):
-    """Whose B and W a stage has (`schedc.lower.semantics`)."""
+    """Whose B and W a stage has (`schedc.lower.problem`)."""
 
     SCHEDC = "schedc"
     TORCH = "torch"

@@ -1,19 +1,21 @@
-"""The lowering: a Schedule becomes a Plan.
+"""The lowering: a Schedule becomes a Plan (formats, "The plan"; CrossPipe 6.3).
 
-Takes the order of compute ops and the simulated times; gives every rank its compute queue, its communication queues and its
-collectives. It decides nothing about the order of compute ops, and only when receives are posted about time.
+Takes the order of compute ops and the simulated times; gives every rank its compute queue, its collectives, and its channels: one
+queue of transfers for each role and peer. It decides nothing about the order of compute ops, and only when receives are posted
+about time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.ir.plan import Collective, Plan, RankPlan
-from schedc.lower.channels import channels_of
+from schedc.ir.plan import Channel, Collective, Plan, RankPlan
 
 if TYPE_CHECKING:
-    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.analysis.simulation.timeline import Timeline, Transfer
     from schedc.ir.ops import Op
     from schedc.ir.plan import Certificate, MadeBy
     from schedc.ir.problem import Problem
@@ -49,3 +51,50 @@ def _collectives(problem: Problem, order: tuple[Op, ...]) -> tuple[Collective, .
         *(Collective("AG", stage) for stage in gathers),
         *(Collective("RS", stage) for stage in reversed(last_first)),
     )
+
+
+def channel_role(rank: int, peer: int, ranks: int) -> str:
+    """What `peer` is to `rank` on the ring of ranks: `next`, `prev`, or `r5`.
+
+    Of two ranks each is both neighbours of the other; the reading that does not go round the ring wins (0 → 1 is next).
+    """
+    if peer == rank + 1:
+        return "next"
+    if peer == rank - 1:
+        return "prev"
+    if peer == (rank + 1) % ranks:
+        return "next"
+    return "prev" if peer == (rank - 1) % ranks else f"r{peer}"
+
+
+def channels_of(timeline: Timeline) -> list[tuple[Channel, ...]]:
+    """Per rank, its channels: with next, then prev, then other peers by number; of each first the sending one."""
+    ranks = timeline.ranks
+    of_pair: defaultdict[tuple[int, int], list[Transfer]] = defaultdict(list)
+    for transfer in timeline.transfers:  # by source, in the source's order: the order in which the messages become ready
+        of_pair[transfer.source, transfer.destination].append(transfer)
+    channels: list[list[tuple[tuple[bool, bool, int, bool], Channel]]] = [[] for _ in range(ranks)]
+    for (source, destination), transfers in of_pair.items():
+        ops = tuple(transfer.op for transfer in transfers)
+        posts = post_before(transfers, timeline.start_ns(destination), timeline.end_ns(destination))
+        for rank, peer, way, post in ((source, destination, "send", ()), (destination, source, "recv", posts)):
+            role = channel_role(rank, peer, ranks)
+            place = (role != "next", role != "prev", peer, way == "recv")
+            channels[rank].append((place, Channel(name=f"{way}_{role}", peer=peer, transfers=ops, post_before=post)))
+    return [tuple(channel for _, channel in sorted(own, key=lambda entry: entry[0])) for own in channels]
+
+
+def post_before(transfers: list[Transfer], starts_ns: list[int], ends_ns: list[int]) -> tuple[int, ...]:
+    """Per transfer of one channel, the index in the receiver's compute queue before which its receive is posted.
+
+    That is the number of ops that have ended when the transfer starts on its link, by the simulated times: early enough that the
+    sender never waits (CrossPipe 6.3, AdaPtis 4.4), and no earlier than a buffer is needed. The start of such an op must also lie
+    before the transfer's: ops without duration that wait for this transfer end at the moment in which it starts, and a receive
+    posted after them would never be posted. The indices ascend along the channel, because transfers of one link start in order.
+
+    Args:
+        transfers: the channel's transfers, in its order.
+        starts_ns: the start of each op of the receiver, in its order.
+        ends_ns: the end of each.
+    """
+    return tuple(min(bisect_right(ends_ns, transfer.start_ns), bisect_left(starts_ns, transfer.start_ns)) for transfer in transfers)

@@ -7,13 +7,12 @@ times a second.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.alike import are_alike
 from schedc.ir.problem import Problem, Stage
 from schedc.ir.workload import Semantics
-from schedc.lower.recompute import as_recomputed
-from schedc.lower.semantics import as_torch_executes
 from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:
@@ -168,3 +167,40 @@ def _collectives(given: DataParallel, stages: int) -> DataParallel:
 def _spread(values: Sequence[int], count: int) -> tuple[int, ...]:
     """One value for all becomes one for each."""
     return (values[0],) * count if len(values) == 1 else tuple(values)
+
+
+def as_recomputed(stages: Sequence[Stage], paths: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+    """The stages, those that recompute with what they hold, as if none did but for `recompute` and the durations before.
+
+    Between F and its backward that is the input alone, from which the backward runs the forward again. The backward takes all
+    activations when it starts; what W still needs of them stays until W has ended (cost model, "Recomputation").
+    """
+    input_bytes = [0] * len(stages)
+    for path in paths:
+        for before, after in pairwise(path):
+            input_bytes[after] = stages[before].message_bytes
+    return tuple(
+        replace(stage, activation_bytes=of_input, recomputed_bytes=stage.activation_bytes) if stage.recompute else stage
+        for stage, of_input in zip(stages, input_bytes, strict=True)
+    )
+
+
+def as_torch_executes(stages: Sequence[Stage], first: int) -> tuple[Stage, ...]:
+    """The stages with the costs that they have in torch (`[pipeline] semantics`); `first` is the first of the one path.
+
+    `torch.distributed.pipelining` (2.13) cannot split every backward:
+
+    - **Its first stage does not split** (`stage.py`, `backward_one_chunk`): B there does nothing, and W is the whole backward,
+      which takes what the fused one does.
+    - **Its B releases no activation**: it keeps the autograd graph for W (`_backward.py`, `stage_backward_input`,
+      `retain_graph=True`), on every stage. So all of the activation is held until the end of W.
+    """
+    return tuple(
+        replace(
+            stage,
+            activation_after_input_bytes=stage.activation_bytes,
+            backward_input_ns=(0,) * len(stage.backward_ns) if index == first else stage.backward_input_ns,
+            backward_weight_ns=stage.backward_ns if index == first else stage.backward_weight_ns,
+        )
+        for index, stage in enumerate(stages)
+    )

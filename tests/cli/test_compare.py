@@ -17,7 +17,7 @@ from schedc.cli.commands.compare import compare_command
 from schedc.compile.fixed_layout import certify
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import write_plan
-from schedc.formats.stage_profile import stage_profile_json
+from schedc.formats.profile_file import stage_profile_json
 from schedc.formats.trace_file import read_trace, write_trace_file
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind

@@ -6,8 +6,7 @@ import pytest
 
 from schedc.costs.architecture import Attention
 from schedc.costs.devices import DEVICES, Accelerator, device_named
-from schedc.costs.durations import duration_s
-from schedc.costs.efficiency import Efficiency, sustained
+from schedc.costs.efficiency import Efficiency, duration_s, sustained
 from schedc.costs.operators.attention import attention_operators
 from schedc.costs.operators.operator import Engine, OperatorWork
 from schedc.costs.setting import Setting

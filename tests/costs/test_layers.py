@@ -6,14 +6,13 @@ import pytest
 
 from schedc.costs.architecture import Attention
 from schedc.costs.devices import DEVICES
-from schedc.costs.durations import duration_s
-from schedc.costs.efficiency import ROOFLINE, sustained
+from schedc.costs.efficiency import ROOFLINE, duration_s, sustained
 from schedc.costs.layers import layers_of, merged
-from schedc.costs.names import architecture_named, known_names
 from schedc.costs.operators.attention import attention_operators, visible_pairs
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine
 from schedc.costs.parameters import block_parameters
+from schedc.costs.predicted import architecture_named, known_names
 from schedc.costs.setting import Setting
 from schedc.errors import Unsupported
 

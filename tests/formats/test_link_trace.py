@@ -11,8 +11,7 @@ from inputs.problems import MS, make_problem
 
 from schedc.errors import InvalidInput
 from schedc.formats.link_trace import parse_link_trace, read_link_trace
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from schedc.analysis.simulation.timeline import Transfer
 from schedc.ir.ops import Kind, Op, token
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.lower.channels import channel_role, post_before
+from schedc.lower.plan import channel_role, post_before
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

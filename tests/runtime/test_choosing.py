@@ -16,8 +16,7 @@ from runs.forked_emulation import fork_emulations
 from runs.stage_blocks import WIDTH, Residual, Watching, gradients
 from torch import nn
 
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.ops import Kind, parse_op
 from schedc.ir.schedule import Parts, Schedule
 from schedc.runtime.common.program import program_of

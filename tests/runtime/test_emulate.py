@@ -19,8 +19,7 @@ from runs.forked_emulation import fork_emulations
 
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.formats.plan.plan_file import write_plan
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate

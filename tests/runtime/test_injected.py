@@ -15,8 +15,7 @@ from inputs.problems import MS, make_problem
 from rank_processes import rank_processes
 from runs import injected_runs
 
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delays import OwnLink, TraceClock, WireDelay, delay_of, traced_delay
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue

@@ -16,7 +16,8 @@ from runs.forked_programs import run_on_ranks
 from runs.link_runs import measure, measure_without
 
 from schedc.formats.plan.plan_file import write_plan
-from schedc.formats.topology_toml import MeasuredLink, links_toml
+from schedc.formats.topology_toml import links_toml
+from schedc.ir.problem import Link
 from schedc.runtime.profiling.fit import fit_link
 from schedc.runtime.profiling.pairs import Agenda
 from schedc.runtime.profiling.ping import Exchange, one_way_times
@@ -133,14 +134,14 @@ def test_two_clocks_tell_the_bandwidths_apart_and_halve_the_latency() -> None:
 )
 def test_the_file_says_what_was_measured(costs: list[tuple[int, int | None]]) -> None:
     links = [
-        MeasuredLink(source=at, destination=at + 1, latency_ns=latency, bytes_per_second=bandwidth)
+        (Link(source=at, destination=at + 1, latency_ns=latency, bytes_per_second=bandwidth), "")
         for at, (latency, bandwidth) in enumerate(costs)
     ]
     from schedc.units import parse_bandwidth, parse_duration_ns
 
     table = tomllib.loads(links_toml(links, sites=[2, 3], notes=["for people"]).decode())
     assert table["sites"] == [2, 3]
-    for entry, link in zip(table["link"], links, strict=True):
+    for entry, (link, _) in zip(table["link"], links, strict=True):
         assert entry["ranks"] == [link.source, link.destination]
         assert entry["directed"] is True
         assert parse_duration_ns(entry["latency"]) == pytest.approx(link.latency_ns, rel=1e-3)
@@ -164,8 +165,8 @@ message = "256 KiB"
 
 def test_a_job_includes_the_topology(tmp_path: Path) -> None:
     links = [
-        MeasuredLink(source=0, destination=1, latency_ns=80_000, bytes_per_second=2_700_000_000, note="residual 1%"),
-        MeasuredLink(source=1, destination=0, latency_ns=90_000, bytes_per_second=None),
+        (Link(source=0, destination=1, latency_ns=80_000, bytes_per_second=2_700_000_000), "residual 1%"),
+        (Link(source=1, destination=0, latency_ns=90_000), ""),
     ]
     (tmp_path / "topology.toml").write_bytes(links_toml(links, sites=[1, 1]))
     problem = read_problem(write_job(tmp_path, JOB + '[topology]\npath = "topology.toml"\n'))

@@ -17,8 +17,7 @@ from rank_processes import rank_processes
 from runs import monitored_runs
 
 from schedc.errors import InvalidInput
-from schedc.ir.conditions import LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate, most_likely_share

@@ -24,8 +24,7 @@ from schedc.api import choosing_run
 from schedc.cli.commands.emulate import emulate_command
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import plan_sha256, write_plan
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
 from schedc.runtime.adapt.adapting import _Leading

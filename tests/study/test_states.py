@@ -8,8 +8,7 @@ import pytest
 from inputs.problems import MS, make_problem
 
 from schedc.errors import InvalidInput
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.ir.link_trace import LinkTrace
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.study.robust.clusters import clustered
 from schedc.study.robust.criterion import MEAN, Criterion, percentile_of
 from schedc.study.robust.distribution import parse_distribution

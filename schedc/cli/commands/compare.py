@@ -32,9 +32,9 @@ def compare_command(
     """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.comparison.compare import compare
     from schedc.compile.fixed_layout import time_plan
-    from schedc.formats.link_topology import link_topology_toml
     from schedc.formats.plan.plan_file import read_plan
-    from schedc.formats.stage_profile import stage_profile_json
+    from schedc.formats.profile_file import stage_profile_json
+    from schedc.formats.topology_toml import link_topology_toml
     from schedc.formats.trace_file import read_trace
     from schedc.io.atomic_write import write_atomically
     from schedc.io.outputs import check_outputs

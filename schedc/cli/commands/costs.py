@@ -46,9 +46,8 @@ def costs_command(
     from msgspec import structs
 
     from schedc.costs.efficiency import ROOFLINE, sustained
-    from schedc.costs.names import is_known
     from schedc.costs.parameters import expert_parameters, parameters
-    from schedc.costs.predicted import predicted
+    from schedc.costs.predicted import is_known, predicted
     from schedc.formats.profile_file import profile_json
     from schedc.io.outputs import check_outputs, is_standard, write_output
     from schedc.view.terminal.operators import first_parts, operators_json, print_operators

@@ -18,8 +18,7 @@ OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT", hel
 
 def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OutputOption) -> None:
     """Write Megatron-LM's pipeline layout of a plan; - is standard output. Megatron decides the order of ops itself."""
-    from schedc.formats.layouts.megatron import megatron_options
-    from schedc.formats.layouts.model_layers import read_model_layers
+    from schedc.formats.layouts import megatron_options, read_model_layers
     from schedc.io.outputs import check_outputs, is_standard, write_output
 
     check_outputs({"-o": output}, (plan, profile), standard=True)
@@ -42,8 +41,7 @@ def export_torchtitan(
 ) -> None:
     """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
     from schedc.errors import InvalidInput
-    from schedc.formats.layouts.model_layers import read_model_layers
-    from schedc.formats.layouts.torchtitan import torchtitan_lines
+    from schedc.formats.layouts import read_model_layers, torchtitan_lines
     from schedc.formats.torch_csv.exporter import torch_csv
     from schedc.formats.torch_csv.stage_map import notes
     from schedc.io.atomic_write import write_atomically

@@ -4,9 +4,9 @@ Takes a plan that its verifier accepts; gives the text that `_PipelineScheduleRu
 r. `compute_comms` is what torch executes, action by action: compute, sends, receives, REDUCE_GRAD, UNSHARD, RESHARD.
 `compute_only` leaves all but the compute to torch's own lowering.
 
-- Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order; microbatches by torch's numbers (`numbering`).
+- Compute: F is `F`, B (of the input) `I`, W `W`, BW `B`, in the plan's order; microbatches by torch's numbers (`stage_map`).
 - Stages of one rank hand over to each other without actions; torch fails if it finds any there.
-- A send is directly after the op that made the message, its receive where the plan's times have it (`torch_order`): torch tags
+- A send is directly after the op that made the message, its receive where the plan's times have it (`common_order`): torch tags
   nothing, so both ranks of a pair list what passes between them, in either direction, in the same order.
 - REDUCE_GRAD after a stage's last W or B and what these send: it scales the gradients by 1 / microbatches, and FSDP reduces there.
   The rank computes nothing meanwhile, which the plan may do; a note of the stage map says so.
@@ -18,20 +18,23 @@ from __future__ import annotations
 
 import csv
 import io
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.formats.torch_csv.common_order import common_order
-from schedc.formats.torch_csv.numbering import plan_microbatches
-from schedc.formats.torch_csv.stage_map import stage_map
+from schedc.formats.torch_csv.stage_map import plan_microbatches, stage_map
 from schedc.io.atomic_write import write_atomically
 from schedc.io.pretty_json import pretty_json
 from schedc.ir.ops import WHOLE, Kind, Op, token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
+    from schedc.analysis.simulation.timeline import Transfer
     from schedc.ir.plan import Plan
 
 CsvFormat: TypeAlias = Literal["compute_comms", "compute_only"]
@@ -143,3 +146,56 @@ def _compute_comms(plan: Plan, number: Mapping[int, int]) -> list[list[str]]:
     for rank_index in range(len(rows)):
         reduce(rank_index)
     return rows
+
+
+def common_order(plan: Plan) -> list[Op | Transfer]:
+    """All compute ops and all transfers of the plan, each after everything that it waits for, else by time.
+
+    PyTorch's runtime walks one list of actions on each rank, and c10d puts what it sends and receives into queues: one for each
+    pair of ranks, or a single one where the group was made with a `device_id`. If every rank's list is what one common order holds
+    of that rank, with each transfer a single event of that order on both of its ranks, then no list and no queue can wait in a
+    cycle, however c10d queues: whatever comes first in the common order can always proceed.
+
+    The common order is that of the plan's own simulated times. A transfer is at the moment at which its message is ready, not at
+    the later one at which a busy link takes it (`post_before` knows of that): behind a busy link the messages queue in this order
+    in torch, too, and a sender that held its message back to let the link become free would hold back everything after it in its
+    list.
+
+    Args:
+        plan: one of whole blocks, that the plan verifier accepts.
+    """
+    timeline = simulate(plan.problem, plan.schedule())
+    key_of: dict[Op | Transfer, tuple[int, ...]] = {}
+    sorter: TopologicalSorter[Op | Transfer] = TopologicalSorter()
+    for rank in plan.ranks:
+        times = zip(rank.compute, timeline.start_ns(rank.rank), timeline.end_ns(rank.rank), strict=True)
+        # At one moment first the ops that end, then the transfers that these make ready, then the ops that take no time.
+        key_of |= {op: (end_ns, 0 if start_ns < end_ns else 2, rank.rank, at) for at, (op, start_ns, end_ns) in enumerate(times)}
+        sorter.add(rank.compute[0])
+        for before, after in pairwise(rank.compute):
+            sorter.add(after, before)
+    for transfer in timeline.transfers:
+        key_of[transfer] = (transfer.ready_ns, 1, transfer.source, transfer.op.stage, transfer.op.microbatch)
+        sorter.add(transfer, transfer.op)
+        sorter.add(_consumer(plan, transfer.op, key_of), transfer)
+
+    order: list[Op | Transfer] = []
+    ready: list[tuple[tuple[int, ...], Op | Transfer]] = []
+    sorter.prepare()
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heappush(ready, (key_of[node], node))
+        _, node = heappop(ready)
+        order.append(node)
+        sorter.done(node)
+    return order
+
+
+def _consumer(plan: Plan, producer: Op, known: Container[Op | Transfer]) -> Op:
+    """The op that needs what `producer` sends."""
+    path = plan.problem.path(producer.microbatch)
+    at = path.index(producer.stage)
+    if producer.kind is Kind.F:
+        return Op(Kind.F, path[at + 1], producer.microbatch)
+    split = Op(Kind.B, path[at - 1], producer.microbatch)
+    return split if split in known else split._replace(kind=Kind.BW)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.formats.torch_csv.numbering import plan_microbatches
 from schedc.ir.ops import Kind
 from schedc.units import format_duration_ns
 
@@ -136,3 +135,15 @@ def torchtitan_options(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]
         "stages": f"module_fqns_per_model_part must have {len(problem.stages)} lists, one for each stage in order",
         "microbatches": f"its batch and microbatch size must give {problem.microbatches} microbatches",
     }
+
+
+def plan_microbatches(plan: Plan) -> tuple[int, ...]:
+    """Per microbatch of torch's, the plan's microbatch. The plan has one path, and no forward is in parts.
+
+    Torch numbers them in the order of the forwards of the last stage: it keeps the losses in a list to which each of these appends,
+    and looks them up by microbatch. So where a plan runs these forwards in another order, torch's microbatch k is the k-th of them,
+    and the training job must split its batch so.
+    """
+    last = plan.problem.paths[0][-1]
+    on_rank = plan.ranks[plan.problem.stages[last].rank].compute
+    return tuple(op.microbatch for op in on_rank if op.kind is Kind.F and op.stage == last)

@@ -17,7 +17,7 @@ from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.problem import Link, Problem
     from schedc.study.robust.distribution import Distribution
 

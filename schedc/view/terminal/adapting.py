@@ -11,8 +11,7 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.conditions import Conditions, LinkState
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkState, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.runtime.replay.replay import EmulatedReplay
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from schedc.costs.durations import duration_s
-from schedc.costs.parts import parts_of
+from schedc.costs.efficiency import duration_s
+from schedc.costs.layers import parts_of
 from schedc.io.location import one_line
 from schedc.units import format_bytes, format_duration_ns
 from schedc.view.terminal.profile import PIPED_WIDTH
 from schedc.view.terminal.results import console, plain_table
 
 if TYPE_CHECKING:
+    from schedc.costs.layers import Part
     from schedc.costs.operators.operator import Operator, Operators, OperatorWork
-    from schedc.costs.parts import Part
     from schedc.costs.predicted import Predicted
 
 PHASES = ("forward", "backward_input", "backward_weight")

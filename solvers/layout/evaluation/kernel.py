@@ -242,7 +242,7 @@ def keep_reserves(scheduler: Any, keep: int) -> bool:
 
 @kernel(inline=True)
 def hold_bytes(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int) -> None:
-    """What a microbatch of the stage holds, and what the stage holds all the time (`schedc.lower.recompute`)."""
+    """What a microbatch of the stage holds, and what the stage holds all the time (`schedc.lower.problem`)."""
     number, numbers, first, last = sketch.rank[stage], costs.numbers, sketch.cuts[stage], sketch.cuts[stage + 1]
     held = costs.activation[last] - costs.activation[first]
     kept = costs.after_input[last] - costs.after_input[first]

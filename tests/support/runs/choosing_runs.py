@@ -23,7 +23,7 @@ from schedc.runtime.session.pipe import Pipe
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
 
 

@@ -24,7 +24,7 @@ from schedc.runtime.transports.gloo import connect_gloo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 

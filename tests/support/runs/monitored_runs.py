@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups

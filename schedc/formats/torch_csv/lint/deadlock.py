@@ -17,16 +17,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding
-from schedc.formats.torch_csv.lint.lists import key_of
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, key_of
 from schedc.formats.torch_csv.lint.transfers import consumer_of, message_of, messages, other_end
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.formats.torch_csv.lint.actions import Action
-    from schedc.formats.torch_csv.lint.lists import Lists
+    from schedc.formats.torch_csv.lint.actions import Action, Lists
     from schedc.formats.torch_csv.lint.transfers import LintedMessage
 
 _MOST_NODES = 4_000

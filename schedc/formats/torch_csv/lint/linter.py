@@ -10,11 +10,9 @@ import re
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, check_cells, check_rows, read_actions
-from schedc.formats.torch_csv.lint.compute import check_compute, check_placement
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, check_cells, check_rows, lists_of, read_actions
+from schedc.formats.torch_csv.lint.compute import check_compute, check_placement, check_reduce_grad, check_unshard
 from schedc.formats.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
-from schedc.formats.torch_csv.lint.gradients import check_reduce_grad, check_unshard
-from schedc.formats.torch_csv.lint.lists import lists_of
 from schedc.formats.torch_csv.lint.transfers import check_pair_order, check_transfers
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule

@@ -13,7 +13,7 @@ from schedc.formats.torch_csv.lint.actions import TRANSFERS, Action, Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.formats.torch_csv.lint.lists import Lists
+    from schedc.formats.torch_csv.lint.actions import Lists
 
 
 class LintedMessage(NamedTuple):

@@ -1,0 +1,165 @@
+"""Layouts of plans as options of Megatron-LM, and of torchtitan without code of ours: its options and the modules of each stage.
+
+A plan has the numbers of layers alone. The profile that its job names has their kinds, as `schedc costs` writes them, or names:
+which layer is the embedding, a decoder block, a module for further tokens or the head. Megatron, whose stages are on the ranks in a
+loop, decides the order of ops itself. torchtitan calls the modules of its language models `tok_embeddings`, `layers.i`, `norm`, and
+the head `lm_head` (once `output`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from schedc.errors import Unsupported
+from schedc.formats.megatron_layout import ModelLayer, format_layout
+from schedc.formats.profile_file import ProfileFile
+from schedc.formats.torch_csv.stage_map import torchtitan_options
+from schedc.io.conform import conform
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location
+from schedc.io.tables import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from schedc.formats.profile_file import LayerEntry
+    from schedc.ir.plan import Plan
+
+_DECODER = re.compile(r"(windowed |latent )?attention( \+ (feed-forward|experts))*")
+"""The kinds of blocks that are Megatron's decoder layers, as `schedc costs` writes them."""
+
+
+def read_model_layers(path: Path) -> tuple[ModelLayer, ...]:
+    """What the layers of a profile are, in the order of the forward.
+
+    Raises:
+        InvalidInput: the file is no profile, or a layer is none of these.
+    """
+    place = Location(str(path))
+    entries = conform(parse_json(read_bytes(path), str(path)), ProfileFile, place).layers
+    return tuple(layer for index, entry in enumerate(entries) for layer in [_layer(entry, place / "layers" / index)] * entry.repeat)
+
+
+def _layer(entry: LayerEntry, place: Location) -> ModelLayer:
+    named = re.match("embedding|block|further token|head", entry.name)  # without kinds: "block.3", "blocks 0 to 31"
+    kind = entry.kind or (named[0] if named else "")
+    if kind in ("embedding", "head"):
+        return ModelLayer.EMBEDDING if kind == "embedding" else ModelLayer.HEAD
+    if kind.startswith("further token"):
+        return ModelLayer.FURTHER_TOKEN
+    if kind == "block" or _DECODER.fullmatch(kind):
+        return ModelLayer.BLOCK
+    found = f"{entry.kind!r} of a layer with the name {entry.name!r}"
+    raise (place / "kind").refuse(
+        found, "embedding, head, block, or a kind that schedc costs writes for a block of attention and feed-forward"
+    )
+
+
+def layers_of_stages(plan: Plan, layers: Sequence[ModelLayer]) -> tuple[tuple[ModelLayer, ...], ...]:
+    """What the layers of each stage are, along the one path of the plan.
+
+    Raises:
+        Unsupported: the plan's stages do not have these layers, or they are not an embedding, then blocks, then modules for further
+            tokens, then a head.
+    """
+    problem = plan.problem
+    if problem.paths != (tuple(range(len(problem.stages))),):
+        raise Unsupported(f"{plan.name}: its stages are not one path in their order (a bidirectional placement, say)")
+    bounds = [stage.layers for stage in problem.stages if stage.layers is not None]
+    if len(bounds) < len(problem.stages):
+        raise Unsupported(f"{plan.name}: the plan does not know the layers of its stages; compile it from a profile.json")
+    if bounds[-1][1] != len(layers):
+        raise Unsupported(f"{plan.name}: the plan has {bounds[-1][1]} layers and the profile {len(layers)}; name the job's profile")
+    order = (ModelLayer.EMBEDDING, ModelLayer.BLOCK, ModelLayer.FURTHER_TOKEN, ModelLayer.HEAD)
+    ends = (layers.count(ModelLayer.EMBEDDING), layers.count(ModelLayer.HEAD))
+    if ends != (1, 1) or sorted(layers, key=order.index) != list(layers):
+        expected = "one embedding, then blocks, then modules for further tokens, then one head"
+        raise Unsupported(f"{plan.name}: its layers are {''.join(layers)}, expected {expected}")
+    return tuple(tuple(layers[first:last]) for first, last in bounds)
+
+
+_NAMES = {
+    ModelLayer.EMBEDDING: "embedding",
+    ModelLayer.BLOCK: "decoder",
+    ModelLayer.FURTHER_TOKEN: "mtp",
+    ModelLayer.HEAD: "loss",
+}
+"""What layers are called in the list form."""
+
+
+def megatron_options(plan: Plan, layers: Sequence[ModelLayer]) -> str:
+    """The options of Megatron-LM for a plan's layout, one for each line, then the layout as a list in a comment.
+
+    Args:
+        plan: the plan.
+        layers: what each of its model's layers is.
+
+    Raises:
+        Unsupported: Megatron cannot express the layout; says why.
+    """
+    problem = plan.problem
+    stages = layers_of_stages(plan, layers)
+    if [stage.rank for stage in problem.stages] != [index % problem.ranks for index in range(len(stages))]:
+        why = f"the placement is {problem.placement}, and Megatron's stages are on the ranks in a loop"
+        raise Unsupported(f"{plan.name}: Megatron cannot express this layout: {why}; compile with placement unidirectional or loop")
+    if len(stages) % problem.ranks:
+        raise Unsupported(f"{plan.name}: {len(stages)} stages are not a multiple of {problem.ranks} ranks, as Megatron needs them")
+    if sum(ModelLayer.FURTHER_TOKEN in stage for stage in stages) > 1:
+        why = "its modules for further tokens are in several stages, and Megatron has all of them in one"
+        raise Unsupported(f"{plan.name}: Megatron cannot express this layout: {why}")
+    named = [[_NAMES[layer] for layer in stage] for stage in stages]
+    return (
+        f"--pipeline-model-parallel-size {problem.ranks}\n"
+        f"--pipeline-model-parallel-layout '{format_layout(stages)}'\n"
+        f"# as a list: pipeline_model_parallel_layout = {named}\n"
+    )
+
+
+def modules_of_stages(plan: Plan, layers: Sequence[ModelLayer], head: str = "lm_head") -> list[list[str]]:
+    """The names of the modules of each stage.
+
+    Raises:
+        Unsupported: the plan's stages do not have these layers, or torchtitan has no such layer.
+    """
+    modules, blocks = [], 0
+    for stage in layers_of_stages(plan, layers):
+        names = []
+        for layer in stage:
+            if layer is ModelLayer.FURTHER_TOKEN:
+                raise Unsupported(f"{plan.name}: torchtitan's models have no module for further tokens")
+            if layer is ModelLayer.BLOCK:
+                names.append(f"layers.{blocks}")
+                blocks += 1
+            else:
+                names += ["tok_embeddings"] if layer is ModelLayer.EMBEDDING else ["norm", head]
+        modules.append(names)
+    return modules
+
+
+def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, head: str = "lm_head") -> str:
+    """The options of torchtitan 0.3, one for each line, then the modules as a line of Python for its configuration, in a comment.
+
+    Args:
+        plan: one that torch can run.
+        layers: what each of its model's layers is.
+        csv_name: what `pipeline_parallel_schedule_csv` names.
+        head: the name of the head's module.
+
+    Raises:
+        Unsupported: torchtitan cannot place the stages so, or has no such layers.
+    """
+    found = torchtitan_options(plan, csv_name, "compute_only")
+    if found["options"] is None:
+        raise Unsupported(f"{plan.name}: {found['why_not']}")
+    modules = modules_of_stages(plan, layers, head)
+    lines = (
+        *found["options"],
+        "--parallelism.pipeline_parallel_microbatch_size=1",
+        f"--training.local_batch_size={plan.problem.microbatches}",
+        "--training.disable_cuda_graphs",  # they and pipelines exclude each other
+        f"# parallelism.module_fqns_per_model_part = {modules}",
+        "# for larger microbatches multiply pipeline_parallel_microbatch_size and local_batch_size by the same number",
+    )
+    return "".join(f"{line}\n" for line in lines)

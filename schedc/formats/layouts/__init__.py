@@ -1,1 +1,0 @@
-"""Layouts of plans as options of Megatron-LM and torchtitan."""
