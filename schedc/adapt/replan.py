@@ -12,26 +12,21 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import simple_bound
-from schedc.analysis.gap import relative_gap
-from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import Defect, InvalidInput, Unsupported
+from schedc.compile.fixed_layout import certify
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
-from schedc.ir.plan import Certificate, MadeBy
-from schedc.lower.conditions import problem_under
-from schedc.lower.plan import lower
+from schedc.ir.plan import MadeBy
+from schedc.lower.conditions import checked_under
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.verify.job import check_pipeline
-from schedc.verify.plan.checks import verify_plan
-from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.conditions import Conditions
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
@@ -103,9 +98,7 @@ def replan(
         InvalidInput: a plan has other stages, or the conditions make a problem that nobody can plan for.
         Defect: the verifier refuses the new plan.
     """
-    problem = problem_under(plan.problem, conditions)
-    if violations := verify_problem(problem):
-        raise InvalidInput(f"{plan.name}: under the conditions: {violations[0]}")
+    problem = checked_under(plan.problem, conditions, "under the conditions")
     tables = tables_of(problem)
     now = running or plan
     as_planned = problem == plan.problem
@@ -124,10 +117,10 @@ def replan(
         schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops), rules=slow_link_rules)
     except Unsupported:  # the rules do not hold one microbatch; what ran before holds
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
-    timeline = simulate(problem, schedule, tables=tables)
-    new_ns = timeline.objective_ns(problem.objective)
+    new_ns = simulate(problem, schedule, tables=tables).objective_ns(problem.objective)
     if new_ns < best_ns:
-        new = _plan(plan, problem, schedule, timeline)
+        made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
+        new = certify(problem, schedule, made_by, bounds=(simple_bound(problem),))  # ranks wait for it
         if _same_collectives(plan, new, replicas):
             best, best_ns, choice = new, new_ns, Choice.NEW
     return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
@@ -138,26 +131,6 @@ def _orders(plan: Plan, problem: Problem) -> Schedule:
     if violations := check_pipeline(plan, problem):
         raise InvalidInput(f"{plan.name}: {violations[0]}")
     return plan.schedule()
-
-
-def _plan(plan: Plan, problem: Problem, schedule: Schedule, timeline: Timeline) -> Plan:
-    """The plan of the schedule, verified."""
-    bound = simple_bound(problem)
-    certificate = Certificate(
-        makespan_ns=timeline.makespan_ns,
-        lower_bound_ns=bound.value_ns,
-        gap=relative_gap(timeline.objective_ns(problem.objective), bound.value_ns, bound.name),
-        bound=bound.name,
-        bubble_ratio=timeline.bubble_ratio,
-        peak_activation_bytes=peak_bytes(problem, schedule),
-        stage_span_ns=timeline.stage_span_ns,
-        objective=problem.objective,
-    )
-    made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
-    new = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
-    if violations := verify_plan(new):
-        raise Defect(f"{plan.name}: the new plan breaks a rule: {violations[0]}")
-    return new
 
 
 def _same_collectives(plan: Plan, other: Plan, replicas: int) -> bool:

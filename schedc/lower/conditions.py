@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schedc.errors import InvalidInput
 from schedc.ir.ops import Kind
+from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,18 @@ def problem_under(problem: Problem, conditions: Conditions) -> Problem:
         links=tuple(conditions.link(link) for link in problem.links),
         stages=tuple(_stage(stage, conditions) for stage in problem.stages),
     )
+
+
+def checked_under(problem: Problem, conditions: Conditions, where: str) -> Problem:
+    """The problem with these costs, verified; `where` says of messages which conditions they are.
+
+    Raises:
+        InvalidInput: it contradicts itself.
+    """
+    under = problem_under(problem, conditions)
+    if violations := verify_problem(under):
+        raise InvalidInput(f"{problem.name}: {where}: {violations[0]}")
+    return under
 
 
 def _stage(stage: Stage, conditions: Conditions) -> Stage:

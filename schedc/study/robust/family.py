@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.compile.fixed_layout import check_plan, compile_problem
-from schedc.errors import InvalidInput
 from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.io.atomic_write import write_atomically
 from schedc.ir.conditions import AS_PLANNED
-from schedc.lower.conditions import problem_under
+from schedc.lower.conditions import checked_under
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.study.robust.robust import ends_of
-from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,10 +76,7 @@ def compile_family(
         InvalidInput: under one of the conditions the problem contradicts itself, or a file cannot be written.
         Infeasible, NoPlanFound, Defect: as `compile_problem`.
     """
-    problems = [problem_under(problem, each) for _, each in conditions]
-    for (name, _), each in zip(conditions, problems, strict=True):
-        if violations := verify_problem(each):
-            raise InvalidInput(f"{problem.name}: under {name}: {violations[0]}")
+    problems = [checked_under(problem, each, f"under {name}") for name, each in conditions]
     plans: list[Plan] = []
     failures: list[Failure] = []
     kept = 0

@@ -17,9 +17,9 @@ from schedc.analysis.bounds.lower_bounds import bounds_in_time, simple_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import BOUNDS_SHARE, Compiled, certify, compile_problem
 from schedc.compiled.compiler import compile_ahead
-from schedc.errors import Defect, InvalidInput
+from schedc.errors import Defect
 from schedc.ir.plan import MadeBy
-from schedc.lower.conditions import problem_under
+from schedc.lower.conditions import checked_under, problem_under
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.driver.portfolio import Ended
@@ -29,7 +29,6 @@ from schedc.solvers.search.polish_sampled import polish_sampled_schedules
 from schedc.study.robust.clusters import clustered
 from schedc.study.robust.criterion import MEAN, Criterion
 from schedc.study.robust.scenarios import shifted
-from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,10 +139,7 @@ def compile_robust(
     """
     begun = time.perf_counter()
     interruption = interruption or Interruption()
-    problems = [problem_under(problem, conditions) for conditions in states.conditions]
-    for each in problems:
-        if violations := verify_problem(each):
-            raise InvalidInput(f"{problem.name}: in one of the states of its links: {violations[0]}")
+    problems = [checked_under(problem, each, "in one of the states of its links") for each in states.conditions]
     compile_ahead(polish_sampled)
     mean_problem = problem_under(problem, shifted(problem, states, 0.0))
     exact: list[Compiled] = []
