@@ -31,8 +31,7 @@ from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, m
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, Stamp, StampedEnd
 from schedc.runtime.common.observer import Observer
-from schedc.runtime.emulation.observed import ObservedTransport
-from schedc.runtime.profiling.ping import clock_name
+from schedc.runtime.measure.clocks import clock_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +131,7 @@ class Monitor(Observer):
             # Pings are expected long before they come: where a receive holds back those behind it, they go with the control.
             free = ends.data is ends.control
             ends = ends if inner is None else inner(wire, ends)
-            beside = ends.data if free and not isinstance(ends.data, ObservedTransport) else ends.control
+            beside = ends.data if free and not ends.in_order else ends.control
             link: InLink | OutLink
             if wire.source == self._rank:
                 link = self._out.setdefault(wire.destination, OutLink())

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.conditions import AS_PLANNED
-from schedc.runtime.execution.channels import HEADER_TAG, TAGS
 
 if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
-
-NO_TAG = -1
-"""Of the message before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +104,6 @@ class OwnLink:
         """As `Reservable.reserve`."""
         self._free_ns = max(ready_ns, self._free_ns) + occupancy_ns
         return self._free_ns
-
-
-def same_transfer(before: int, tag: int) -> bool:
-    """Whether a message belongs to the same transfer as the one before it on its wire, by their tags.
-
-    The tensors of a transfer follow each other and have rising tags; together they occupy the link once.
-    """
-    return before // TAGS == tag // TAGS and before < tag
-
-
-def last_of(before: int, tag: int) -> int:
-    """Of two messages, one behind the other, which the next is compared with.
-
-    What lies beside a transfer's tensors says nothing of them: more may follow.
-    """
-    return before if tag % TAGS >= HEADER_TAG else tag
 
 
 def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:

@@ -9,6 +9,7 @@ sees the message come, as CrossPipe does, so that the real way adds to the injec
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, trace
 from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, compute_mark, cycles_per_ns
 from schedc.runtime.emulation.observed import ObservedTransport
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue, Undelayed
-from schedc.runtime.emulation.trunks import host_name, open_trunks
+from schedc.runtime.emulation.trunks import open_trunks
+from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.nccl import NcclTransport
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class Injection:
         """Of the trace."""
         self._gpu = device if device is not None and device.type == "cuda" else None
         self._cycles_per_ns = 0.0 if self._gpu is None else cycles_per_ns(self._gpu)
-        self._hosts = groups.exchange(host_name())
+        self._hosts = groups.exchange(clock_name() or socket.gethostname())
         if one_queue and len(set(self._hosts)) > 1:
             raise Unsupported("one queue for all transfers needs one clock; run all ranks on one host, or with four queues")
         self._trunks = open_trunks(_senders(problem), self._hosts, groups)
@@ -107,7 +109,7 @@ class Injection:
                 " into NCCL's transfers only; load with channels='nccl'"
             )
         if not together:
-            return ends._replace(data=ObservedTransport(ends.data, delay, own))
+            return ends._replace(data=ObservedTransport(ends.data, delay, own), in_order=True)
         link = own if planned.trunk is None else self._trunks[planned.trunk]
         if self._gpu is not None:
             record = partial(compute_mark, self._gpu)

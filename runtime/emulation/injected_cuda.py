@@ -19,9 +19,8 @@ import torch
 
 from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.common.serial_executor import SerialExecutor
-from schedc.runtime.emulation.delays import NO_TAG, same_transfer
 from schedc.runtime.emulation.stamped import InjectedTransport, message_tag
-from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.channels import NO_TAG, TAGS, same_transfer
 from schedc.runtime.transports.delegate import found_elsewhere
 
 if TYPE_CHECKING:
@@ -176,13 +175,13 @@ class DeviceStampedTransport(InjectedTransport):
         """
         super().__init__(ends, delay, link)
         self._record = record
-        self._errands = SerialExecutor()
+        self._stamps = SerialExecutor()
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
         mark = self._record()
         outgoing = _Outgoing(self._data.send(tensor, message_tag(tag)))
-        self._errands.add(lambda: self._stamp(mark, tag, outgoing))
+        self._stamps.add(lambda: self._stamp(mark, tag, outgoing))
         return outgoing
 
     def _stamp(self, mark: Mark, tag: int, outgoing: _Outgoing) -> None:

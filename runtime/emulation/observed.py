@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.common.serial_executor import SerialExecutor
-from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
-from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.channels import NO_TAG, TAGS, last_of, same_transfer
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +62,7 @@ class ObservedTransport:
         self._delay = delay
         self._link = link
         self._last_tag = NO_TAG
-        self._errands = SerialExecutor()
+        self._receives = SerialExecutor()
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
@@ -74,7 +73,7 @@ class ObservedTransport:
         place = None if same_transfer(self._last_tag, tag) else tag // TAGS
         self._last_tag = last_of(self._last_tag, tag)
         incoming = _Incoming(self._inner.receive(kind, tag))
-        self._errands.add(lambda: self._watch(incoming, place))
+        self._receives.add(lambda: self._watch(incoming, place))
         return incoming
 
     def _watch(self, incoming: _Incoming, place: int | None) -> None:

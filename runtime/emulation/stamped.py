@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.runtime.common.header import TensorMeta
-from schedc.runtime.emulation.delays import NO_TAG, last_of, same_transfer
 from schedc.runtime.emulation.timer import wait_until
-from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.execution.channels import NO_TAG, TAGS, last_of, same_transfer
 
 if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable

@@ -7,11 +7,9 @@ file's, which the system takes from a process that ends.
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import tempfile
 from mmap import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
@@ -22,12 +20,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
 
 FREE_NS = struct.Struct("=q")
-
-
-def host_name() -> str:
-    """What distinguishes hosts, and so clocks: the boot where the system says it, else the name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.exists() else socket.gethostname()
 
 
 class _Shared:

@@ -96,7 +96,7 @@ class _Watched:
         self._inner = inner
         self._arrivals = arrivals
         self._messages = wire.messages
-        self._errands = SerialExecutor(), SerialExecutor()
+        self._receives = SerialExecutor(), SerialExecutor()
         self.pending: Counter[int] = Counter()
         """By place of the transfer in the wire, how many of its tensors have been asked for and have not come."""
 
@@ -109,7 +109,7 @@ class _Watched:
         incoming = _Incoming(self._inner.receive(kind, tag), self._arrivals)
         with self._arrivals.changed:
             self.pending[tag // TAGS] += 1
-        self._errands[self._messages[tag // TAGS].gradient].add(lambda: self._watch(incoming, tag // TAGS))
+        self._receives[self._messages[tag // TAGS].gradient].add(lambda: self._watch(incoming, tag // TAGS))
         return incoming
 
     def _watch(self, incoming: _Incoming, at: int) -> None:

@@ -7,6 +7,8 @@ here, received at t1 and answered at t2 on the other rank, and back at t3 here, 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +29,17 @@ class ClockOffset(NamedTuple):
     """What to add to the rank's times."""
     error_ns: int
     """By how much that may be wrong, either way."""
+
+
+def clock_name() -> str:
+    """What is equal for processes whose `time.perf_counter_ns` is the same clock: the boot of the machine and its time namespace.
+
+    Empty where that cannot be known.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/time")
+    except OSError:
+        return ""
 
 
 def best_offset(rounds: Iterable[tuple[int, int, int, int]]) -> ClockOffset:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.profiling.fit import LinkFit, fit_link
-from schedc.runtime.profiling.ping import NUMBER_BYTES, Wires, clock_name, follow, lead, one_way_times
+from schedc.runtime.profiling.ping import NUMBER_BYTES, Wires, follow, lead, one_way_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

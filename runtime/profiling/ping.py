@@ -11,12 +11,10 @@ is then right for each way, and the two ways' latencies are taken as equal, beca
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -92,17 +90,6 @@ class PairTimes(NamedTuple):
     forth: dict[int, float]
     """From the leader to the follower."""
     back: dict[int, float]
-
-
-def clock_name() -> str:
-    """What is equal for processes whose `time.perf_counter_ns` is the same clock: the boot of the machine and its time namespace.
-
-    Empty where that cannot be known.
-    """
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/time")
-    except OSError:
-        return ""
 
 
 def _rounds(sizes: Sequence[int], repeats: int, warmup: int) -> Iterator[tuple[int, int, bool]]:

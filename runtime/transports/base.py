@@ -81,6 +81,8 @@ class Ends(NamedTuple):
     ended: Callable[[float], None] = _nothing
     """Called after `close` with a limit in seconds: returns when all that `close` has begun is over. Wires of one rank may end only
     together: all are closed first."""
+    in_order: bool = False
+    """Whether what wraps `data` waits for one receive after the other, so that one holds back those behind it."""
 
 
 Connect: TypeAlias = "Callable[[Wire, Groups], Ends]"

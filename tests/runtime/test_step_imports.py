@@ -35,16 +35,25 @@ VERIFIER = {"schedc.verify", "schedc.verify.plan", "schedc.verify.schedule"}
 """Rank 0 verifies the plan for all."""
 
 
+ADAPTING = {
+    "schedc.runtime.adapt",
+    "schedc.runtime.adapt.monitoring",
+    "schedc.runtime.measure",
+}
+"""Where a job adapts, it measures; it imports no emulation and no profiling."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", ["fused", "split"])
-def test_a_training_job_imports_few_packages(tmp_path: Path, backward: str) -> None:
+@pytest.mark.parametrize("adapts", [False, True])
+def test_a_training_job_imports_few_packages(tmp_path: Path, backward: str, *, adapts: bool) -> None:
     problem = make_problem(2, 4, split_backward=backward == "split")
     path = tmp_path / "plan.json"
     write_plan(plan_of(problem, constructive("greedy")(problem)), path)
     with rank_processes(2, tmp_path) as processes:  # fresh ones: those of other tests have imported more
-        ranks = processes.run(lines_of_a_step, str(path))
+        ranks = processes.run(lines_of_a_step, str(path), adapts)
     for rank, lines in enumerate(ranks):
         assert isinstance(lines, dict), lines
         packages = {name.rpartition(".")[0] or name for name in lines} | {"schedc"}
         allowed = PACKAGES | (WHERE_SPLIT if backward == "split" else set()) | (VERIFIER if rank == 0 else set())
-        assert packages == allowed
+        assert packages == allowed | (ADAPTING if adapts else set())

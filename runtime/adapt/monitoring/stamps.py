@@ -22,8 +22,7 @@ from schedc.runtime.adapt.monitoring.link_pair import News
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.serial_executor import SerialExecutor
-from schedc.runtime.emulation.delays import NO_TAG, same_transfer
-from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS
+from schedc.runtime.execution.channels import NO_TAG, PING_TAG, STAMP_TAG, TAGS, same_transfer
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
@@ -141,8 +140,8 @@ class InLink:
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._errands, self._unread = SerialExecutor(), SerialExecutor()
-        """Pings; and stamps that come after the end, which do not wait for a ping that may never come."""
+        self._pings_in_turn, self._unread = SerialExecutor(), SerialExecutor()
+        """Wait for pings; and for stamps that come after the end, which do not wait for a ping that may never come."""
         self._pings = _Pings()
         self.on_stamp: Callable[[], None] = _nothing
         """Called in the link's thread when a stamp has come."""
@@ -171,7 +170,7 @@ class InLink:
             pings.lost = True  # who waits for a message says so
             return True
         for ping in coming:
-            self._errands.add(partial(pings.take, ping, self.on_pings))
+            self._pings_in_turn.add(partial(pings.take, ping, self.on_pings))
         return True
 
     @property

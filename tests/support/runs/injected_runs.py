@@ -58,7 +58,7 @@ def exchange(
     """
     groups = Groups(60)
     try:
-        with patch("schedc.runtime.emulation.injected.host_name", lambda: f"host {rank}" if hosts else "host"):
+        with patch("schedc.runtime.emulation.injected.clock_name", lambda: f"host {rank}" if hosts else "host"):
             injection = Injection(problem, groups)
         ends = {}
         for source, destination in pairs:
