@@ -28,10 +28,9 @@ from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.conditions import problem_under
 from schedc.solvers.common.base import Limits
 from schedc.solvers.heuristics.rule_table import rule_table
-from schedc.study.robust.criterion import Criterion, percentile_of
-from schedc.study.robust.distribution import Distribution
+from schedc.study.robust.requests import Distribution, drawn_states, pairs_of
 from schedc.study.robust.robust import compile_robust, ends_of
-from schedc.study.robust.scenarios import drawn_states, pairs_of
+from schedc.study.robust.scenarios import Criterion, percentile_of
 
 MS = 1_000_000
 MEAN_MS, DEVIATION_MS = 30, 10

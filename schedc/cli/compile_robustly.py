@@ -53,9 +53,9 @@ def compile_robustly(
     from schedc.cli.defect import defects_kept
     from schedc.formats.plan.plan_file import plan_json
     from schedc.io.outputs import check_outputs, write_output
-    from schedc.study.robust.criterion import Criterion
     from schedc.study.robust.requests import is_drawn, states_named
     from schedc.study.robust.robust import compile_robust
+    from schedc.study.robust.scenarios import Criterion
     from schedc.view.terminal import results
     from schedc.view.terminal.progress import live
     from schedc.view.terminal.robust import print_robust, robust_json

@@ -23,9 +23,8 @@ from schedc.ir.schedule import Schedule
 from schedc.lower.conditions import problem_under
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
-from schedc.study.robust.criterion import MEAN, Criterion
 from schedc.study.robust.robust import SEARCHED, compile_robust, ends_of
-from schedc.study.robust.scenarios import Scenarios, shifted
+from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,8 @@ from inputs.problems import MS, make_problem
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
-from schedc.study.robust.clusters import clustered
-from schedc.study.robust.criterion import MEAN, Criterion, percentile_of
-from schedc.study.robust.distribution import parse_distribution
-from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
-from schedc.study.robust.scenarios import Scenarios, drawn_states, pairs_of, shifted, states_of_trace
+from schedc.study.robust.requests import drawn_states, grid_of, is_drawn, is_grid, pairs_of, parse_distribution, states_named
+from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered, percentile_of, shifted, states_of_trace
 
 PROBLEM = make_problem(3, 2)
 SLOW, SLOWER = (Conditions(links={(0, 1): LinkState(latency_ns=ns)}) for ns in (30, 60))

@@ -92,8 +92,8 @@ def _conditions(text: str, problem: Problem, most: int, seed: int) -> list[tuple
     """What one `--links` says."""
     from pathlib import PurePath
 
-    from schedc.study.robust.clusters import clustered
     from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
+    from schedc.study.robust.scenarios import clustered
 
     if is_grid(text):
         return grid_of(text, problem, option="--links")

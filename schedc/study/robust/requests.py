@@ -1,26 +1,108 @@
-"""What `--robust` and `--links` name: a link trace, a distribution, or conditions written out."""
+"""What `--robust` and `--links` name: a link trace, a distribution of link delays as text, or conditions written out."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.formats.link_trace import read_link_trace
 from schedc.io.location import one_line, show
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.study.robust.distribution import EXPECTED, parse_distribution
-from schedc.study.robust.scenarios import drawn_states, pairs_of, states_of_trace
+from schedc.study.robust.scenarios import Scenarios, states_of_trace
 from schedc.units import format_duration_ns, parse_duration_ns
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
-    from schedc.study.robust.distribution import Distribution
-    from schedc.study.robust.scenarios import Scenarios
+    from collections.abc import Mapping
 
+    from schedc.ir.problem import Problem
+
+EXPECTED = '"normal(MEAN, DEVIATION)" or "uniform(LEAST, MOST)" of durations, as in "normal(30 ms, 10 ms)"'
+_CALL = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")
 _TERM = re.compile(r"\s*(?:([0-9]{1,9})-([0-9]{1,9})\s*=)?\s*(\w+\s*\([^()]*\))\s*", re.ASCII)
 _GRID = re.compile(r"\s*(each|all|[0-9]{1,9}[->][0-9]{1,9})\s*=(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Delays of a link, at least 0: what a normal distribution has below 0 is 0."""
+
+    name: str
+    """`normal` or `uniform`."""
+    first_ns: int
+    """The mean, or the least."""
+    second_ns: int
+    """The standard deviation, or the most."""
+
+    def quantile_ns(self, share: float) -> int:
+        """The delay that this share of all delays does not exceed; `share` is above 0 and below 1."""
+        if self.name == "uniform":
+            return round(self.first_ns + share * (self.second_ns - self.first_ns))
+        if not self.second_ns:
+            return self.first_ns
+        return max(0, round(NormalDist(self.first_ns, self.second_ns).inv_cdf(share)))
+
+    def draw_ns(self, count: int, random: Random) -> list[int]:
+        """This many delays, one from each of as many equally likely ranges, in random order (Latin hypercube sampling).
+
+        So even few delays have the distribution's mean and spread.
+        """
+        shares = [(place + random.uniform(0.001, 0.999)) / count for place in range(count)]
+        random.shuffle(shares)
+        return [self.quantile_ns(share) for share in shares]
+
+
+def parse_distribution(text: str) -> Distribution:
+    """The distribution that the text says.
+
+    Raises:
+        InvalidInput: it says none; the message is `found …, expected …`.
+    """
+    call = _CALL.fullmatch(text)
+    values = call[2].split(",") if call else []
+    if call is None or call[1] not in ("normal", "uniform") or len(values) != 2:
+        raise InvalidInput(f"found {show(text)}, expected {EXPECTED}")
+    numbers_ns = []
+    for value in values:
+        try:
+            numbers_ns.append(parse_duration_ns(value))
+        except ValueError as error:
+            raise InvalidInput(f"found {show(value.strip())} in {show(text)}, {error}") from error
+    if call[1] == "uniform" and numbers_ns[0] > numbers_ns[1]:
+        raise InvalidInput(f"found {show(text)}, expected the least before the most")
+    return Distribution(call[1], *numbers_ns)
+
+
+def pairs_of(problem: Problem) -> list[tuple[int, int]]:
+    """The pairs of ranks that a link joins, the lower rank first, ascending."""
+    return sorted({(min(ends), max(ends)) for ends in ((link.source, link.destination) for link in problem.links)})
+
+
+def drawn_states(problem: Problem, latency: Mapping[tuple[int, int], Distribution], count: int, seed: int) -> Scenarios:
+    """This many states: each pair of ranks draws a latency, the same both ways, apart from the other pairs. All weigh the same.
+
+    Args:
+        problem: whose links they are.
+        latency: by pair of ranks, the lower one first; the links of other pairs are as planned.
+        count: how many states, at least 1.
+        seed: of the random numbers.
+    """
+    random = Random(seed)
+    drawn = {pair: latency[pair].draw_ns(count, random) for pair in sorted(latency)}
+    links = {(link.source, link.destination) for link in problem.links}
+    states = []
+    for number in range(count):
+        state = {}
+        for (low, high), latencies_ns in drawn.items():
+            for way in ((low, high), (high, low)):
+                if way in links:
+                    state[way] = LinkState(latency_ns=latencies_ns[number])
+        states.append(Conditions(links=state))
+    return Scenarios(tuple(states), (1.0,) * count)
 
 
 def is_drawn(text: str) -> bool:

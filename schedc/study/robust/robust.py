@@ -26,9 +26,7 @@ from schedc.solvers.driver.portfolio import Ended
 from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table
 from schedc.solvers.kernel.sampled_orders import polish_sampled
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
-from schedc.study.robust.clusters import clustered
-from schedc.study.robust.criterion import MEAN, Criterion
-from schedc.study.robust.scenarios import shifted
+from schedc.study.robust.scenarios import MEAN, Criterion, clustered, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

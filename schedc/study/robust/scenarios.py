@@ -1,4 +1,4 @@
-"""The states that links may be in, each with a weight: samples of a distribution, or the states of a link trace.
+"""The states that links may be in, each with a weight; and what makes one number of a step's ends in all of them.
 
 A state is one of all links together, for a whole step: how links change within a step is not looked at.
 """
@@ -9,17 +9,17 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from random import Random
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.problem import Link, Problem
-    from schedc.study.robust.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +36,6 @@ class Scenarios:
             raise ValueError(f"expected states with a weight each, got {len(self.conditions)} and {len(self.weights)}")
         if min(self.weights) <= 0:
             raise ValueError(f"weights must be above 0, got {min(self.weights)}")
-
-
-def pairs_of(problem: Problem) -> list[tuple[int, int]]:
-    """The pairs of ranks that a link joins, the lower rank first, ascending."""
-    return sorted({(min(ends), max(ends)) for ends in ((link.source, link.destination) for link in problem.links)})
-
-
-def drawn_states(problem: Problem, latency: Mapping[tuple[int, int], Distribution], count: int, seed: int) -> Scenarios:
-    """This many states: each pair of ranks draws a latency, the same both ways, apart from the other pairs. All weigh the same.
-
-    Args:
-        problem: whose links they are.
-        latency: by pair of ranks, the lower one first; the links of other pairs are as planned.
-        count: how many states, at least 1.
-        seed: of the random numbers.
-    """
-    random = Random(seed)
-    drawn = {pair: latency[pair].draw_ns(count, random) for pair in sorted(latency)}
-    links = {(link.source, link.destination) for link in problem.links}
-    states = []
-    for number in range(count):
-        state = {}
-        for (low, high), latencies_ns in drawn.items():
-            for way in ((low, high), (high, low)):
-                if way in links:
-                    state[way] = LinkState(latency_ns=latencies_ns[number])
-        states.append(Conditions(links=state))
-    return Scenarios(tuple(states), (1.0,) * count)
 
 
 def states_of_trace(trace: LinkTrace, most: int) -> Scenarios:
@@ -127,3 +99,71 @@ def _shifted(link: Link, states: Scenarios, deviations: float) -> LinkState:
     per_byte = math.fsum(share / rate for share, rate in zip(shares, rates, strict=True) if rate)
     per_byte /= math.fsum(share for share, rate in zip(shares, rates, strict=True) if rate)
     return LinkState(latency_ns=latency_ns, bytes_per_second=max(1, math.ceil(1 / per_byte)))
+
+
+def clustered(problem: Problem, states: Scenarios, most: int) -> Scenarios:
+    """At most this many of the states, each with the weight of all that are nearest to it.
+
+    A state is the time that the largest message takes over each link. The distance of two is the sum of the differences. States are
+    taken one by one, each the one that brings the others nearest to what is taken (the first phase of PAM, Kaufman and Rousseeuw
+    1990).
+    """
+    count = len(states.conditions)
+    if count <= most:
+        return states
+    message_bytes = max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)
+    costs_ns = np.zeros((count, len(problem.links)))
+    for row, state in enumerate(states.conditions):
+        for column, link in enumerate(problem.links):
+            cost = state.link(link)
+            costs_ns[row, column] = cost.latency_ns + cost.occupancy_ns(message_bytes)
+    apart_ns = np.abs(costs_ns[:, None, :] - costs_ns[None, :, :]).sum(axis=2)
+    weights = np.array(states.weights)
+    nearest_ns = np.full(count, np.inf)
+    taken: list[int] = []
+    for _ in range(most):
+        left_ns = (np.minimum(nearest_ns[None, :], apart_ns) * weights).sum(axis=1)
+        taken.append(int(left_ns.argmin()))
+        nearest_ns = np.minimum(nearest_ns, apart_ns[taken[-1]])
+        if not nearest_ns.any():
+            break
+    owner = apart_ns[taken].argmin(axis=0)
+    shares = [float(weights[owner == number].sum()) for number in range(len(taken))]
+    return Scenarios(tuple(states.conditions[number] for number in taken), tuple(shares))
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """What is minimized."""
+
+    percentile: float | None = None
+    """From above 0 to 100; None: the mean."""
+
+    def __post_init__(self) -> None:
+        """Refuse a percentile that is none."""
+        if self.percentile is not None and not 0 < self.percentile <= 100:
+            raise ValueError(f"a percentile must be above 0 and at most 100, got {self.percentile}")
+
+    def of(self, values: Sequence[float], weights: Sequence[float]) -> float:
+        """The number of these values, each with a weight."""
+        if self.percentile is not None:
+            return percentile_of(values, weights, self.percentile)
+        return math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / math.fsum(weights)
+
+    @property
+    def text(self) -> str:
+        """What it is called."""
+        return "mean" if self.percentile is None else f"percentile {self.percentile:g}"
+
+
+MEAN = Criterion()
+
+
+def percentile_of(values: Sequence[float], weights: Sequence[float], percentile: float) -> float:
+    """The least value by which at least this percentage of the weight lies."""
+    wanted, total = percentile / 100 * math.fsum(weights), 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        total += weight
+        if total >= wanted * (1 - 1e-12):
+            return value
+    return max(values)

@@ -10,7 +10,7 @@ from schedc.formats.family_file import FAMILY
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.spelling import counted
-from schedc.study.robust.criterion import MEAN, percentile_of
+from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.units import format_duration_ns
 from schedc.view.terminal.results import certificate_lines, console, plain_table
 
