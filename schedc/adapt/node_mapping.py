@@ -18,20 +18,17 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location
 from schedc.io.tables import parse_toml
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import MadeBy, Plan
 from schedc.ir.problem import Link
 from schedc.ir.workload import Network
 from schedc.solvers.common.base import Limits
-from schedc.solvers.node_mapping.nodes import assign_nodes
-from schedc.solvers.node_mapping.value import Replicated
+from schedc.solvers.node_mapping.nodes import Nodes, assign_nodes
+from schedc.solvers.node_mapping.value import AssignedStep, Replicated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
-    from schedc.solvers.node_mapping.nodes import Nodes
-    from schedc.solvers.node_mapping.value import AssignedStep
 
 WORK = 20.0
 """CP-SAT's deterministic limit for each of its runs, where no time is given."""

@@ -23,7 +23,7 @@ from schedc.compile.fixed_layout import certify
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import problem_under
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.options import RuleTableOptions
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from schedc.ir.conditions import Conditions
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload

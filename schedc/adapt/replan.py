@@ -16,8 +16,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import certify
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
-from schedc.ir.plan import MadeBy
+from schedc.ir.ops import Kind, Op
+from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import checked_under
 from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics.rule_table import rule_table
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.conditions import Conditions
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 

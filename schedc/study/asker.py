@@ -6,13 +6,9 @@ import dataclasses
 import json
 import pickle
 import threading
-from typing import TYPE_CHECKING
 
 from schedc.io.child import Child, ChildDied, TookTooLong
-from schedc.study.task import CompileRow, Status
-
-if TYPE_CHECKING:
-    from schedc.study.task import CompileTask
+from schedc.study.task import CompileRow, CompileTask, Status
 
 WORKER = ("-m", "schedc.study.worker")
 """What Python runs as the child."""

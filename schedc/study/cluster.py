@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput, Unsupported
 from schedc.io.location import show
 from schedc.study.asker import row_in_child
-from schedc.study.task import CompileRow, JobFiles, Status
+from schedc.study.task import CompileRow, CompileTask, JobFiles, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from schedc.study.task import CompileTask
 
 ADDRESS = re.compile(r"((tcp|tls|ucx|ws|wss)://)?[^/]+:[0-9]{1,5}")
 """Of a scheduler, as Dask reads it."""

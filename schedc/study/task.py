@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.fixed_layout import Compiled, compile_problem
 from schedc.compile.open_layout import compile_job
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
@@ -23,7 +23,6 @@ from schedc.solvers.common.base import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.compile.fixed_layout import Compiled
     from schedc.frontend.overrides import Override
 
 GRACE_S = 60.0

@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.spelling import nearest
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.study.bench.published import (
@@ -38,7 +38,6 @@ from schedc.study.bench.random_set import RANDOM_SEEDS, random_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.ir.problem import Problem
 
 MS = 1_000_000
 M70_NS = (38 * MS, 46_500_000, 20_500_000)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.attribution.slackness import slackness_of
+from schedc.analysis.attribution.slackness import Slackness, slackness_of
 from schedc.analysis.attribution.tolerance import Tolerance
-from schedc.analysis.bounds.clock import never
+from schedc.analysis.bounds.clock import Until, never
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.attribution.slackness import Slackness
-    from schedc.analysis.bounds.clock import Until
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.study.explain.resolve import Solver

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.analysis.attribution.critical_path import critical_path
-from schedc.analysis.attribution.idle import IdleCause, idle_of
+from schedc.analysis.attribution.critical_path import Segment, critical_path
+from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.attribution.waits import waits_of
@@ -20,11 +20,11 @@ from schedc.compile.fixed_layout import bounds_within, check_plan, time_plan
 from schedc.compile.open_layout import compile_job, problem_for
 from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.frontend.chosen_layout import job_in_layout
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
-from schedc.study.explain.delays import LinkDelay, pair_delays, resolved_delay
+from schedc.study.explain.delays import LinkDelay, PairDelay, pair_delays, resolved_delay
 from schedc.study.explain.placements import other_choices, other_placements
 from schedc.study.explain.resolve import Resolved, Solver
 from schedc.verify.job import check_costs, check_pipeline
@@ -33,13 +33,9 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.analysis.attribution.critical_path import Segment
-    from schedc.analysis.attribution.idle import Idle
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.frontend.job import Job
     from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-    from schedc.study.explain.delays import PairDelay
 
 SEARCH_WORK = 0.1
 """The deterministic limit of each search, in CP-SAT's units."""

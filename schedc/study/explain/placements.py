@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
-from schedc.frontend.job import checked_job
+from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.ir.ops import Kind
 from schedc.study.explain.changes import Change, ChangeKind
 
 if TYPE_CHECKING:
-    from schedc.frontend.job import Job
     from schedc.ir.problem import Problem
 
 PLACEMENTS = (("unidirectional", 1), ("loop", 2), ("wave", 2), ("bidirectional", 1))

@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock
-from schedc.analysis.bounds.lower_bounds import bounds_in_time
+from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.interruption import OutOfTime
+from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.portfolio import Ended, solve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.interruption import Interruption
 
 MOST_ROUNDS = 4
 """The unchanged problem is searched at most this many times."""

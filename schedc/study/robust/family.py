@@ -14,7 +14,7 @@ from schedc.compile.fixed_layout import check_plan, compile_problem
 from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.io.atomic_write import write_atomically
-from schedc.ir.conditions import AS_PLANNED
+from schedc.ir.conditions import AS_PLANNED, Conditions
 from schedc.lower.conditions import checked_under
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.study.robust.robust import ends_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure

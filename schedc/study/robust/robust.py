@@ -18,7 +18,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.fixed_layout import BOUNDS_SHARE, Compiled, certify, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import checked_under, problem_under
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.interruption import Interruption
@@ -26,16 +26,14 @@ from schedc.solvers.driver.portfolio import Ended
 from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table
 from schedc.solvers.kernel.sampled_orders import polish_sampled
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
-from schedc.study.robust.scenarios import MEAN, Criterion, clustered, shifted
+from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import Improvement
-    from schedc.study.robust.scenarios import Scenarios
 
 SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
 """For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the

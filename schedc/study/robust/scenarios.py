@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.conditions import LinkTrace
     from schedc.ir.problem import Link, Problem
 
 

@@ -18,8 +18,8 @@ from schedc import __version__
 from schedc.compile.settings import DEFAULT_TIME_S
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.job_source import source_of_file
-from schedc.frontend.overrides import python_override, with_overrides
+from schedc.frontend.job_source import JobSource, source_of_file
+from schedc.frontend.overrides import Override, python_override, with_overrides
 from schedc.io.conform import UnknownKey, conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from schedc.frontend.job_source import JobSource
-    from schedc.frontend.overrides import Override
 
 MOST_JOBS = 1_000_000
 FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))

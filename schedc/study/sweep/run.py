@@ -6,13 +6,12 @@ from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 from schedc.study.cluster import dask_executor
-from schedc.study.executors import LocalExecutor, run_tasks
+from schedc.study.executors import LocalExecutor, Rows, run_tasks
 from schedc.study.task import Status
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from schedc.study.executors import Rows
     from schedc.study.sweep.jobs import Sweep
     from schedc.study.sweep.journal import Journal
 

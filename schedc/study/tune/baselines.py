@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.compile.fixed_layout import certify, defects_named
 from schedc.ir.index import tables_of
-from schedc.ir.plan import BoundName, MadeBy
+from schedc.ir.plan import BoundName, MadeBy, Plan
 from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import Candidate as Tried
@@ -16,7 +16,6 @@ from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import TEMPLATE_NAMES
 
 if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.failure import Failure

@@ -19,8 +19,8 @@ from schedc.io.atomic_write import write_atomically
 from schedc.io.outputs import check_outputs
 from schedc.ir.workload import Semantics
 from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
-from schedc.study.tune.problems import bytes_per_parameter
-from schedc.study.tune.request import PROFILE
+from schedc.study.tune.problems import CandidateProblem, bytes_per_parameter
+from schedc.study.tune.request import PROFILE, TuneRequest
 from schedc.study.tune.rows import rows_csv
 from schedc.units import format_duration_ns
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.costs import MessageCost
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.problems import CandidateProblem
-    from schedc.study.tune.request import TuneRequest
     from schedc.study.tune.search import Tuned
 
 JOB, PLAN, TABLE = "job.toml", "plan.json", "table.csv"

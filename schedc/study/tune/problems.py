@@ -15,7 +15,7 @@ from schedc.frontend.job_file import MemorySection
 from schedc.frontend.memory import Memory, check_room
 from schedc.io.location import Location
 from schedc.ir.layout import Layout
-from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.workload import Device, Network, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
@@ -25,7 +25,6 @@ from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.costs.devices import RESERVE
+from schedc.costs.devices import RESERVE, Accelerator
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
 from schedc.frontend.profile import layers_of_entries
@@ -17,20 +17,17 @@ from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
 from schedc.ir.costs import MessageCost
-from schedc.ir.workload import Semantics
+from schedc.ir.workload import Layer, Semantics
 from schedc.study.tune.candidates import Choices, divisors
-from schedc.study.tune.tune_file import TuneFile
+from schedc.study.tune.tune_file import ModelSection, TuneFile, TuneSection
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture
-    from schedc.costs.devices import Accelerator
     from schedc.costs.predicted import Predicted
     from schedc.frontend.job_source import JobSource
-    from schedc.ir.workload import Layer
-    from schedc.study.tune.tune_file import ModelSection, TuneSection
 
 PROFILE = "profile.json"
 MICROBATCH_SIZES = (1, 2, 4, 8)

@@ -20,7 +20,7 @@ from schedc.solvers.driver.registry import is_auto
 from schedc.study.tune.baselines import baseline_of
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of
-from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.problems import CandidateProblem, candidate_problem
 from schedc.study.tune.rows import CandidateState, TuneRow
 from schedc.study.tune.sums import Sums, check_sums, sums_of, what_fits
 from schedc.units import format_bytes
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Interruption
-    from schedc.study.tune.problems import CandidateProblem
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from schedc.costs.parameters import expert_parameters, further_token_parameters, matrix_parameters, parameters
 from schedc.errors import Defect
-from schedc.study.tune.candidates import candidates
-from schedc.study.tune.estimates import no_room, static_bytes
+from schedc.study.tune.candidates import TuneCandidate, candidates
+from schedc.study.tune.estimates import Totals, no_room, static_bytes
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.estimates import Totals
     from schedc.study.tune.request import TuneRequest
 
 MOST_TIMES = 16
