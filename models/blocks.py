@@ -32,8 +32,8 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.alike import groups_of
 from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.problem import groups_of
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
 

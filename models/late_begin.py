@@ -13,9 +13,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.alike import groups_of
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

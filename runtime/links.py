@@ -23,8 +23,7 @@ import torch.distributed as dist
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.topology_toml import links_toml
-from schedc.io.atomic_write import write_atomically
-from schedc.io.outputs import check_outputs
+from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.problem import Link
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, measure_links

@@ -162,7 +162,7 @@ def write_profile(
     """
     from schedc.costs.predicted import predicted
     from schedc.formats.profile_file import profile_json
-    from schedc.io.atomic_write import write_atomically
+    from schedc.io.outputs import write_atomically
 
     made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     write_atomically(Path(path), profile_json(made.layers, model=f"{made.title}, predicted").encode())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from doc_outputs import FILES, ROOT, commands_of, written
 
-from schedc.frontend.schema import job_schema
+from schedc.frontend.job_file import job_schema
 from schedc.ir.plan import BoundName
 from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES
 

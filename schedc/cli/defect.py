@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.errors import Defect, InvalidInput
-from schedc.io.atomic_write import write_atomically
-from schedc.io.outputs import is_standard
+from schedc.io.outputs import is_standard, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

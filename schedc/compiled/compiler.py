@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from schedc.compiled.kernel import KERNELS, renamed
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import check_target, write_atomically
+from schedc.io.outputs import check_target, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

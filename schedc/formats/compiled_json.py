@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from schedc.errors import InvalidInput
-from schedc.io.decode import decode
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location
+from schedc.io.tables import decode
 
 if TYPE_CHECKING:
     from pathlib import Path

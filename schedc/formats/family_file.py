@@ -15,10 +15,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.formats.plan.plan_structs import Text
-from schedc.io.decode import decode
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.pretty_json import pretty_json
+from schedc.io.tables import decode
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Objective
 

@@ -17,10 +17,10 @@ from msgspec import Meta, Struct
 from schedc.formats.plan.plan_structs import Text
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
 from schedc.formats.trace_events import perfetto_json, trace_events
-from schedc.io.atomic_write import write_atomically
-from schedc.io.decode import decode
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
+from schedc.io.outputs import write_atomically
+from schedc.io.tables import decode
 from schedc.ir.plan import Channel
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 

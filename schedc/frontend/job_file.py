@@ -1,16 +1,30 @@
 """The job file's keys and their types (format document, "The job"), from which its JSON Schema is generated.
 
-`schedc.io.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and
-their names carry the unit (`latency_ns` is the key `latency`).
-Whether the keys agree with each other is checked where they are put to use, in the other modules of this package.
+`schedc.io.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and their names carry the unit (`latency_ns`
+is the key `latency`). Whether the keys agree with each other is checked where they are put to use, in the other modules of this
+package.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
 from schedc.formats.megatron_layout import LAYOUT_PATTERN, partition_of
-from schedc.io.quantities import Bandwidth, BlockDurations, Count, Counts, Duration, Durations, Pair, Section, Size, Sizes
+from schedc.io.quantities import (
+    Bandwidth,
+    BlockDurations,
+    Count,
+    Counts,
+    Duration,
+    Durations,
+    Pair,
+    Section,
+    Size,
+    Sizes,
+    schema_of,
+)
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Semantics
 
@@ -234,3 +248,8 @@ class JobFile(Section, frozen=True, kw_only=True):
     data_parallel: DataParallelSection | None = None
     objective: ObjectiveSection = ObjectiveSection()
     solver: SolverSection = SolverSection()
+
+
+def job_schema() -> dict[str, Any]:
+    """The schema of job.toml, as JSON Schema 2020-12; every key has its description."""
+    return schema_of(JobFile, "schedc job")

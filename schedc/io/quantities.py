@@ -1,11 +1,12 @@
 """The types of the tables and values in job files: text in the file, integers in memory.
 
 Each quantity carries how its text is parsed and how a schema describes it; `schedc.io.conform` reads the former and
-`schedc.frontend.schema` the latter.
+`schedc.frontend.job_file` the latter.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 from schedc.units import BANDWIDTH_PATTERN, DURATION_PATTERN, SIZE_PATTERN, parse_bandwidth, parse_bytes, parse_duration_ns
@@ -62,3 +63,29 @@ def _key(name: str) -> str:
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_key):
     """A table of a file. A field's key is its name without the unit, which the file has beside the number."""
+
+
+def schema_of(struct: type, title: str) -> dict[str, Any]:
+    """The schema of a TOML file, of the struct that it becomes."""
+    (reference,), definitions = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **reference,
+        "$defs": {name: _as_in_file(schema) for name, schema in definitions.items()},
+    }
+
+
+def _as_in_file(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_as_in_file(item) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    described = {
+        key: _as_in_file(value) for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))
+    }
+    if described.get("type") == "integer" and "pattern" in described:
+        described["type"] = "string"
+    if len(described.get("anyOf", ())) == 1:
+        described |= described.pop("anyOf")[0]
+    return described

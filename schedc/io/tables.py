@@ -1,6 +1,7 @@
-"""TOML and JSON text made into plain tables, with one-line errors that say where the text breaks off.
+"""TOML and JSON text made into plain tables, with one-line errors that say where the text breaks off; and JSON into structs.
 
-Takes the bytes of a file; gives the table at its top. What the keys mean is the business of `schedc.io.conform`.
+Takes the bytes of a file; gives the table at its top, whose keys are the business of `schedc.io.conform`. The large files of
+programs, plans and traces, msgspec decodes itself; `conform` says what is wrong with one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from schedc.io.location import Location, one_line, show
 
@@ -72,3 +75,22 @@ def _decode(content: bytes, file: str) -> str:
         raise Location(file).error(
             f"line {line}: found a byte that is not UTF-8 (0x{content[error.start]:02x}), expected UTF-8"
         ) from error
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def decode(content: bytes, struct: type[S], location: Location) -> S:
+    """The JSON text as an instance of the struct.
+
+    Raises:
+        InvalidInput: it is not UTF-8 or not JSON, or a key or value is not as the struct says.
+    """
+    try:
+        content.decode()  # msgspec skips text that it does not need, and would accept anything there
+        return msgspec.json.decode(content, type=struct)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        from schedc.io.conform import conform
+
+        conform(parse_json(content, location.file), struct, location)
+        raise location.refuse(f"text that is not JSON ({one_line(str(error))})", "JSON") from error

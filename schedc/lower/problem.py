@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.alike import are_alike
-from schedc.ir.problem import Problem, Stage
+from schedc.ir.problem import Problem, Stage, are_alike
 from schedc.ir.workload import Semantics
 from schedc.units import MAX_QUANTITY
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedc.ir.alike import are_alike
 from schedc.ir.ops import Kind
+from schedc.ir.problem import are_alike
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:

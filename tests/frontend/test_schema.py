@@ -9,7 +9,7 @@ import pytest
 from inputs.jobs import M70
 from oracles.json_schema import valid
 
-from schedc.frontend.schema import job_schema
+from schedc.frontend.job_file import job_schema
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,8 @@ from oracles.brute_force import SearchTooLarge, optimum
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.alike import groups_of
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective, Problem
+from schedc.ir.problem import Objective, Problem, groups_of
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.solvers.common.base import NO_LIMITS, Limits

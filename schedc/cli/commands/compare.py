@@ -36,8 +36,7 @@ def compare_command(
     from schedc.formats.profile_file import stage_profile_json
     from schedc.formats.topology_toml import link_topology_toml
     from schedc.formats.trace_file import read_trace
-    from schedc.io.atomic_write import write_atomically
-    from schedc.io.outputs import check_outputs
+    from schedc.io.outputs import check_outputs, write_atomically
     from schedc.view.perfetto.comparison import comparison_json
     from schedc.view.terminal.comparison import comparison_table, print_comparison
     from schedc.view.terminal.results import print_json

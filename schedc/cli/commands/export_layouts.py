@@ -44,8 +44,7 @@ def export_torchtitan(
     from schedc.formats.layouts import read_model_layers, torchtitan_lines
     from schedc.formats.torch_csv.exporter import torch_csv
     from schedc.formats.torch_csv.stage_map import notes
-    from schedc.io.atomic_write import write_atomically
-    from schedc.io.outputs import check_outputs
+    from schedc.io.outputs import check_outputs, write_atomically
 
     if output.suffix == ".csv":
         raise InvalidInput(f"-o: found {output}, expected another ending, as the CSV beside it has this name")

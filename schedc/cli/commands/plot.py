@@ -36,9 +36,8 @@ def plot_command(
     title: Annotated[str, typer.Option(metavar="TEXT", help="Above the picture. Default: none.")] = "",
 ) -> None:
     """Draw a plan, or curves from a table; needs matplotlib, which pip install 'schedc[plot]' adds."""
-    from schedc.io.atomic_write import write_atomically
     from schedc.io.location import one_line
-    from schedc.io.outputs import check_outputs
+    from schedc.io.outputs import check_outputs, write_atomically
     from schedc.view.plot.figure import check_ending
 
     check_ending(output)

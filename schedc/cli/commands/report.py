@@ -36,8 +36,7 @@ def report_command(
     from schedc.compile.fixed_layout import MOST_BOUNDED_OPS, check_plan, time_plan
     from schedc.formats.compiled_json import read_compilation
     from schedc.formats.plan.plan_file import read_plan
-    from schedc.io.atomic_write import write_atomically
-    from schedc.io.outputs import check_outputs
+    from schedc.io.outputs import check_outputs, write_atomically
     from schedc.view.report.page import report_html
 
     number = step_number(step)

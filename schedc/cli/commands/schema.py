@@ -21,11 +21,11 @@ def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|
     from schedc.view.terminal import results
 
     if file is SchemaName.job:
-        from schedc.frontend.schema import job_schema
+        from schedc.frontend.job_file import job_schema
 
         results.print_json(job_schema())
     elif file is SchemaName.tune:
-        from schedc.frontend.schema import schema_of
+        from schedc.io.quantities import schema_of
         from schedc.study.tune.tune_file import TuneFile
 
         results.print_json(schema_of(TuneFile, "schedc tune job"))

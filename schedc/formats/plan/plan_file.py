@@ -17,11 +17,11 @@ from msgspec import UNSET, structs
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_structs import FORMAT, VERSION, CostsEntry, Pipeline, PlanFile
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_collective, parse_index, parse_plan_op, read_tokens
-from schedc.io.atomic_write import write_atomically
-from schedc.io.decode import decode
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
+from schedc.io.outputs import write_atomically
 from schedc.io.pretty_json import pretty_json
+from schedc.io.tables import decode
 from schedc.ir.costs import DURATIONS
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan, Scope

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
 from schedc.io.child import ChildDied, TookTooLong
+from schedc.io.outputs import write_atomically
 from schedc.solvers.driver.registry import check_method
 from schedc.study.asker import Asker
 from schedc.study.task import GRACE_S, CompileRow, CompileTask, JobOptions, Status

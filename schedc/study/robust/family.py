@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from schedc.compile.fixed_layout import check_plan, compile_problem
 from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
-from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import write_atomically
 from schedc.ir.conditions import AS_PLANNED, Conditions
 from schedc.lower.conditions import checked_under
 from schedc.solvers.common.base import NO_LIMITS, Limits

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import write_atomically
 from schedc.study.task import CompileRow
 
 if TYPE_CHECKING:

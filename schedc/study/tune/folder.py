@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import Defect, InvalidInput
 from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
-from schedc.io.atomic_write import write_atomically
-from schedc.io.outputs import check_outputs
+from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.workload import Semantics
 from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
 from schedc.study.tune.problems import CandidateProblem, bytes_per_parameter
