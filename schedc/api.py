@@ -7,6 +7,7 @@ What takes long to load is imported by the function that needs it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.choosing import Run
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.compile.fixed_layout import Compiled
+    from schedc.compile.driver import Compiled
     from schedc.frontend.job import Job
     from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.solvers.common.incumbent import Improvement
+    from schedc.solvers.common.search_settings import Improvement
     from schedc.study.explain.explain import Explanation
     from schedc.verify.violation import Violation
 
@@ -37,9 +38,9 @@ else:
     _TYPES = {
         "Assignment": "schedc.adapt.node_mapping",
         "Bound": "schedc.analysis.bounds.lower_bounds",
-        "Compiled": "schedc.compile.fixed_layout",
+        "Compiled": "schedc.compile.driver",
         "Conditions": "schedc.ir.conditions",
-        "Improvement": "schedc.solvers.common.incumbent",
+        "Improvement": "schedc.solvers.common.search_settings",
         "Job": "schedc.frontend.job",
         "Plan": "schedc.ir.plan",
         "PlanDifference": "schedc.analysis.difference.plans",
@@ -197,12 +198,11 @@ def compile_job(
         NoPlanFound: no method found a schedule.
         Defect: schedc's own result breaks a rule.
     """
-    from schedc.compile.open_layout import compile_job as compile_in_layout
+    from schedc.compile.driver import compile_job as compile_by
     from schedc.compile.settings import search_settings
-    from schedc.solvers.common.interruption import Interruption
-    from schedc.solvers.driver.portfolio import Ended
+    from schedc.solvers.common.incumbent import Ended
 
-    chosen, limits = search_settings(
+    settings = search_settings(
         job,
         method=method,
         time_limit_s=time_limit_s,
@@ -211,7 +211,7 @@ def compile_job(
         workers=workers,
         deterministic_limit=deterministic_limit,
     )
-    interruption, failures = Interruption(), list[Exception]()
+    failures = list[Exception]()
 
     def report(improvement: Improvement) -> None:
         try:
@@ -221,10 +221,10 @@ def compile_job(
             Exception
         ) as error:  # the caller's, not the method's that found the improvement: ends the search, and is raised again
             failures.append(error)
-            interruption.requested = True
+            settings.interruption.requested = True
 
     try:
-        compiled = compile_in_layout(job, method=chosen, limits=limits, report=report, interruption=interruption)
+        compiled = compile_by(job, replace(settings, report=report))
     finally:
         if failures:
             raise failures[0]
@@ -242,7 +242,7 @@ def lower_bounds(job: Job) -> tuple[Bound, ...]:
         Infeasible: no layout has room on its ranks.
     """
     if job.open_layout is not None:
-        from schedc.compile.open_layout import bound_over_layouts
+        from schedc.solvers.driver.layouts import bound_over_layouts
 
         return (bound_over_layouts(job.workload, job.open_layout),)
     from schedc.analysis.bounds import lower_bounds as of_problem
@@ -279,8 +279,8 @@ def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
         plan: what is checked; its bounds are computed again.
         job: whose plan it has to be: the same ranks, paths, costs, links, limits and objective. None: any job's.
     """
-    from schedc.compile.fixed_layout import check_plan
-    from schedc.compile.open_layout import check_scope, problem_for
+    from schedc.compile.certify import check_plan
+    from schedc.compile.plans import check_scope, problem_for
     from schedc.verify.job import check_costs, check_pipeline
 
     violations = check_plan(plan)
@@ -345,7 +345,7 @@ def simulate_plan(plan: Plan, job: Job | None = None, *, transfers: str = "decou
             where transfers block.
     """
     from schedc.analysis.simulation.engines import Transfers
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.io.location import Location
 
     if transfers not in list(Transfers):
@@ -481,7 +481,7 @@ def costs_for(plan: Plan, job: Job | None) -> Problem:
     """
     if job is None:
         return plan.problem
-    from schedc.compile.open_layout import problem_for
+    from schedc.compile.plans import problem_for
 
     problem, unlike = problem_for(plan, job)
     if problem is None:

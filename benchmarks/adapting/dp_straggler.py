@@ -29,7 +29,8 @@ from rich.table import Table
 
 from schedc.adapt.replan import replan
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify, compile_problem
+from schedc.compile.certify import certify
+from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.costs import MessageCost
 from schedc.ir.plan import MadeBy
@@ -37,6 +38,7 @@ from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.workload import Network
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.node_mapping.exact import assign
 from schedc.solvers.node_mapping.value import Replicated, Timer
@@ -135,7 +137,7 @@ def times(delay_ms: int, gradient_bytes: int, limit_s: float) -> Times:
         plan = certify(free, usual, MadeBy(schedc="0", method="zb"))
         proposal = replan(plan, conditions)
         took("ours", late, proposal.plan.schedule())
-        best = compile_problem(late, limits=Limits(time_s=limit_s, gap=0.0)).plan
+        best = compile_problem(late, SearchSettings(limits=Limits(time_s=limit_s, gap=0.0))).plan
         rows["bound"].append(best.certificate.lower_bound_ns + ring_ns + REST_NS)
     ranges = {name: (min(values), max(values)) for name, values in rows.items()}
     return Times(

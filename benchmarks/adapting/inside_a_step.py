@@ -24,13 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
-from schedc.compile.fixed_layout import certify, compile_problem
+from schedc.compile.certify import certify
+from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import LinkTimes, pipeline
 
@@ -62,7 +64,7 @@ def plans() -> dict[str, Plan]:
         for method in ("1f1b", "zb-h1")
     }
     for name, latency_ms in ((NO_DELAY, 0), (MEAN, 30), (MORE, 45)):
-        found[name] = compile_problem(problem_at(latency_ms), limits=Limits(deterministic=6)).plan
+        found[name] = compile_problem(problem_at(latency_ms), SearchSettings(limits=Limits(deterministic=6))).plan
     return found
 
 

@@ -30,12 +30,13 @@ from rich.table import Table
 
 from schedc.adapt.replan import CLIMB_OPS, replan
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Problem
 from schedc.lower.conditions import problem_under
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.pipemorph import pipemorph
 from schedc.study.bench.pipelines import FREE, links_of
 
@@ -87,7 +88,7 @@ def job(stages: Sequence[Stage], ranks: int, microbatches: int) -> Problem:
 
 def reference(number: int, problem: Problem, limits: Limits) -> dict[str, object]:
     """What `compile` makes of a state, in nanoseconds."""
-    best = compile_problem(problem_under(problem, state(number, problem.ranks)), limits=limits).plan.certificate
+    best = compile_problem(problem_under(problem, state(number, problem.ranks)), SearchSettings(limits=limits)).plan.certificate
     return {"state": number, "size": problem.name, "best_ns": best.makespan_ns, "bound_ns": best.lower_bound_ns}
 
 
@@ -130,7 +131,7 @@ def main() -> None:
                     append_row(options.rows, row)
                 print(f"state {number} of {size} after {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
     rows = [row for row in kept if int(row["state"]) < options.states // len(SIZES)]
-    plans = {name: compile_problem(problem, method="rule-table").plan for name, problem in jobs.items()}
+    plans = {name: compile_problem(problem, SearchSettings(method="rule-table")).plan for name, problem in jobs.items()}
     found = [(row["size"], all_of(row, plans[row["size"]])) for row in rows]
     console = Console()
     (console if console.is_terminal else Console(width=120)).print(_table(found))

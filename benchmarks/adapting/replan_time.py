@@ -24,7 +24,7 @@ from rich.table import Table
 from schedc.adapt.replan import CLIMB_OPS, Choice, replan
 from schedc.analysis.simulation.choosing import not_before
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.compiled.compiler import compiled
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.conditions import Conditions, LinkState

@@ -22,11 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.conditions import problem_under
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.study.robust.requests import Distribution, drawn_states, pairs_of
 from schedc.study.robust.robust import compile_robust, ends_of
@@ -103,12 +104,12 @@ def main() -> None:
         took_s: dict[str, float] = {}
         for latency_ms in (0, 30, 35, 40):
             begun = time.perf_counter()
-            compiled = compile_problem(under(problem, latency_ms), limits=limits)
+            compiled = compile_problem(under(problem, latency_ms), SearchSettings(limits=limits))
             label = f"plan for {latency_ms} ms, gap {compiled.plan.certificate.gap:.2%} there"
             took_s[label], ends[label] = time.perf_counter() - begun, ends_of(fresh, compiled.plan.schedule())
         for aim in (Criterion(), Criterion(95)):
             begun = time.perf_counter()
-            robust = compile_robust(problem, states, aim, limits=limits)
+            robust = compile_robust(problem, states, aim, SearchSettings(limits=limits))
             label = f"robust plan, {aim.text}: {robust.value_ns / MS:.1f} ms in its own states"
             took_s[label], ends[label] = time.perf_counter() - begun, ends_of(fresh, robust.compiled.plan.schedule())
         ends["rule table, anew for each state"] = tuple(ends_of([each], rule_table(each))[0] for each in fresh)

@@ -26,11 +26,14 @@ from schedc.adapt.replan import replan
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.compile.fixed_layout import certify, compile_problem, time_plan
+from schedc.compile.certify import certify
+from schedc.compile.driver import compile_problem
+from schedc.compile.plans import time_plan
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import FREE, LinkTimes
 
@@ -127,7 +130,7 @@ def cases(stages: Sequence[Stage], delay_ms: int, limit_s: float) -> list[Case]:
     adapted = constructive("pipemorph")(slow) if delay_ms else usual
     state = LinkState(latency_ns=delay_ms * MS)
     conditions = Conditions(links={(SLOW_LINK, SLOW_LINK + 1): state, (SLOW_LINK + 1, SLOW_LINK): state} if delay_ms else {})
-    best = compile_problem(replace(slow, memory_limit_bytes=room), limits=Limits(time_s=limit_s, gap=0.0)).plan
+    best = compile_problem(replace(slow, memory_limit_bytes=room), SearchSettings(limits=Limits(time_s=limit_s, gap=0.0))).plan
     return [
         Case("1F1B", _plan(slow, constructive("1f1b")(slow), "1f1b"), queues=1),
         Case("ZB", _plan(in_turn, usual, "zb")),

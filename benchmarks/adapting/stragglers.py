@@ -40,11 +40,13 @@ from rich.table import Table
 from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.choosing import not_before, simulate_choosing
-from schedc.compile.fixed_layout import certify, compile_problem
+from schedc.compile.certify import certify
+from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import pipeline
 
@@ -132,8 +134,8 @@ def run(setup: Setup, limit_s: float, name: str) -> dict[str, list[float]]:
     static = {
         "1F1B": certify(free, constructive("1f1b")(free), MadeBy(schedc="benchmark", method="1f1b")),
         "ZB-H1": certify(free, constructive("zb-h1")(free), MadeBy(schedc="benchmark", method="zb-h1")),
-        "without delay": compile_problem(free, limits=limits).plan,
-        "best static": compile_problem(mean, limits=limits).plan,
+        "without delay": compile_problem(free, SearchSettings(limits=limits)).plan,
+        "best static": compile_problem(mean, SearchSettings(limits=limits)).plan,
     }
     found: dict[str, list[float]] = {}
     first = static["without delay"]

@@ -76,8 +76,9 @@ def _asked(child: Any, what: dict[str, Any]) -> Any:
 
 def _answer() -> None:
     """Answer questions on standard input, a line of JSON each."""
-    from schedc.compile.fixed_layout import compile_problem
+    from schedc.compile.driver import compile_problem
     from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.search_settings import SearchSettings
     from schedc.study.bench.instances import instances
 
     for line in sys.stdin:
@@ -87,7 +88,9 @@ def _answer() -> None:
             continue
         (problem,) = (each.problem for each in instances(asked["set"]) if each.name == asked["name"])
         begun_s = time.process_time()
-        certificate = compile_problem(problem, limits=Limits(deterministic=asked["limit"], workers=2)).plan.certificate
+        certificate = compile_problem(
+            problem, SearchSettings(limits=Limits(deterministic=asked["limit"], workers=2))
+        ).plan.certificate
         stage_span = str(certificate.objective) == "stage_span"
         objective_ns = certificate.stage_span_ns if stage_span else certificate.makespan_ns
         taken_s = time.process_time() - begun_s

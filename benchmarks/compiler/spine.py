@@ -94,7 +94,7 @@ def greedy_case(ranks: int, microbatches: int) -> dict[str, float]:
 
 def plan_case(ranks: int, microbatches: int) -> dict[str, float]:
     """Writing and reading a plan."""
-    from schedc.compile.fixed_layout import certify
+    from schedc.compile.certify import certify
     from schedc.formats.plan.plan_file import read_plan, write_plan
     from schedc.ir.plan import MadeBy
     from schedc.solvers.driver.registry import constructive

@@ -41,7 +41,7 @@ FORMER_BOUND = ('"bound": "windows"', '"bound": "idle-gaps"')
 """What a plan of an older commit says of a bound, and what it would say now."""
 SETS = ("m70", "m70-wave", "m70-loop", "pipemorph", "zero-bubble", "random", "large")
 MODULES = {
-    "compile_problem": ("schedc.compile.fixed_layout", "schedc.compile"),
+    "compile_problem": ("schedc.compile.driver", "schedc.compile.fixed_layout", "schedc.compile"),
     "constructive": ("schedc.solvers.driver.registry", "schedc.solvers.registry"),
     "instances": ("schedc.study.bench.instances", "schedc.bench.instances"),
     "plan_json": (
@@ -122,11 +122,18 @@ def _compiled(tree: Path, job: Path, method: str) -> dict[str, Any]:
     from schedc.frontend.job import load_job
 
     try:
-        plan = _function(tree, "compile_problem")(load_job(job).problem, method=method).plan
+        plan = _function(tree, "compile_problem")(load_job(job).problem, **_by(tree, method)).plan
     except SchedcError as error:
         return {"error": type(error).__name__}
     text = _function(tree, "plan_json")(plan).decode().replace(json.dumps(method), '"METHOD"').replace(*FORMER_BOUND)
     return {"objective_ns": plan.certificate.makespan_ns, "digest": _digest(text)}
+
+
+def _by(tree: Path, method: str) -> dict[str, Any]:
+    """How the tree's compiler takes a method."""
+    if not (tree / "solvers" / "common" / "search_settings.py").exists():
+        return {"method": method}
+    return {"settings": import_module("schedc.solvers.common.search_settings").SearchSettings(method=method)}
 
 
 def _scheduled(problem: Any, construct: Any, simulate: Any) -> dict[str, Any]:

@@ -20,10 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
-from schedc.compile.fixed_layout import certify, compile_problem, time_plan
+from schedc.compile.certify import certify
+from schedc.compile.driver import compile_problem
+from schedc.compile.plans import time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
@@ -64,8 +67,8 @@ def cases(before: int) -> list[Case]:
     free, slow = problem_of(None), problem_of(before)
     schedule = constructive(UNADAPTED)(free)
     usual, same = (certify(problem, schedule, MadeBy(schedc="benchmark", method=UNADAPTED)) for problem in (free, slow))
-    adapted = compile_problem(slow, method=ADAPTED).plan
-    best = compile_problem(slow, limits=Limits(time_s=10.0)).plan
+    adapted = compile_problem(slow, SearchSettings(method=ADAPTED)).plan
+    best = compile_problem(slow, SearchSettings(limits=Limits(time_s=10.0))).plan
     return [
         Case("no delay, four queues", usual, as_published="no delay"),
         Case("one queue", same, queues=1, as_published="one queue"),

@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
-from schedc.compile.fixed_layout import compile_problem, time_plan
+from schedc.compile.driver import compile_problem
+from schedc.compile.plans import time_plan
 from schedc.ir.ops import token
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.bench.instances import instances
 from schedc.units import parse_duration_ns
 
@@ -61,7 +63,7 @@ def main() -> None:
     before_others = True
     for cell in cells:
         for method in METHODS:
-            plan = compile_problem(cell.problem, method=method, limits=Limits(time_s=time_s)).plan
+            plan = compile_problem(cell.problem, SearchSettings(method=method, limits=Limits(time_s=time_s))).plan
             emulation = emulate(plan, scale=arguments.scale, runs=arguments.runs)
             before_others = before_others and emulation.before_others
             found = compare(plan, time_plan(plan), emulation.trace)

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.engines import Transfers
-from schedc.compile.fixed_layout import certify, time_plan
+from schedc.compile.certify import certify
+from schedc.compile.plans import time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.driver.registry import constructive

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
-from schedc.compile.open_layout import compile_layouts
+from schedc.compile.driver import compile_layouts, compile_problem
 from schedc.costs.devices import device_named
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of
@@ -48,6 +47,7 @@ from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.layout.scheduled_layout import lay_out
 from schedc.solvers.templates import TEMPLATES
 
@@ -208,8 +208,8 @@ def _measured(cell: Cell, limits: Limits) -> dict[str, object]:
     }
     if even is not None and (cell.size, cell.ranks, cell.sequence) == ("large", 8, 4096):
         row["placement"] = _least([row["i-1f1b"], _taken(workload, _even(workload, wave), "hanayo")])
-        row["schedule"] = compile_problem(problem_of(workload, even), limits=limits).plan.certificate.makespan_ns
-    made = compile_layouts(workload, OpenLayout(chunks=CHUNKS), limits=limits)
+        row["schedule"] = compile_problem(problem_of(workload, even), SearchSettings(limits=limits)).plan.certificate.makespan_ns
+    made = compile_layouts(workload, OpenLayout(chunks=CHUNKS), SearchSettings(limits=limits))
     certificate = made.plan.certificate
     head = max(workload.layers, key=lambda layer: layer.forward_ns)
     whole_ns = sum(layer.forward_ns[0] for layer in workload.layers)

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.errors import Infeasible, NoPlanFound
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.verify.layout import verify_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -118,7 +119,7 @@ def _balanced(workload: Workload, name: str, limits: Limits) -> dict[str, object
     if verify_layout(workload, layout):
         return _row(None, None, None)
     try:
-        certificate = compile_problem(problem_of(workload, layout), limits=limits).plan.certificate
+        certificate = compile_problem(problem_of(workload, layout), SearchSettings(limits=limits)).plan.certificate
     except (Infeasible, NoPlanFound):
         return _row(None, None, None)
     return _row(certificate.makespan_ns, certificate.lower_bound_ns, layout)

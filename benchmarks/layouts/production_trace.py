@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link
@@ -40,6 +40,7 @@ from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _spans_ns(workload: Workload, layers: int, limits: Limits) -> dict[str, int]
             found["partition"] = _under_1f1b_ns(problem_of(workload, layout))
         for kind, split in (("", False), (", split", True)):
             problem = problem_of(replace(workload, split_backward=split), layout)
-            certificate = compile_problem(problem, limits=limits).plan.certificate
+            certificate = compile_problem(problem, SearchSettings(limits=limits)).plan.certificate
             found[name + kind] = certificate.makespan_ns
             if layout is own and not split:
                 found["order, bound"] = certificate.lower_bound_ns

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout, OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
@@ -43,6 +43,7 @@ from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.templates import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -237,7 +238,8 @@ def _recipes(folder: Path, recipes: Sequence[Recipe], time_limit_s: float, conso
         chunks = len(layout.rank_of_stage) // recipe.ranks
         balanced = replace(layout, layers_of_stage=balanced_partition(workload, layout, frozenset()))
         own_ns, balanced_ns = (
-            compile_problem(problem_of(workload, each), limits=limits).plan.certificate.makespan_ns for each in (layout, balanced)
+            compile_problem(problem_of(workload, each), SearchSettings(limits=limits)).plan.certificate.makespan_ns
+            for each in (layout, balanced)
         )
         open_layout = OpenLayout(chunks=chunks)
         chosen = chosen_layout(workload, open_layout, limits)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from schedc.analysis.comparison.compare import Comparison, compare
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.formats.profile_file import stage_profile_json
 from schedc.formats.topology_toml import link_topology_toml
@@ -30,6 +30,7 @@ from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.units import format_duration_ns
 
 JOB = """\
@@ -95,7 +96,9 @@ def run(settings: Settings, directory: Path, label: str, profile: str, topology:
     ranks, microbatches = settings.ranks, settings.microbatches
     job.write_text(JOB.format(ranks=ranks, microbatches=microbatches, profile=profile, topology=topology), encoding="utf-8")
     plan_path, trace_path = directory / f"{label}.plan.json", directory / f"{label}.trace.json"
-    write_plan(compile_problem(load_job(job).problem, method=settings.method, limits=Limits(time_s=10)).plan, plan_path)
+    write_plan(
+        compile_problem(load_job(job).problem, SearchSettings(method=settings.method, limits=Limits(time_s=10))).plan, plan_path
+    )
     context = get_context("spawn")
     store = directory / f"{label}.store"
     processes = [

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -125,7 +126,8 @@ def problem_of_lengths(folder: Path, ranks: int, lengths: list[int], *, limited:
 def outcome(problem: Problem, time_s: float) -> Outcome:
     """Compile the problem with its microbatches in the given order, and in any."""
     both = [
-        compile_problem(each, limits=Limits(time_s=time_s)).plan.certificate for each in (replace(problem, in_order=True), problem)
+        compile_problem(each, SearchSettings(limits=Limits(time_s=time_s))).plan.certificate
+        for each in (replace(problem, in_order=True), problem)
     ]
     given, chosen = both
     return Outcome(given.makespan_ns / chosen.makespan_ns - 1, (given.gap, chosen.gap))

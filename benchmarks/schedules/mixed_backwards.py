@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.options import GreedyOptions
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import greedy
 
@@ -130,7 +131,7 @@ def main() -> int:
     first_seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     for case in islice(cases(first_seed), CASES):
         begun = time.perf_counter()
-        compiled = compile_problem(case.problem, method="auto", limits=Limits(time_s=AUTO_S))
+        compiled = compile_problem(case.problem, SearchSettings(method="auto", limits=Limits(time_s=AUTO_S)))
         seconds = time.perf_counter() - begun
         certificate = compiled.plan.certificate
         optimal += certificate.makespan_ns <= case.optimum_ns  # cutting W may even be better

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def main() -> None:
         names: Counter[BoundName] = Counter()
         for seed in range(arguments.cases):
             problem = mixed_case(seed, ratio)
-            certificate = compile_problem(problem, method="auto", limits=Limits(time_s=arguments.time_limit)).plan.certificate
+            certificate = compile_problem(
+                problem, SearchSettings(method="auto", limits=Limits(time_s=arguments.time_limit))
+            ).plan.certificate
             if certificate.gap == 0:
                 bound = best_bound(problem)
                 names[bound.name] += 1

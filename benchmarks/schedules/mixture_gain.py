@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.compile.fixed_layout import Compiled
+    from schedc.compile.driver import Compiled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "profile_gpt_job" / "profile.json"
 MS = 1_000_000
@@ -180,7 +181,7 @@ def _three(problem: Problem) -> tuple[Problem, Problem, Problem]:
 
 
 def _compiled(problem: Problem, time_limit_s: float) -> Compiled:
-    return compile_problem(problem, limits=Limits(time_s=time_limit_s))
+    return compile_problem(problem, SearchSettings(limits=Limits(time_s=time_limit_s)))
 
 
 def _fused_share(made: Compiled) -> float:

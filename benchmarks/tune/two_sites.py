@@ -30,7 +30,7 @@ from msgspec.structs import replace as replace_field
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.costs.devices import device_named
 from schedc.costs.efficiency import sustained
 from schedc.costs.layers import layers_of
@@ -39,6 +39,7 @@ from schedc.costs.setting import Setting
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE, read_request
@@ -119,7 +120,7 @@ def best_of(found: dict[str, Problem], limit_s: float, methods: tuple[str, ...] 
         for method in methods:
             if method == "zb-v" and placement != "wave":
                 continue
-            compiled = compile_problem(problem, method=method, limits=Limits(time_s=limit_s, gap=0.001))
+            compiled = compile_problem(problem, SearchSettings(method=method, limits=Limits(time_s=limit_s, gap=0.001)))
             certificate = compiled.plan.certificate
             made.append((certificate.makespan_ns, placement, certificate.lower_bound_ns))
     step_ns, placement, _ = min(made)
@@ -143,7 +144,7 @@ def main() -> int:
     ideal_problems = {name: replace(each, links=_free(each)) for name, each in problems("pipeline", 0, 1, reduces=False).items()}
     forward_ns = max(stage.forward_ns[0] for stage in ideal_problems["unidirectional"].stages)
     ideal = best_of(ideal_problems, limit_s)
-    zb_v = compile_problem(ideal_problems["wave"], method="zb-v").plan.certificate.makespan_ns
+    zb_v = compile_problem(ideal_problems["wave"], SearchSettings(method="zb-v")).plan.certificate.makespan_ns
     out.print(
         f"forward of a stage {forward_ns / 1e6:.1f} ms, the paper's {PAPER_FORWARD_MS} ms:"
         f" ratio {forward_ns / 1e6 / PAPER_FORWARD_MS:.3f}"

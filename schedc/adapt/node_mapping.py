@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import TopologyFile
 from schedc.frontend.topology import read_network

@@ -19,7 +19,7 @@ from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind

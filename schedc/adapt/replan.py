@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op

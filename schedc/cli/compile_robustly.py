@@ -13,8 +13,7 @@ from schedc.io.location import one_line
 
 if TYPE_CHECKING:
     from schedc.frontend.job import Job
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.interruption import Interruption
+    from schedc.solvers.common.search_settings import SearchSettings
 
 SAMPLES = 64
 """How many states of the links are looked at, where the user does not say."""
@@ -24,12 +23,10 @@ def compile_robustly(
     job: Job,
     output: Path,
     links: str,
+    settings: SearchSettings,
     *,
     percentile: float | None,
     samples: int,
-    method: str,
-    limits: Limits,
-    interruption: Interruption,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -39,11 +36,9 @@ def compile_robustly(
         job: whose plan it is.
         output: where the plan goes.
         links: a link trace or a distribution.
+        settings: the method of the searches for single conditions, the limits of all of it, and what listens to signals.
         percentile: what is minimized; None: the mean.
         samples: how many states of the links.
-        method: of the searches for single conditions.
-        limits: of all of it.
-        interruption: what listens to signals.
         as_json: print one JSON object.
         quiet: print nothing.
 
@@ -63,18 +58,14 @@ def compile_robustly(
     problem = job.problem
     if not is_drawn(links):
         check_outputs({"-o": output}, (Path(links),), standard=True, as_json=as_json)
-    states = states_named(links, problem, samples=samples, seed=limits.seed, option="--robust")
-    with defects_kept(job, output), live(job, method, limits, hidden=quiet or as_json) as shown:
+    states = states_named(links, problem, samples=samples, seed=settings.limits.seed, option="--robust")
+    with defects_kept(job, output), live(job, settings, hidden=quiet or as_json) as shown:
         robust = compile_robust(
             problem,
             states,
             Criterion(percentile),
-            method=method,
-            limits=limits,
+            shown.told(settings),
             job_sha256=job.sha256,
-            report=shown.improved,
-            on_method=shown.running,
-            interruption=interruption,
         )
     write_output(output, plan_json(robust.compiled.plan))
     for failure in robust.compiled.failures:
@@ -85,7 +76,7 @@ def compile_robustly(
         results.print_json(results.compiled_json(robust.compiled) | {"robust": robust_json(robust)})
     elif not quiet:
         print_robust(robust, output)
-    if interruption.requested and (quiet or as_json):
+    if settings.interruption.requested and (quiet or as_json):
         sys.stdout.flush()
         typer.echo(f"schedc: the best plan so far is written to {one_line(str(output))}: interrupted", err=True)
 

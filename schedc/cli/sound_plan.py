@@ -16,7 +16,7 @@ def read_sound_plan(path: Path) -> Plan:
     Raises:
         CheckFailed: its verifier refuses it.
     """
-    from schedc.compile.fixed_layout import check_plan
+    from schedc.compile.certify import check_plan
     from schedc.errors import CheckFailed
     from schedc.formats.plan.plan_file import read_plan
 

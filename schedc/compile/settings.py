@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.io.location import Location, show
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import check_method
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def search_settings(
     workers: int,
     deterministic_limit: float | None,
     option: str = "method",
-) -> tuple[str, Limits]:
+) -> SearchSettings:
     """The method and its limits: what the caller gives, as to `compile_job`, else what the job says.
 
     Messages call the caller's method by `option`.
@@ -55,10 +56,11 @@ def search_settings(
             raise Location(key).refuse(show(value), f"{number} of at least {least} and below {below}")
     if time_limit_s is None:
         time_limit_s = DEFAULT_TIME_S if settings.time_limit_ns is None else settings.time_limit_ns / 1e9
-    return chosen, Limits(
+    limits = Limits(
         time_s=time_limit_s,
         gap=settings.gap if gap is None else gap,
         seed=settings.seed if seed is None else seed,
         workers=workers,
         deterministic=deterministic_limit,
     )
+    return SearchSettings(method=chosen, limits=limits)

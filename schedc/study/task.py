@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.compile.fixed_layout import Compiled, compile_problem
-from schedc.compile.open_layout import compile_job
+from schedc.compile.driver import Compiled, compile_job, compile_problem
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
 from schedc.ir.problem import Problem
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -168,11 +168,11 @@ def _compiled(task: CompileTask) -> Compiled:
             workers=options.workers or 1,
             deterministic=options.deterministic_limit,
         )
-        return compile_problem(source, method=options.method or "auto", limits=limits)
+        return compile_problem(source, SearchSettings(method=options.method or "auto", limits=limits))
     from schedc.frontend.job import load_job
 
     job = load_job(source.path, source.overrides)
-    method, limits = search_settings(
+    settings = search_settings(
         job,
         method=options.method,
         time_limit_s=time_limit_s,
@@ -181,7 +181,7 @@ def _compiled(task: CompileTask) -> Compiled:
         workers=options.workers or 1,
         deterministic_limit=options.deterministic_limit,
     )
-    return compile_job(job, method=method, limits=limits)
+    return compile_job(job, settings)
 
 
 def _planned(compiled: Compiled) -> CompileRow:

@@ -16,7 +16,6 @@ from schedc.analysis.gap import check_bound
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.incumbent import Incumbent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,11 @@ class Limits:
     """Search threads of a solver; more of them than cores still pays, since each searches in another way."""
     deterministic: float | None = None
     """A limit in units that do not depend on the machine, about seconds; the result is then the same everywhere."""
+
+    @property
+    def clock_s(self) -> float | None:
+        """The seconds after which a clock ends the search; None: none does."""
+        return self.time_s if self.deterministic is None else None
 
 
 NO_LIMITS = Limits()
@@ -70,14 +74,6 @@ class Solved:
     def __post_init__(self) -> None:
         """Refuse a bound that the schedule refutes."""
         check_bound(self.lower_bound_ns, self.objective_ns, f"status {self.status}")
-
-
-class Search(Protocol):
-    """A method that improves what is known about a problem, within limits."""
-
-    def __call__(self, incumbent: Incumbent, limits: Limits, /) -> None:
-        """Offer schedules and bounds to the incumbent until the gap, the limit, or a proof."""
-        ...
 
 
 class Construct(Protocol):

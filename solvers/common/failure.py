@@ -8,14 +8,6 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from schedc.errors import CheckFailed, SchedcError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from schedc.solvers.common.incumbent import Incumbent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,34 +27,12 @@ class Failure:
         message = " ".join(self.message.split())
         return f"method {self.method} failed with {self.error} at {self.place}" + (f": {message}" if message else "")
 
-
-def failure_of(method: str, incumbent: Incumbent, work: Callable[[], None]) -> Failure | None:
-    """Let the method work on the incumbent; what it failed with, or None.
-
-    After a failure no bound is trusted but the analytic one, and the run does not count as reproducible.
-
-    Raises:
-        SchedcError: the method is not for this problem, or what was asked for is wrong.
-    """
-    try:
-        work()
-    except SchedcError as error:
-        if not isinstance(error, CheckFailed):
-            raise
-        failure = _failure(method, error)
-    except Exception as error:
-        failure = _failure(method, error)
-    else:
-        return None
-    incumbent.drop_solver_bound()
-    incumbent.cut_short = True
-    return failure
-
-
-def _failure(method: str, exception: Exception) -> Failure:
-    place = "an unknown place"
-    for frame, line in traceback.walk_tb(exception.__traceback__):
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("schedc."):
-            place = f"{module}:{line}"
-    return Failure(method=method, error=type(exception).__name__, message=str(exception), place=place, exception=exception)
+    @classmethod
+    def of(cls, method: str, exception: Exception) -> Failure:
+        """What the method's exception says."""
+        place = "an unknown place"
+        for frame, line in traceback.walk_tb(exception.__traceback__):
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("schedc."):
+                place = f"{module}:{line}"
+        return cls(method=method, error=type(exception).__name__, message=str(exception), place=place, exception=exception)

@@ -1,4 +1,4 @@
-"""The best schedule so far and the best bound so far, while several methods work on one problem.
+"""The best schedule so far and the best bound so far, while several methods work on one problem or on one workload's layouts.
 
 Methods offer schedules and bounds; each schedule is timed by the simulator before it counts, so that no method's own word is
 taken for it. The history of improvements is what `compile --json` prints and what is shown live.
@@ -8,52 +8,61 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.solvers.common.interruption import Interruption
+from schedc.errors import CheckFailed, SchedcError
+from schedc.ir.index import tables_of
+from schedc.ir.plan import BoundName
+from schedc.solvers.common.failure import Failure
+from schedc.solvers.common.search_settings import Improvement, SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from schedc.ir.index import Tables
-    from schedc.ir.plan import BoundName
     from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.interruption import Interruption
+
+
+class Ended(StrEnum):
+    """Why the work on a problem ended."""
+
+    PROVEN = "proven optimal"
+    WITHIN_GAP = "within the gap asked for"
+    OUT_OF_TIME = "out of time"
+    OUT_OF_WORK = "the deterministic limit is used up"
+    INTERRUPTED = "interrupted"
+    EXHAUSTED = "nothing left to try"
+    DONE = "the method is done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
-    """One step of a compile's history: a better schedule or bound, and what was known then."""
+class Candidate:
+    """What one method made of the problem, or the reason why not; where a layout is chosen, what was made in one or several."""
 
+    method: str
     seconds: float
-    makespan_ns: int
-    objective: Objective
-    """What is minimized: `makespan` or `stage-span`."""
-    objective_ns: int
-    """Of the best schedule; of this the lower bound speaks."""
-    lower_bound_ns: int
-    found_by: str
-
-    @property
-    def gap(self) -> float:
-        """(objective − bound) / objective."""
-        return relative_gap(self.objective_ns, self.lower_bound_ns, self.found_by)
+    makespan_ns: int | None = None
+    objective_ns: int | None = None
+    why_not: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
-class Incumbent:
-    """What is known about one problem; changes as methods make offers, also from a solver's threads."""
+class BestKnown(ABC):
+    """The best schedule and bound so far, and how they came to be; changes as methods make offers, also from a solver's threads."""
 
-    problem: Problem
-    tables: Tables
-    bound_ns: int
+    bound_ns: int = 0
     """At first the best analytic bound."""
-    bound_by: BoundName
-    report: Callable[[Improvement], None]
+    bound_by: BoundName = BoundName.WORK
+    settings: SearchSettings = field(default_factory=SearchSettings)
     begun: float = field(default_factory=time.perf_counter)
     schedule: Schedule | None = None
     objective_ns: int = 0
@@ -63,13 +72,18 @@ class Incumbent:
     """The best schedule that cuts no block: where the formulations start."""
     whole_ns: int = 0
     solver_log: tuple[str, ...] = ()
+    """What a solver's bound rests on."""
     cut_short: bool = False
     """Whether a clock, an interruption or racing threads had a part in what was found, so that another run may end elsewhere."""
     work: float = 0.0
     """What the searches have spent of a deterministic limit."""
     history: list[Improvement] = field(default_factory=list)
-    interruption: Interruption = field(default_factory=Interruption)
-    """Waits while what is known changes."""
+    candidates: list[Candidate] = field(default_factory=list)
+    """What was tried, in that order."""
+    failures: list[Failure] = field(default_factory=list)
+    """Of methods that ended with an exception of their own."""
+    ended: Ended = Ended.DONE
+    """Why the work ended, once it has."""
     _analytic: tuple[int, BoundName] = field(init=False)
     _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
 
@@ -78,8 +92,18 @@ class Incumbent:
         self._analytic = (self.bound_ns, self.bound_by)
 
     @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What is minimized."""
+
+    @property
+    def interruption(self) -> Interruption:
+        """Waits while what is known changes."""
+        return self.settings.interruption
+
+    @property
     def seconds(self) -> float:
-        """Since the work on the problem began."""
+        """Since the work began."""
         return time.perf_counter() - self.begun
 
     @property
@@ -91,24 +115,27 @@ class Incumbent:
         """
         return 1.0 if self.schedule is None else relative_gap(self.objective_ns, self.bound_ns, self.bound_by)
 
-    def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
-        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
+    def alarm(self, seconds: float | None) -> AbstractContextManager[None]:
+        """Within, the time is up this long after the work began; None: never."""
+        return self.interruption.alarm(None if seconds is None else max(0.0, seconds - self.seconds))
+
+    def would_take(self, schedule: Schedule, objective_ns: int) -> bool:
+        """Whether it is the best so far. Of equals, one that cuts no block is better: a solver's bound speaks for it."""
+        best = (self.objective_ns, bool(self.schedule.parts)) if self.schedule is not None else None
+        return best is None or (objective_ns, bool(schedule.parts)) < best
+
+    def take(self, schedule: Schedule, makespan_ns: int, objective_ns: int, found_by: str) -> None:
+        """Take a schedule, timed by the simulator and within memory, if it is the best so far.
 
         A solver's bound holds for schedules of whole blocks, so one that cuts blocks puts the analytic bound back in its place.
 
         Raises:
             Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver proved it.
         """
-        timeline = simulate(self.problem, schedule, tables=self.tables)
-        makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
         with self.interruption.deferred(), self._lock:
             if not schedule.parts and (self.whole is None or objective_ns < self.whole_ns):
                 self.whole, self.whole_ns = schedule, objective_ns
-            # Of equals, one that cuts no block is better: a solver's bound speaks for it.
-            cuts_less = (
-                self.schedule is not None and objective_ns == self.objective_ns and self.schedule.parts and not schedule.parts
-            )
-            if self.schedule is None or objective_ns < self.objective_ns or cuts_less:
+            if self.would_take(schedule, objective_ns):
                 self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
                 if schedule.parts:
                     self.drop_solver_bound()
@@ -118,12 +145,6 @@ class Incumbent:
                 check_bound(self.bound_ns, objective_ns, self.bound_by)
                 self._note(found_by)
                 check_bound(bound_ns, objective_ns, bound_by)
-        return makespan_ns, objective_ns
-
-    def offer_valid(self, schedule: Schedule, found_by: str) -> None:
-        """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""
-        if self.exceeds_memory(schedule) is None:
-            self.offer(schedule, found_by)
 
     def raise_bound(self, bound_ns: int, bound_by: BoundName, solver_log: tuple[str, ...]) -> None:
         """Take a solver's lower bound if it is better than the one known, or the same with the log that it had not yet.
@@ -150,6 +171,71 @@ class Incumbent:
             self.bound_ns, self.bound_by = self._analytic
             self.solver_log = ()
 
+    def fails(self, method: str, work: Callable[[], None]) -> bool:
+        """Let the method work; whether it failed, which is kept.
+
+        After a failure no bound is trusted but the analytic one, and the run does not count as reproducible.
+
+        Raises:
+            SchedcError: the method is not for this problem, or what was asked for is wrong.
+        """
+        try:
+            work()
+        except Exception as error:
+            if isinstance(error, SchedcError) and not isinstance(error, CheckFailed):
+                raise
+            self.failures.append(Failure.of(method, error))
+            self.drop_solver_bound()
+            self.cut_short = True
+            return True
+        return False
+
+    def _note(self, found_by: str) -> None:
+        improvement = Improvement(
+            seconds=self.seconds,
+            makespan_ns=self.makespan_ns,
+            objective=self.objective,
+            objective_ns=self.objective_ns,
+            lower_bound_ns=self.bound_ns,
+            found_by=found_by,
+        )
+        self.history.append(improvement)
+        self.settings.report(improvement)
+
+
+@dataclass(slots=True, kw_only=True)
+class Incumbent(BestKnown):
+    """What is known about one problem."""
+
+    problem: Problem
+    tables: Tables = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up the problem's tables once."""
+        BestKnown.__post_init__(self)  # `super()` without arguments does not work in a class with slots
+        self.tables = tables_of(self.problem)
+
+    @property
+    def objective(self) -> Objective:
+        """The problem's."""
+        return self.problem.objective
+
+    def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
+        """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
+
+        Raises:
+            Defect: as of `take`.
+        """
+        timeline = simulate(self.problem, schedule, tables=self.tables)
+        makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
+        self.take(schedule, makespan_ns, objective_ns, found_by)
+        return makespan_ns, objective_ns
+
+    def offer_valid(self, schedule: Schedule, found_by: str) -> None:
+        """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""
+        if self.exceeds_memory(schedule) is None:
+            self.offer(schedule, found_by)
+
     def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
         """The first rank that holds more than its limit, with peak and limit in bytes."""
         peaks = peak_bytes(self.problem, schedule)
@@ -157,15 +243,3 @@ class Incumbent:
             if limit is not None and peak > limit:
                 return rank, peak, limit
         return None
-
-    def _note(self, found_by: str) -> None:
-        improvement = Improvement(
-            seconds=self.seconds,
-            makespan_ns=self.makespan_ns,
-            objective=self.problem.objective,
-            objective_ns=self.objective_ns,
-            lower_bound_ns=self.bound_ns,
-            found_by=found_by,
-        )
-        self.history.append(improvement)
-        self.report(improvement)

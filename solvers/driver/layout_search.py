@@ -1,6 +1,6 @@
 """Steps that seek layouts: baselines, one by one, by a method over layouts, by annealing. What they find are options.
 
-Each takes the `Work` and goes on until its share of the limits is spent.
+Each takes the `LayoutWork` and goes on until its share of the limits is spent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from schedc.compiled.compiler import at_hand, compiled
 from schedc.errors import NoPlanFound, Unsupported
+from schedc.ir.plan import BoundName
 from schedc.lower.placement import placement_name
-from schedc.solvers.driver.portfolio import Candidate
+from schedc.solvers.common.incumbent import Candidate
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.solvers.driver.layout_options import Option
-    from schedc.solvers.driver.layout_work import Work
+    from schedc.solvers.driver.layout_work import LayoutWork
     from schedc.solvers.layout.exact import LayoutProgress
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
@@ -49,7 +50,7 @@ WAIT_SHARE = 0.3
 """Where compiled code is not at hand, the search for layouts waits for it for this share of the time that is left."""
 
 
-def try_baselines(work: Work) -> None:
+def try_baselines(work: LayoutWork) -> None:
     """The known methods in the known layouts, which are options then; the even partitions are tried last."""
     named: set[str] = set()
     until = None if work.left is None else (1 - BASELINES_SHARE) * work.left
@@ -57,11 +58,11 @@ def try_baselines(work: Work) -> None:
         title, layout = attempt.title, attempt.layout
         if work.is_over:
             return
-        if work.is_timed and work.known.best is not None and (work.left or 0.0) < (until or 0.0):
+        if work.is_timed and work.best is not None and (work.left or 0.0) < (until or 0.0):
             work.candidates.append(Candidate(method=title, seconds=0.0, why_not="there was no time for it"))
-            work.known.cut_short = True
+            work.cut_short = True
             continue
-        work.on_method(title)
+        work.settings.on_method(title)
         begun, why_not, found = time.perf_counter(), "was not done in time", None
         with work.region():
             try:
@@ -73,7 +74,7 @@ def try_baselines(work: Work) -> None:
         option: Option | None = None
         with work.region():
             option = work.options.add(attempt.layout_name, layout)
-        work.known.layouts = len(named)
+        work.layouts = len(named)
         if found is None or option is None:
             work.candidates.append(Candidate(method=title, seconds=seconds, why_not=why_not))
             continue
@@ -81,10 +82,10 @@ def try_baselines(work: Work) -> None:
         work.candidates.append(row)
         option.may_take(found.objective_ns)
         if not work.is_constructive:
-            work.known.offer(found, attempt.method, title)
+            work.offer(found, attempt.method, title)
 
 
-def search_exactly(work: Work) -> None:
+def search_exactly(work: LayoutWork) -> None:
     """The best schedule of whole blocks over all layouts, where they are few and small; only better ones than what is known then.
 
     The first time it gets little: what is small enough is proven then. Later it is known what a layout must be better than.
@@ -95,12 +96,12 @@ def search_exactly(work: Work) -> None:
 
     title = "layouts one by one"
     is_first = all(each.method != title for each in work.candidates)
-    work.on_method(title)
+    work.settings.on_method(title)
     left, timed = work.left, work.limits.deterministic is None
     share = None if left is None else (FIRST_EXACT_SHARE if is_first else LATER_EXACT_SHARE) * left
     given = replace(work.limits, time_s=share if timed else None, deterministic=None if timed else share)
-    begun, before = time.perf_counter(), work.known.layouts
-    start = work.known.best if work.known.best is not None and not work.known.best.schedule.parts else None
+    begun, before = time.perf_counter(), work.layouts
+    start = work.best if work.schedule is not None and not work.schedule.parts else None
     latest: LayoutProgress | None = None
     bound_ns = 0
     log: tuple[str, ...] = ()
@@ -108,7 +109,7 @@ def search_exactly(work: Work) -> None:
     def keep(progress: LayoutProgress) -> None:
         nonlocal latest, bound_ns, log
         latest, bound_ns, log = progress, progress.lower_bound_ns, progress.log
-        work.known.layouts = before + progress.evaluated
+        work.layouts = before + progress.evaluated
         work.progress(progress.objective_ns)
 
     with work.region():
@@ -118,8 +119,8 @@ def search_exactly(work: Work) -> None:
             work.interrupted |= proven.interrupted
             work.listed = proven.complete
         except NoPlanFound:
-            work.known.cut_short |= timed  # the limit came first
-    work.known.work += 0.0 if share is None or timed else share
+            work.cut_short |= timed  # the limit came first
+    work.work += 0.0 if share is None or timed else share
     found: ScheduledLayout | None = None if latest is None else latest.best
     row = Candidate(method=title, seconds=time.perf_counter() - begun, why_not="found none better")
     if start is None and found is None:
@@ -129,14 +130,14 @@ def search_exactly(work: Work) -> None:
         option = work.options.add(title, found.layout)
         if option is not None:
             option.may_take(found.objective_ns)
-            work.known.offer(found, "cpsat", title)
-            work.known.cut_short |= timed and work.known.title == title  # threads raced for it
+            work.offer(found, "cpsat", title)
+            work.cut_short |= timed and work.title == title  # threads raced for it
     work.candidates.append(row)
-    if start is not None or found is not None:
-        work.known.raise_bound(bound_ns, log)
+    if bound_ns > work.bound_ns:  # of equal ones the first's log stays
+        work.raise_bound(bound_ns, BoundName.CPSAT, log)
 
 
-def _is_small(work: Work) -> bool:
+def _is_small(work: LayoutWork) -> bool:
     """Whether the layouts can be looked at one by one."""
     microbatches = work.workload.microbatches
     if work.open_layout.recompute_is_open or 3 * work.workload.ranks * microbatches > EXACT_OPS:
@@ -146,22 +147,22 @@ def _is_small(work: Work) -> bool:
     return 0 < len(cuts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
 
 
-def run_layout_method(work: Work) -> None:
+def run_layout_method(work: LayoutWork) -> None:
     """The method that is asked for chooses layout and schedule."""
     if work.is_over:
         return
-    work.on_method(work.method)
+    work.settings.on_method(work.method)
     _wait_for_code(work)
-    begun, before = time.perf_counter(), work.known.layouts
+    begun, before = time.perf_counter(), work.layouts
     stopped = False
 
     def stop() -> bool:
         nonlocal stopped
-        stopped = work.known.interruption.requested or (work.is_timed and work.left == 0)
+        stopped = work.interruption.requested or (work.is_timed and work.left == 0)
         return stopped
 
     def report(evaluated: int, objective_ns: int) -> None:
-        work.known.layouts = before + evaluated
+        work.layouts = before + evaluated
         work.progress(objective_ns)
 
     row = Candidate(method=work.method, seconds=0.0)
@@ -171,31 +172,31 @@ def run_layout_method(work: Work) -> None:
         row = replace(row, why_not=str(reason))
     else:
         row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
-        work.known.offer(found, work.method, work.method)
-    work.known.cut_short |= stopped
+        work.offer(found, work.method, work.method)
+    work.cut_short |= stopped
     work.exhausted = not stopped
     work.candidates.append(replace(row, seconds=time.perf_counter() - begun))
 
 
-def _wait_for_code(work: Work) -> None:
+def _wait_for_code(work: LayoutWork) -> None:
     """Wait until compiled code is at hand, for a share of the time; without it layouts are evaluated in Python."""
     if not at_hand(evaluate):
-        work.on_method("compiling")
+        work.settings.on_method("compiling")
         with work.region(WAIT_SHARE):
             compiled(evaluate)
 
 
-def seek_layouts(work: Work, number: int) -> None:
+def seek_layouts(work: LayoutWork, number: int) -> None:
     """Seek layouts from the seed with this number; the best of them are options."""
     if work.is_over:
         return
     _wait_for_code(work)
     if work.is_over:
         return
-    work.on_method("layouts")
+    work.settings.on_method("layouts")
     left, timed = work.left, work.is_timed and not work.is_constructive
     share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
-    begun, before = time.perf_counter(), work.known.layouts
+    begun, before = time.perf_counter(), work.layouts
     found: list[ScheduledLayout] = []
     climb: LayoutClimb | None = None
     with work.region():
@@ -224,19 +225,19 @@ def seek_layouts(work: Work, number: int) -> None:
         climb.restart()
     if climb is not None:
         _gather(work, climb, found, before)  # of a run that was ended
-    work.known.cut_short |= timed
-    work.known.work += 0.0 if timed else share
+    work.cut_short |= timed
+    work.work += 0.0 if timed else share
     _take_found(work, found, time.perf_counter() - begun)
 
 
-def _gather(work: Work, climb: LayoutClimb, found: list[ScheduledLayout], before: int) -> None:
+def _gather(work: LayoutWork, climb: LayoutClimb, found: list[ScheduledLayout], before: int) -> None:
     """The best layouts of a run."""
     schedules = climb.scheduled() if work.left != 0 else climb.scheduled(1)  # of those with no time to be handed on, the best
     found += [each for each in schedules if each is not None]
-    work.known.layouts = before + climb.evaluated
+    work.layouts = before + climb.evaluated
 
 
-def _take_found(work: Work, found: Sequence[ScheduledLayout], seconds: float) -> None:
+def _take_found(work: LayoutWork, found: Sequence[ScheduledLayout], seconds: float) -> None:
     """The best layouts found are options."""
     best = sorted(found, key=lambda each: each.objective_ns)
     if best:
@@ -252,4 +253,4 @@ def _take_found(work: Work, found: Sequence[ScheduledLayout], seconds: float) ->
             if option is not None:
                 option.may_take(each.objective_ns)
                 if not work.is_constructive:
-                    work.known.offer(replace(each, layout=layout, problem=option.problem), "layouts", "layouts")
+                    work.offer(replace(each, layout=layout, problem=option.problem), "layouts", "layouts")

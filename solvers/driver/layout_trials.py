@@ -1,6 +1,6 @@
 """Steps in which the method that was asked for works on layouts that are known: the named ones, and the best by successive halving.
 
-Each takes the `Work`; the schedules are kept with their options, and the best is offered.
+Each takes the `LayoutWork`; the schedules are kept with their options, and the best is offered.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.plan import BoundName
-from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, Candidate, Ended, solve
+from schedc.solvers.common.incumbent import Candidate, Ended
+from schedc.solvers.common.search_settings import ignore
+from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
 from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 if TYPE_CHECKING:
+    from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.driver.layout_options import Option
-    from schedc.solvers.driver.layout_work import Work
-    from schedc.solvers.driver.portfolio import Outcome
+    from schedc.solvers.driver.layout_work import LayoutWork
 
 NAMED_SHARE = 0.35
 """Of the time or work left then, the method on named layouts gets this share."""
@@ -27,7 +29,7 @@ HANDED_ON = ("balanced unidirectional", "balanced loop 2", "balanced wave 2", "b
 """The named layouts that are handed on before any are found, beside the one with the best baseline; where there are few: all."""
 
 
-def hand_on_named(work: Work) -> None:
+def hand_on_named(work: LayoutWork) -> None:
     """The method on some named layouts, for equal times."""
     options = work.hopeful()
     few = len(options) <= len(HANDED_ON)
@@ -41,7 +43,7 @@ def hand_on_named(work: Work) -> None:
             hand_on(work, option, work.least() if share is None else share / len(chosen))
 
 
-def halve(work: Work) -> None:
+def halve(work: LayoutWork) -> None:
     """Hand the options to the method: all of them for a short time, then the better half, until one has the rest."""
     most = len(work.options)
     while not work.is_over:
@@ -49,7 +51,7 @@ def halve(work: Work) -> None:
         options = work.hopeful()[:most]
         if left is not None:
             options = options[: max(1, int(FIRST_ROUND * left / least))]
-            if left < 0.2 * least and work.known.best is not None:
+            if left < 0.2 * least and work.best is not None:
                 return
         if not options:
             return
@@ -65,15 +67,15 @@ def halve(work: Work) -> None:
             return
 
 
-def hand_on(work: Work, option: Option, slice_: float | None) -> None:
+def hand_on(work: LayoutWork, option: Option, slice_: float | None) -> None:
     """Let the method work on an option for a slice of seconds or units of work; None: until it is done."""
     timed = work.limits.deterministic is None
     with work.region():
         option.tighten(slice_, work.options.until)
-    if work.is_over or (work.known.best is not None and option.bound_ns >= work.known.best.objective_ns):
+    if work.is_over or (work.best is not None and option.bound_ns >= work.best.objective_ns):
         return
-    target_ns = work.known.bound_ns / (1 - work.limits.gap)
-    given = replace(
+    target_ns = work.bound_ns / (1 - work.limits.gap)
+    limits = replace(
         work.limits,
         time_s=slice_ if timed else None,
         deterministic=None if timed or work.is_constructive else slice_,
@@ -81,20 +83,17 @@ def hand_on(work: Work, option: Option, slice_: float | None) -> None:
         seed=work.limits.seed + (option.row is not None),
     )
     title = f"{option.title} {work.method}"
-    work.on_method(title)
+    work.settings.on_method(title)
     begun = time.perf_counter()
     try:
-        outcome = solve(
+        incumbent = solve(
             option.problem,
-            work.method,
-            given,
+            replace(work.settings, limits=limits, report=lambda step: work.progress(step.objective_ns), on_method=ignore),
             bound_ns=option.bound_ns,
             bound_by=BoundName.WORK,  # a name for messages: no certificate rests on it
-            report=lambda step: work.progress(step.objective_ns),
-            interruption=work.known.interruption,
             known=option.known,
             # With a plan at hand there is no need of more time than is left.
-            least_s=CONSTRUCTIVE_S if work.known.best is None or not work.is_timed else min(CONSTRUCTIVE_S, work.left or 0.0),
+            least_s=CONSTRUCTIVE_S if work.best is None or not work.is_timed else min(CONSTRUCTIVE_S, work.left or 0.0),
         )
     except Unsupported as reason:
         option.settled = True
@@ -102,22 +101,21 @@ def hand_on(work: Work, option: Option, slice_: float | None) -> None:
         work.candidates.append(Candidate(method=title, seconds=time.perf_counter() - begun, why_not=str(reason)))
         return
     except KeyboardInterrupt:
-        if work.known.best is None:
+        if work.best is None:
             raise
-        work.interrupted = work.known.cut_short = True
+        work.interrupted = work.cut_short = True
         return
     option.seconds += time.perf_counter() - begun
-    work.known.work += 0.0 if timed else slice_ or 0.0
-    _take(work, option, outcome, title)
+    work.work += 0.0 if timed else slice_ or 0.0
+    _take(work, option, incumbent, title)
 
 
-def _take(work: Work, option: Option, outcome: Outcome, title: str) -> None:
+def _take(work: LayoutWork, option: Option, incumbent: Incumbent, title: str) -> None:
     """Keep what the method found."""
-    incumbent = outcome.incumbent
-    work.failures += outcome.failures
-    work.known.cut_short |= incumbent.cut_short
-    option.settled = outcome.ended in (Ended.PROVEN, Ended.EXHAUSTED, Ended.DONE)
-    why_not = "; ".join(each.why_not for each in outcome.candidates[:1]) or "found no schedule"
+    work.failures += incumbent.failures
+    work.cut_short |= incumbent.cut_short
+    option.settled = incumbent.ended in (Ended.PROVEN, Ended.EXHAUSTED, Ended.DONE)
+    why_not = "; ".join(each.why_not for each in incumbent.candidates[:1]) or "found no schedule"
     row = Candidate(method=title, seconds=option.seconds, why_not=why_not)
     if incumbent.whole is not None:
         option.keep(incumbent.whole, incumbent.found_by, incumbent.whole_ns)
@@ -132,7 +130,7 @@ def _take(work: Work, option: Option, outcome: Outcome, title: str) -> None:
             makespan_ns=incumbent.makespan_ns,
         )
         row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns, why_not="")
-        work.known.offer(found, incumbent.found_by, title)
+        work.offer(found, incumbent.found_by, title)
     if option.row is None:
         option.row = len(work.candidates)
         work.candidates.append(row)

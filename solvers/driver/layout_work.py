@@ -1,6 +1,6 @@
 """The work on one workload whose layout is open: what its steps share (`layout_search`, `layout_trials`).
 
-Steps take a `Work` and change it: they add options and candidates, and offer what they find to the best layout known.
+Steps change it: they add options and candidates, and offer layouts with schedules that the simulator has timed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from schedc.solvers.common.incumbent import BestKnown
 from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.driver.best_layout import LayoutsProgress
-from schedc.solvers.driver.registry import LAYOUT_METHODS, SEARCHES, is_auto
+from schedc.solvers.common.search_settings import LayoutsProgress
+from schedc.solvers.driver.registry import LAYOUT_METHODS, is_constructive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from schedc.errors import Unsupported
     from schedc.ir.layout import OpenLayout
+    from schedc.ir.problem import Objective
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.interruption import Ends
-    from schedc.solvers.driver.best_layout import BestLayout
     from schedc.solvers.driver.layout_options import LayoutOptions, Option
-    from schedc.solvers.driver.portfolio import Candidate
+    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 LEAST_OPS = 4000
 """A layout counts as at least this many ops."""
@@ -33,19 +33,18 @@ LEAST_S, S_PER_OP = 0.8, 1e-4
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
-    """What the steps share: what is to be done, what is known, and what the limits leave."""
+class LayoutWork(BestKnown):
+    """What is to be done with the layouts of one workload, what is known of them, and what the limits leave."""
 
     workload: Workload
     open_layout: OpenLayout
-    method: str
-    limits: Limits
-    known: BestLayout
     options: LayoutOptions
-    on_method: Callable[[str], None]
-    on_layouts: Callable[[LayoutsProgress], None]
-    candidates: list[Candidate] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    best: ScheduledLayout | None = None
+    """The layout of the best schedule."""
+    title: str = ""
+    """Of the candidate that has it."""
+    layouts: int = 0
+    """How many were evaluated."""
     unsupported: list[Unsupported] = field(default_factory=list)
     """Why a search that is asked for by name does not work in some layout."""
     interrupted: bool = False
@@ -54,38 +53,69 @@ class Work:
     """Whether the exact search has been through all layouts."""
 
     @property
+    def objective(self) -> Objective:
+        """The workload's."""
+        return self.workload.objective
+
+    @property
+    def method(self) -> str:
+        """The one that was asked for."""
+        return self.settings.method
+
+    @property
+    def limits(self) -> Limits:
+        """Of all the work."""
+        return self.settings.limits
+
+    @property
     def is_constructive(self) -> bool:
         """Whether the method makes a schedule at once."""
-        return not is_auto(self.method) and self.method.partition("{")[0] not in {*SEARCHES, *LAYOUT_METHODS}
+        return is_constructive(self.method) and self.method not in LAYOUT_METHODS
 
     @property
     def is_timed(self) -> bool:
         """Whether a clock ends the work."""
-        return self.limits.deterministic is None and self.limits.time_s is not None
+        return self.limits.clock_s is not None
 
     @property
     def left(self) -> float | None:
         """What the limits leave, in seconds or units of work; None: all."""
         if self.limits.deterministic is not None:
-            return max(0.0, self.limits.deterministic - self.known.work)
-        return None if self.limits.time_s is None else max(0.0, self.limits.time_s - self.known.seconds)
+            return max(0.0, self.limits.deterministic - self.work)
+        return None if self.limits.time_s is None else max(0.0, self.limits.time_s - self.seconds)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be done."""
-        if self.known.best is None:
-            return self.known.interruption.is_late
+        if self.best is None:
+            return self.interruption.is_late
         return (
-            self.known.interruption.is_late
+            self.interruption.is_late
             or self.interrupted
-            or self.known.interruption.requested
-            or self.known.gap <= self.limits.gap
+            or self.interruption.requested
+            or self.gap <= self.limits.gap
             or self.left == 0
         )
 
+    def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
+        """Take it if it is the best so far.
+
+        Args:
+            found: within memory.
+            found_by: the method that made the schedule.
+            title: of the candidate, for people.
+
+        Raises:
+            Defect: as of `take`.
+        """
+        with self.interruption.deferred():
+            if self.would_take(found.schedule, found.objective_ns):
+                self.best, self.title = found, title
+            self.take(found.schedule, found.makespan_ns, found.objective_ns, found_by)
+
     def hopeful(self) -> list[Option]:
         """The options that may be better than the best, the most promising first."""
-        return self.options.hopeful(None if self.known.best is None else self.known.best.objective_ns)
+        return self.options.hopeful(None if self.best is None else self.objective_ns)
 
     @contextmanager
     def region(self, share: float = 1.0) -> Iterator[None]:
@@ -93,32 +123,30 @@ class Work:
 
         An interruption waits for the first schedule. If either has come before it begins, what is within ends by its own limits.
         """
-        ends: Ends = "time" if self.known.best is None else "both"
-        interruption = self.known.interruption
+        ends: Ends = "time" if self.best is None else "both"
         begun = False
         try:
             left = self.left if self.is_timed else None
-            with interruption.alarm(None if left is None else share * left), interruption.raising(at=ends):
+            with self.interruption.alarm(None if left is None else share * left), self.interruption.raising(at=ends):
                 begun = True
                 yield
         except OutOfTime:
-            self.known.cut_short = True
+            self.cut_short = True
         except KeyboardInterrupt:
-            if self.known.best is None:
+            if self.best is None:
                 raise
-            self.interrupted = self.known.cut_short = True
+            self.interrupted = self.cut_short = True
         if not begun:
             yield
 
     def progress(self, objective_ns: int | None, layouts: int | None = None) -> None:
         """Report it, if it is new."""
-        best_ns = None if self.known.best is None else self.known.best.objective_ns
-        seen = [each for each in (objective_ns, best_ns) if each is not None]
-        self.on_layouts(
+        seen = [each for each in (objective_ns, None if self.best is None else self.objective_ns) if each is not None]
+        self.settings.on_layouts(
             LayoutsProgress(
-                layouts=self.known.layouts if layouts is None else layouts,
+                layouts=self.layouts if layouts is None else layouts,
                 objective_ns=min(seen, default=None),
-                lower_bound_ns=self.known.bound_ns,
+                lower_bound_ns=self.bound_ns,
             )
         )
 

@@ -15,61 +15,32 @@ a proof; an interruption ends it with what is known then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock, never
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Infeasible, NoPlanFound
-from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.driver.best_layout import BestLayout, LayoutsProgress
+from schedc.ir.plan import BoundName
+from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.driver.layout_options import LayoutOptions
 from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_trials import halve, hand_on, hand_on_named
-from schedc.solvers.driver.layout_work import Work
-from schedc.solvers.driver.portfolio import Candidate, Ended
+from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.registry import LAYOUT_METHODS
 from schedc.solvers.layout.evaluation.kernel import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.incumbent import Improvement
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
+    from schedc.solvers.common.search_settings import SearchSettings
 
 MOST_BARREN = 3
 """After this many searches in a row that find no layout that may be better, nothing is left to try."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutsOutcome:
-    """What the methods found."""
-
-    best: ScheduledLayout
-    known: BestLayout
-    candidates: tuple[Candidate, ...]
-    """The baselines, the searches over layouts, and what became of each layout that a method worked on."""
-    failures: tuple[Failure, ...]
-    """Of methods that ended with an exception of their own."""
-    ended: Ended
-
-
-def solve_layouts(
-    workload: Workload,
-    open_layout: OpenLayout,
-    method: str,
-    limits: Limits,
-    *,
-    report: Callable[[Improvement], None] = lambda _: None,
-    on_method: Callable[[str], None] = lambda _: None,
-    on_layouts: Callable[[LayoutsProgress], None] = lambda _: None,
-    interruption: Interruption | None = None,
-) -> LayoutsOutcome:
+def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchSettings) -> LayoutWork:
     """Choose a layout and a schedule until the gap, the limit, a proof, or an interruption.
 
     Under a deterministic limit, and with a constructive method that no time limit cuts short, the result depends on the seed alone.
@@ -77,12 +48,11 @@ def solve_layouts(
     Args:
         workload: what `schedc.verify.workload` accepts.
         open_layout: what may be chosen.
-        method: `auto`, or a method's name with options in braces.
-        limits: when to stop.
-        report: is called with each better schedule or bound at once.
-        on_method: is called with the name of what begins.
-        on_layouts: is called now and then while layouts are evaluated.
-        interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
+        settings: the method, and when to stop.
+
+    Returns:
+        What is known then: the best layout with its schedule, and as candidates the baselines, the searches over layouts, and
+        what became of each layout that a method worked on.
 
     Raises:
         Infeasible: no layout has room on its ranks.
@@ -90,25 +60,37 @@ def solve_layouts(
         InvalidInput: the method's name or options are wrong.
         Unsupported: the search that is asked for by name works in none of the layouts.
     """
-    until = never if limits.time_s is None or limits.deterministic is not None else Clock(limits.time_s)
+    clock_s = settings.limits.clock_s
+    until = never if clock_s is None else Clock(clock_s)
+    bound = bound_over_layouts(workload, open_layout)
+    work = LayoutWork(
+        workload=workload,
+        open_layout=open_layout,
+        settings=settings,
+        bound_ns=bound.value_ns,
+        bound_by=bound.name,
+        options=LayoutOptions(workload, until),
+    )
+    _run(work)
+    _check_found(work)
+    work.ended = _ended(work)
+    work.cut_short |= work.ended is Ended.INTERRUPTED
+    return work
+
+
+def bound_over_layouts(workload: Workload, open_layout: OpenLayout) -> Bound:
+    """The lower bound over all layouts that are open.
+
+    Raises:
+        Infeasible: no layout has room on its ranks.
+    """
     bound = layout_bound(workload, open_layout)
     if bound.value_ns is None:
         raise Infeasible(f"{workload.name}: {bound.detail}")
-    work = Work(
-        workload=workload,
-        open_layout=open_layout,
-        method=method,
-        limits=limits,
-        known=BestLayout(bound_ns=bound.value_ns, report=report, interruption=interruption or Interruption()),
-        options=LayoutOptions(workload, until),
-        on_method=on_method,
-        on_layouts=on_layouts,
-    )
-    _run(work)
-    return _outcome(work)
+    return Bound(name=BoundName.LAYOUTS, value_ns=bound.value_ns, detail=bound.detail)
 
 
-def _run(work: Work) -> None:
+def _run(work: LayoutWork) -> None:
     """All steps."""
     compile_ahead(evaluate)
     try_baselines(work)
@@ -118,7 +100,7 @@ def _run(work: Work) -> None:
     if work.is_constructive:
         seek_layouts(work, 0)
         for option in work.options.hopeful(None):
-            if work.known.best is None or not (work.interrupted or work.known.interruption.requested):
+            if work.best is None or not (work.interrupted or work.interruption.requested):
                 hand_on(work, option, work.left if work.is_timed else None)
         return
     search_exactly(work)
@@ -134,40 +116,30 @@ def _run(work: Work) -> None:
         work.exhausted = not work.is_timed or (barren == MOST_BARREN and work.left != 0)
 
 
-def _outcome(work: Work) -> LayoutsOutcome:
-    """What was found.
+def _check_found(work: LayoutWork) -> None:
+    """Refuse to have found nothing.
 
     Raises:
-        NoPlanFound: nothing.
+        NoPlanFound: there is no schedule.
         Unsupported: the search asked for works in no layout.
     """
-    best = work.known.best
     tried = [each for each in work.candidates if each.method.endswith(f" {work.method}") and each.objective_ns is not None]
     if work.unsupported and not tried:
         raise work.unsupported[0]
-    if best is None:
+    if work.best is None:
         failed = [each for each in work.candidates if each.why_not]
         reasons = "; ".join(f"{each.method}: {each.why_not}" for each in failed[-3:])
         in_time = " in the time given" if work.left == 0 and not work.is_constructive else ""
         raise NoPlanFound(f"{work.workload.name}: no layout with a schedule found{in_time}: {reasons or 'none has room'}")
-    ended = _ended(work)
-    work.known.cut_short |= ended is Ended.INTERRUPTED
-    return LayoutsOutcome(
-        best=best,
-        known=work.known,
-        candidates=tuple(work.candidates),
-        failures=tuple(work.failures),
-        ended=ended,
-    )
 
 
-def _ended(work: Work) -> Ended:
+def _ended(work: LayoutWork) -> Ended:
     """Why the work ended."""
-    if work.known.gap == 0:
+    if work.gap == 0:
         return Ended.PROVEN
-    if work.known.gap <= work.limits.gap:
+    if work.gap <= work.limits.gap:
         return Ended.WITHIN_GAP
-    if work.interrupted or work.known.interruption.requested:
+    if work.interrupted or work.interruption.requested:
         return Ended.INTERRUPTED
     if work.is_constructive or (work.method in LAYOUT_METHODS and work.exhausted):
         return Ended.DONE

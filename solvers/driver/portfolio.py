@@ -1,6 +1,6 @@
 """The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
-A Problem goes in; an `Outcome` comes out: the best schedule and bound, how each constructive candidate did, and the history.
+A Problem goes in; an `Incumbent` comes out: the best schedule and bound, how each candidate did, and the history.
 Every search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate
 is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods,
 then local search over a list scheduler's rule, over which backwards are fused, and over the orders, then CP-SAT, whole or
@@ -11,22 +11,28 @@ local searches go on from other seeds. It ends at the gap, the limit, or a proof
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
-from schedc.ir.index import tables_of
-from schedc.solvers.common.failure import Failure, failure_of
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
-from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.common.interruption import Interruption, OutOfTime
+from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
+from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.microbatch_order import order_is_open
-from schedc.solvers.driver.registry import FUSED, MIXED, SEARCHES, TEMPLATE_NAMES, constructive, is_auto, search_of
+from schedc.solvers.common.search_settings import ignore
+from schedc.solvers.driver.registry import (
+    FUSED,
+    MIXED,
+    TEMPLATE_NAMES,
+    constructive,
+    is_auto,
+    is_constructive,
+    search_of,
+)
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.order_evaluator import polish
@@ -38,8 +44,9 @@ if TYPE_CHECKING:
     from schedc.ir.plan import BoundName
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.base import Construct, Limits, Search
-    from schedc.solvers.common.incumbent import Improvement
+    from schedc.solvers.common.base import Construct, Limits
+    from schedc.solvers.common.search_settings import SearchSettings
+    from schedc.solvers.driver.registry import Search
 
 LARGE_OPS = 50_000
 """From this many compute ops on, only the strongest variant of each heuristic is tried."""
@@ -69,71 +76,24 @@ NEARLY = 0.95
 """A search that ended by itself so close to the limit was ended by it."""
 
 
-class Ended(StrEnum):
-    """Why the work on a problem ended."""
-
-    PROVEN = "proven optimal"
-    WITHIN_GAP = "within the gap asked for"
-    OUT_OF_TIME = "out of time"
-    OUT_OF_WORK = "the deterministic limit is used up"
-    INTERRUPTED = "interrupted"
-    EXHAUSTED = "nothing left to try"
-    DONE = "the method is done"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What one constructive method made of the problem, or the reason why not."""
-
-    method: str
-    seconds: float
-    makespan_ns: int | None = None
-    objective_ns: int | None = None
-    why_not: str = ""
-    failure: Failure | None = None
-    """Where the method ended with an exception of its own; what it had found before counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the methods found."""
-
-    incumbent: Incumbent
-    candidates: tuple[Candidate, ...]
-    ended: Ended
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """Of the methods that failed, in the order in which they were tried."""
-        return tuple(candidate.failure for candidate in self.candidates if candidate.failure is not None)
-
-
 def solve(
     problem: Problem,
-    method: str,
-    limits: Limits,
+    settings: SearchSettings,
     *,
     bound_ns: int,
     bound_by: BoundName,
-    report: Callable[[Improvement], None],
-    on_method: Callable[[str], None] = lambda _: None,
-    interruption: Interruption | None = None,
     known: Sequence[tuple[Schedule, str]] = (),
     least_s: float | None = None,
-) -> Outcome:
+) -> Incumbent:
     """Run the method on the problem until the gap, the limit, a proof, or an interruption.
 
     Nothing outlasts the time limit, or `least_s` if that is longer, but the first schedule.
 
     Args:
         problem: a valid problem.
-        method: `auto`, or a method's name with options in braces.
-        limits: when to stop.
+        settings: the method, and when to stop.
         bound_ns: the best analytic lower bound on the objective.
         bound_by: its name.
-        report: is called with each improvement at once.
-        on_method: is called with the name of each method when it begins, if there are several.
-        interruption: what listens to signals, if something does; one that comes before there is any schedule waits for the first.
         known: schedules within memory from an earlier run, with the names of their methods. Where there are some, the searches
             begin with them, and the methods that make a schedule at once are not run again.
         least_s: however short the limit, these methods get this many seconds, a third of them on larger problems; None:
@@ -144,84 +104,79 @@ def solve(
         Exception: of a method that failed, where no other found a schedule.
         KeyboardInterrupt: the run was interrupted before there was any schedule, and nothing listens.
     """
-    interruption = interruption or Interruption()
-    incumbent = Incumbent(
-        problem=problem,
-        tables=tables_of(problem),
-        bound_ns=bound_ns,
-        bound_by=bound_by,
-        report=report,
-        interruption=interruption,
-    )
+    method, limits = settings.method, settings.limits
+    at_once, auto = is_constructive(method), is_auto(method)
+    searches = () if at_once else _auto_searches(problem) if auto else ((method, 1.0),)
+    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
+    if at_once:
+        settings = replace(settings, on_method=ignore)  # there is one
+    incumbent = Incumbent(problem=problem, bound_ns=bound_ns, bound_by=bound_by, settings=settings)
     for schedule, found_by in known:
         incumbent.offer(schedule, found_by)
-    auto = is_auto(method)
-    is_constructive = not auto and method.partition("{")[0] not in SEARCHES
-    searches = () if is_constructive else _auto_searches(problem) if auto else ((method, 1.0),)
-    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
-    candidates: list[Candidate] = []
-    limit_s = limits.time_s if limits.deterministic is None else None
-    interrupted, climb = False, climb_mixing if fusing_saves_time(problem) else climb_without_reserves
+    interrupted = False
     try:
         least_s = CONSTRUCTIVE_S if least_s is None else least_s
-        constructive_s = None if limit_s is None else max(limit_s, least_s if problem.num_ops <= SMALL_OPS else least_s / 3)
-        if is_constructive:
-            with interruption.alarm(constructive_s):
-                try_methods(incumbent, (method,), candidates)
+        least_s = least_s if problem.num_ops <= SMALL_OPS else least_s / 3
+        constructive_s = None if limits.clock_s is None else max(limits.clock_s, least_s)
+        if at_once:
+            with incumbent.alarm(constructive_s):
+                try_methods(incumbent, (method,))
         elif not known:
-            if problem.num_ops > SMALL_OPS:
-                compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
-            with interruption.alarm(constructive_s):
-                try_methods(incumbent, candidate_names(problem), candidates, on_method, mix=fusing_saves_time(problem))
-            # May wait for compiled code, or load it, which takes longer than the others.
-            if incumbent.schedule is None or incumbent.gap > limits.gap:
-                compile_ahead(climb, *((run_rule,) if fusing_saves_time(problem) or order_is_open(problem) else ()), polish)
-                with interruption.alarm(None if constructive_s is None else max(0.0, constructive_s - incumbent.seconds)):
-                    tables = (
-                        ("rule-table", f"rule-table{FUSED}")
-                        if fusing_saves_time(problem) or fusing_frees(problem)
-                        else ("rule-table",)
-                    )
-                    try_methods(incumbent, tables, candidates, on_method, mix=fusing_saves_time(problem))
-            if incumbent.schedule is None:
-                try_methods(incumbent, ("sequential",), candidates, on_method)
-        if auto and limit_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(climb):
-            left_s = max(limit_s - incumbent.seconds, MEANWHILE_S)
+            _begin(incumbent, constructive_s)
+        if auto and limits.clock_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(_climb(problem)):
+            left_s = max(limits.clock_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
-        with interruption.alarm(None if limit_s is None else max(limit_s - incumbent.seconds, 0.0)):
-            _search(incumbent, runs, limits, candidates, on_method, by_name=not auto)
-            if auto and limit_s is not None:
-                _search_on(incumbent, limits, candidates, on_method)
+        with incumbent.alarm(limits.clock_s):
+            _search(incumbent, runs, limits, by_name=not auto)
+            if auto and limits.clock_s is not None:
+                _search_on(incumbent)
     except OutOfTime:
         incumbent.cut_short = True
-        if incumbent.schedule is None and not is_constructive:
-            with interruption.alarm(None):  # late is better than without a plan
-                for method in LAST_RESORTS:
+        if incumbent.schedule is None and not at_once:
+            with incumbent.alarm(None):  # late is better than without a plan
+                for last in LAST_RESORTS:
                     if incumbent.schedule is None:
-                        try_methods(incumbent, (method,), candidates, on_method)
+                        try_methods(incumbent, (last,))
     except KeyboardInterrupt:
         if incumbent.schedule is None:
             raise
         incumbent.cut_short = interrupted = True
-    ended = _ended(incumbent, limits, limit_s, interrupted=interrupted, searched=not is_constructive)
-    outcome = Outcome(incumbent=incumbent, candidates=tuple(candidates), ended=ended)
-    if incumbent.schedule is None and outcome.failures:
-        raise outcome.failures[0].exception
-    return outcome
+    if incumbent.schedule is None and incumbent.failures:
+        raise incumbent.failures[0].exception
+    incumbent.ended = _ended(incumbent, interrupted=interrupted, searched=not at_once)
+    return incumbent
 
 
-def _search(
-    incumbent: Incumbent,
-    runs: Iterable[tuple[str, Search, float]],
-    limits: Limits,
-    candidates: list[Candidate],
-    on_method: Callable[[str], None],
-    *,
-    by_name: bool,
-) -> bool:
-    """Run the searches (name, search, share of what is left) one after another; whether others may still find something."""
+def _begin(incumbent: Incumbent, time_s: float | None) -> None:
+    """Run the methods that make a schedule at once, from which every search starts."""
+    problem = incumbent.problem
+    climb, saves_time = _climb(problem), fusing_saves_time(problem)
+    if problem.num_ops > SMALL_OPS:
+        compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
+    with incumbent.alarm(time_s):
+        try_methods(incumbent, candidate_names(problem), mix=saves_time)
+    # May wait for compiled code, or load it, which takes longer than the others.
+    if incumbent.schedule is None or incumbent.gap > incumbent.settings.limits.gap:
+        compile_ahead(climb, *((run_rule,) if saves_time or order_is_open(problem) else ()), polish)
+        tables = ("rule-table", f"rule-table{FUSED}") if saves_time or fusing_frees(problem) else ("rule-table",)
+        with incumbent.alarm(time_s):
+            try_methods(incumbent, tables, mix=saves_time)
+    if incumbent.schedule is None:
+        try_methods(incumbent, ("sequential",))
+
+
+def _climb(problem: Problem) -> Callable[..., Any]:
+    """The kernel on which the local searches wait."""
+    return climb_mixing if fusing_saves_time(problem) else climb_without_reserves
+
+
+def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], limits: Limits, *, by_name: bool) -> bool:
+    """Run the searches (name, search, share of what is left) one after another; whether others may still find something.
+
+    One that does not exist for the problem is an error only where it was asked for by name.
+    """
     some_worked = False
-    for search, run, share in runs:
+    for name, search, share in runs:
         if incumbent.schedule is None or incumbent.gap <= limits.gap:
             return False
         left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
@@ -230,33 +185,35 @@ def _search(
             return False
         slice_s = None if left_s is None else share * left_s
         work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
-        on_method(search)
-        given = replace(limits, time_s=slice_s, deterministic=work)
+        incumbent.settings.on_method(name)
+        run = partial(search, incumbent, replace(limits, time_s=slice_s, deterministic=work))
         begun, before_ns = time.perf_counter(), incumbent.objective_ns
-        why_not, failure = "ended before it found anything better", None
+        why_not = "ended before it found anything better"
         try:
             with incumbent.interruption.raising():
-                why_not, failure = _run(search, run, incumbent, given, by_name=by_name)
-            some_worked |= why_not == NOTHING_BETTER
+                why_not = "failed" if incumbent.fails(name, run) else NOTHING_BETTER
+                some_worked |= why_not == NOTHING_BETTER
+        except Unsupported as reason:
+            if by_name:
+                raise
+            why_not = str(reason)
         finally:
-            seconds, is_better = time.perf_counter() - begun, incumbent.objective_ns != before_ns
-            candidates.append(
+            is_better = incumbent.objective_ns != before_ns
+            incumbent.candidates.append(
                 Candidate(
-                    method=search,
-                    seconds=seconds,
+                    method=name,
+                    seconds=time.perf_counter() - begun,
                     makespan_ns=incumbent.makespan_ns if is_better else None,
                     objective_ns=incumbent.objective_ns if is_better else None,
                     why_not="" if is_better else why_not,
-                    failure=failure,
                 )
             )
     return some_worked
 
 
-def _search_on(
-    incumbent: Incumbent, limits: Limits, candidates: list[Candidate], on_method: Callable[[str], None], first: int = 16
-) -> None:
+def _search_on(incumbent: Incumbent, first: int = 16) -> None:
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
+    limits = incumbent.settings.limits
     for number in count():
         rounds = first << min(number, 10)
         searches = [("local", 0.3), ("polish", 0.5)]
@@ -265,37 +222,22 @@ def _search_on(
         if order_is_open(incumbent.problem):
             searches.insert(0, ("microbatch-order", 0.4))
         runs = [(search, search_of(search), share) for name, share in searches for search in [f"{name}{{rounds={rounds}}}"]]
-        if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), candidates, on_method, by_name=False):
+        if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), by_name=False):
             return
 
 
-def _ended(incumbent: Incumbent, limits: Limits, limit_s: float | None, *, interrupted: bool, searched: bool) -> Ended:
+def _ended(incumbent: Incumbent, *, interrupted: bool, searched: bool) -> Ended:
     """Why the work ended."""
-    if incumbent.schedule is not None and incumbent.gap == 0:
-        return Ended.PROVEN
+    limits = incumbent.settings.limits
     if incumbent.schedule is not None and incumbent.gap <= limits.gap:
-        return Ended.WITHIN_GAP
+        return Ended.PROVEN if incumbent.gap == 0 else Ended.WITHIN_GAP
     if interrupted or incumbent.interruption.requested:
         return Ended.INTERRUPTED
     if limits.deterministic is not None and searched:
         return Ended.OUT_OF_WORK
-    if limit_s is not None and incumbent.cut_short and incumbent.seconds >= NEARLY * limit_s:
+    if limits.clock_s is not None and incumbent.cut_short and incumbent.seconds >= NEARLY * limits.clock_s:
         return Ended.OUT_OF_TIME
     return Ended.EXHAUSTED if searched else Ended.DONE
-
-
-def _run(search: str, run: Search, incumbent: Incumbent, limits: Limits, *, by_name: bool) -> tuple[str, Failure | None]:
-    """Run one search; why it found nothing, if so, and how it failed, if it did.
-
-    One that does not exist for the problem is an error only where it was asked for by name.
-    """
-    try:
-        failure = failure_of(search, incumbent, lambda: run(incumbent, limits))
-    except Unsupported as reason:
-        if by_name:
-            raise
-        return str(reason), None
-    return "failed" if failure else NOTHING_BETTER, failure
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
@@ -314,24 +256,15 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     return (*TEMPLATE_NAMES, *in_order, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
 
 
-def try_methods(
-    incumbent: Incumbent,
-    methods: Iterable[str],
-    candidates: list[Candidate],
-    on_method: Callable[[str], None] = lambda _: None,
-    *,
-    mix: bool = False,
-) -> None:
-    """Offer each method's schedule to the incumbent, and append what became of it to the candidates.
+def try_methods(incumbent: Incumbent, methods: Iterable[str], *, mix: bool = False) -> None:
+    """Offer each constructive method's schedule to the incumbent, which keeps what became of it.
 
     While there is no schedule, an interruption waits for the first.
 
     Args:
         incumbent: of the problem.
         methods: constructive methods' names, with options in braces.
-        candidates: what became of the methods.
-        on_method: is called with the name of each when it begins.
-        mix: also offer the schedule with backwards fused and split where that pays, and append it where it is better than the
+        mix: also offer the schedule with backwards fused and split where that pays, and keep it where it is better than the
             method's own; of a large problem only the best schedule, after all methods.
 
     Raises:
@@ -340,27 +273,28 @@ def try_methods(
     is_small, best = incumbent.problem.num_ops <= SMALL_OPS, incumbent.schedule
     for method in methods:
         construct = constructive(method)
-        on_method(method)
+        incumbent.settings.on_method(method)
         begun = time.perf_counter()
         try:
             with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
                 own, schedule = _construct(incumbent, method, construct)
-                candidates.append(own)
+                incumbent.candidates.append(own)
                 if mix and is_small and schedule is not None:
-                    _mix(incumbent, schedule, method, own.objective_ns, candidates)
+                    _mix(incumbent, schedule, method, own.objective_ns)
         except OutOfTime:
-            candidates.append(Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time"))
+            late = Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time")
+            incumbent.candidates.append(late)
             raise
     if mix and not is_small and incumbent.schedule is not None and incumbent.schedule is not best:
         with incumbent.interruption.raising(at="both"):
-            _mix(incumbent, incumbent.schedule, incumbent.found_by, incumbent.objective_ns, candidates)
+            _mix(incumbent, incumbent.schedule, incumbent.found_by, incumbent.objective_ns)
 
 
-def _mix(incumbent: Incumbent, schedule: Schedule, method: str, objective_ns: int | None, candidates: list[Candidate]) -> None:
-    """Offer a method's schedule with backwards fused and split where that pays; append it where its objective is another one."""
+def _mix(incumbent: Incumbent, schedule: Schedule, method: str, objective_ns: int | None) -> None:
+    """Offer a method's schedule with backwards fused and split where that pays; keep it where its objective is another one."""
     other, _ = _construct(incumbent, method + MIXED, partial(fuse_backwards, schedule=schedule, tables=incumbent.tables))
     if other.objective_ns != objective_ns:
-        candidates.append(other)
+        incumbent.candidates.append(other)
 
 
 def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple[Candidate, Schedule | None]:
@@ -376,17 +310,16 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
             raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
         reached.append((*incumbent.offer(schedule, method), schedule))
 
-    why_not, failure = "failed", None
+    why_not = "failed"
     try:
-        failure = failure_of(method, incumbent, work)
+        incumbent.fails(method, work)
     except Unsupported as reason:
         why_not = str(reason)
     seconds = time.perf_counter() - begun
     if not reached:
-        return Candidate(method=method, seconds=seconds, why_not=why_not, failure=failure), None
+        return Candidate(method=method, seconds=seconds, why_not=why_not), None
     ((makespan_ns, objective_ns, schedule),) = reached
-    candidate = Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, failure=failure)
-    return candidate, schedule
+    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns), schedule
 
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:

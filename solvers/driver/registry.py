@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.base import Construct, Search
+    from schedc.solvers.common.base import Construct, Limits
+    from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
@@ -77,6 +78,14 @@ class LayoutMethod(Protocol):
         ...
 
 
+class Search(Protocol):
+    """A method that improves what is known about a problem, within limits."""
+
+    def __call__(self, incumbent: Incumbent, limits: Limits, /) -> None:
+        """Offer schedules and bounds to the incumbent until the gap, the limit, or a proof."""
+        ...
+
+
 METHODS = {
     **dict.fromkeys(TEMPLATE_NAMES, Entry("schedc.solvers.templates:TEMPLATES")),
     "greedy": Entry("schedc.solvers.heuristics.greedy:greedy", GreedyOptions),
@@ -111,6 +120,11 @@ def is_auto(text: str) -> bool:
     if name == "auto" and brace:
         raise InvalidInput(f"method {text!r}: auto has no options; give them to one of the methods that it tries")
     return name == "auto"
+
+
+def is_constructive(text: str) -> bool:
+    """Whether the method is neither `auto` nor a search: it makes a schedule at once, if there is such a method."""
+    return not is_auto(text) and text.partition("{")[0] not in SEARCHES
 
 
 def check_method(text: str, *, is_open: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
@@ -30,11 +30,7 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
     problem, order = _entering(incumbent)
     best = local_search(
         problem,
-        evaluations=options.evaluations,
-        rounds=_rounds(options.rounds, limits),
-        seed=limits.seed,
-        time_s=None if limits.deterministic is not None else limits.time_s,
-        good_enough_ns=incumbent.bound_ns,
+        **_climbing(incumbent, limits, options),
     )
     schedule = _named(best.schedule, order)
     incumbent.offer_valid(schedule, "local")
@@ -53,11 +49,7 @@ def fused_ranges(incumbent: Incumbent, limits: Limits, *, options: LocalOptions 
     problem, order = _entering(incumbent)
     incumbent.cut_short |= search_fused_ranges(
         problem,
-        evaluations=options.evaluations,
-        rounds=_rounds(options.rounds, limits),
-        seed=limits.seed,
-        time_s=None if limits.deterministic is not None else limits.time_s,
-        good_enough_ns=incumbent.bound_ns,
+        **_climbing(incumbent, limits, options),
         on_schedule=lambda schedule: incumbent.offer_valid(_named(schedule, order), "fused-ranges"),
     )
 
@@ -71,11 +63,7 @@ def microbatch_order(incumbent: Incumbent, limits: Limits, *, options: LocalOpti
     incumbent.cut_short |= search_microbatch_order(
         incumbent.problem,
         start=entry_order(incumbent.problem, _start(incumbent)),
-        evaluations=options.evaluations,
-        rounds=_rounds(options.rounds, limits),
-        seed=limits.seed,
-        time_s=None if limits.deterministic is not None else limits.time_s,
-        good_enough_ns=incumbent.bound_ns,
+        **_climbing(incumbent, limits, options),
         on_schedule=lambda schedule: incumbent.offer_valid(schedule, "microbatch-order"),
     )
 
@@ -93,11 +81,7 @@ def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Loca
     found = polish_schedule(
         incumbent.problem,
         start,
-        evaluations=options.evaluations,
-        rounds=_rounds(options.rounds, limits),
-        seed=limits.seed,
-        time_s=None if limits.deterministic is not None else limits.time_s,
-        good_enough_ns=incumbent.bound_ns,
+        **_climbing(incumbent, limits, options),
     )
     incumbent.offer_valid(found.schedule, "polish")
     incumbent.cut_short |= found.cut_short
@@ -120,9 +104,26 @@ def _named(schedule: Schedule, order: Sequence[int]) -> Schedule:
     return renamed(schedule, order) if order else schedule
 
 
-def _rounds(rounds: int, limits: Limits) -> int:
-    """How many rounds of a local search a limit of work admits: one for each unit; a round takes a second or two on one core."""
-    return rounds if limits.deterministic is None else min(rounds, max(1, ceil(limits.deterministic)))
+class _Climbing(TypedDict):
+    """What a local search takes beside its problem."""
+
+    evaluations: int
+    rounds: int
+    seed: int
+    time_s: float | None
+    good_enough_ns: int
+
+
+def _climbing(incumbent: Incumbent, limits: Limits, options: LocalOptions) -> _Climbing:
+    """What the options and limits say. Of a limit of work a unit admits one round, which takes a second or two on one core."""
+    work = limits.deterministic
+    return {
+        "evaluations": options.evaluations,
+        "rounds": options.rounds if work is None else min(options.rounds, max(1, ceil(work))),
+        "seed": limits.seed,
+        "time_s": limits.clock_s,
+        "good_enough_ns": incumbent.bound_ns,
+    }
 
 
 def _split(schedule: Schedule) -> Schedule:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.commands.compare import compare_command
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.profile_file import stage_profile_json

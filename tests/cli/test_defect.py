@@ -41,9 +41,9 @@ def deadlock(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("broken", "by", "says", "orders"),
     [
-        ("check_plan", refuse, "small: the plan of 1f1b breaks a rule: place: rule: is wrong", True),
-        ("verify_schedule", refuse, "small: the schedule of 1f1b breaks a rule: place: rule: is wrong", True),
-        ("solve", deadlock, "small: a schedule of 1f1b cannot run: the ranks wait for each other", False),
+        ("certify.check_plan", refuse, "small: the plan of 1f1b breaks a rule: place: rule: is wrong", True),
+        ("certify.verify_schedule", refuse, "small: the schedule of 1f1b breaks a rule: place: rule: is wrong", True),
+        ("driver.solve", deadlock, "small: a schedule of 1f1b cannot run: the ranks wait for each other", False),
     ],
 )
 def test_a_refused_result_is_called_a_defect_and_kept(
@@ -57,7 +57,7 @@ def test_a_refused_result_is_called_a_defect_and_kept(
 ) -> None:
     job = write_job(tmp_path, JOB, "small.toml")
     (tmp_path / "measured.json").write_text(PROFILE)
-    monkeypatch.setattr(f"schedc.compile.fixed_layout.{broken}", by)
+    monkeypatch.setattr(f"schedc.compile.{broken}", by)
     plan, kept = tmp_path / "out.json", tmp_path / "out.json.defect.json"
     with pytest.raises(SystemExit) as ended:
         main(["compile", str(job), "-o", str(plan), "--method", "1f1b"])
@@ -85,7 +85,7 @@ def test_the_report_goes_to_a_temporary_folder_where_the_plan_could_not_be_writt
         folder.rmdir()
         return refuse()
 
-    monkeypatch.setattr("schedc.compile.fixed_layout.check_plan", refuse_without_folder)
+    monkeypatch.setattr("schedc.compile.certify.check_plan", refuse_without_folder)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(SystemExit):
         main(["compile", str(job), "-o", str(folder / "out.json"), "--method", "1f1b"])
@@ -96,7 +96,7 @@ def test_the_report_goes_to_a_temporary_folder_where_the_plan_could_not_be_writt
 def test_the_report_has_a_job_from_standard_input_and_what_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = JOB.replace("measured.json", str(tmp_path / "measured.json"))
     (tmp_path / "measured.json").write_text(PROFILE)
-    monkeypatch.setattr("schedc.compile.fixed_layout.check_plan", refuse)
+    monkeypatch.setattr("schedc.compile.certify.check_plan", refuse)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
     with pytest.raises(SystemExit):
         main(["compile", "-", "--set", "pipeline.microbatches=3", "-o", str(tmp_path / "out.json"), "--method", "1f1b"])

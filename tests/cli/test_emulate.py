@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schedc.analysis.simulation.engines import Transfers
 from schedc.cli.commands.emulate import emulate_command
-from schedc.compile.fixed_layout import time_plan
+from schedc.compile.plans import time_plan
 from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.formats.trace_file import read_trace
 from schedc.units import format_duration_ns

@@ -15,7 +15,7 @@ from inputs.problems import make_problem, with_fused_backward
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
 from schedc.api import explain_plan, read_job, verify_plan
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.errors import CheckFailed
 from schedc.formats.plan.plan_file import write_plan
 from schedc.frontend.job import load_job

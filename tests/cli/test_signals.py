@@ -59,7 +59,7 @@ def test_before_the_commands_are_loaded_it_ends_with_a_line(tmp_path: Path, numb
 def test_while_the_compiler_is_loaded_the_first_plan_is_waited_for(tmp_path: Path, number: int) -> None:
     done = schedc(
         tmp_path,
-        AT_IMPORT.format(module="schedc.compile.fixed_layout", number=int(number)),
+        AT_IMPORT.format(module="schedc.compile.driver", number=int(number)),
         "compile",
         "job.toml",
         "-o",

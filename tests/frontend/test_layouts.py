@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.jobs import M70, write_job
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.errors import Infeasible, InvalidInput
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,7 +164,9 @@ def test_a_recomputation_without_room(tmp_path: Path, memory: str, has: str) -> 
     job = of_layers(tmp_path, "partition = [2, 2]\nrecompute = [false, true]", f"[memory]\n{memory}")
     says = f"rank 1 may hold {has} of activations, but one microbatch alone needs 17 MiB there with its recomputation"
     with pytest.raises(Infeasible, match=says):
-        compile_problem(replace(job.problem, memory_limit_bytes=(None, job.problem.memory_limit_bytes[1])), method="1f1b")
+        compile_problem(
+            replace(job.problem, memory_limit_bytes=(None, job.problem.memory_limit_bytes[1])), SearchSettings(method="1f1b")
+        )
 
 
 def test_the_partition_is_balanced_where_none_is_given(tmp_path: Path) -> None:

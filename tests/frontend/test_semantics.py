@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.jobs import M70, read_problem, write_job
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.units import parse_duration_ns
 from schedc.verify.job import check_costs, check_pipeline
 
@@ -87,7 +88,7 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 def test_plans_go_round_and_are_their_jobs(tmp_path: Path) -> None:
     """`auto` cuts no block for torch; the plan's file gives it back, and only the job with these semantics is its job."""
     job = load_job(write_job(tmp_path, TORCH))
-    plan = compile_problem(job.problem, limits=Limits(time_s=2.0, workers=1)).plan
+    plan = compile_problem(job.problem, SearchSettings(limits=Limits(time_s=2.0, workers=1))).plan
     assert plan.parts == ()
     read = parse_plan(plan_json(plan), "plan.json")
     assert read == plan and not read.problem.cut_blocks
@@ -98,14 +99,14 @@ def test_plans_go_round_and_are_their_jobs(tmp_path: Path) -> None:
 
 
 def test_other_plans_files_say_nothing_of_it(tmp_path: Path) -> None:
-    plan = compile_problem(problem(tmp_path, M70), method="1f1b").plan
+    plan = compile_problem(problem(tmp_path, M70), SearchSettings(method="1f1b")).plan
     assert b"cut_blocks" not in plan_json(plan)
 
 
 @pytest.mark.parametrize("method", ["greedy", "greedy{n_sub=4}", "spread"])
 def test_methods_that_cut_leave_blocks_whole(tmp_path: Path, method: str) -> None:
-    cut = compile_problem(problem(tmp_path, M70), method=method).plan
-    whole = compile_problem(problem(tmp_path, TORCH), method=method).plan
+    cut = compile_problem(problem(tmp_path, M70), SearchSettings(method=method)).plan
+    whole = compile_problem(problem(tmp_path, TORCH), SearchSettings(method=method)).plan
     assert whole.parts == ()
     assert cut.parts or method == "spread"
     assert whole.certificate.makespan_ns >= parse_duration_ns("1 s")

@@ -16,6 +16,7 @@ from runs.adapt_runs import Fault
 
 from schedc.adapt.replan import replan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.robust.family import compile_family
 
@@ -146,7 +147,9 @@ def test_ranks_that_choose_simulate_a_plan_in_the_thread_that_takes_it(two: Rank
 def test_to_a_plan_of_a_family_back_and_there_again(two: Ranks, tmp_path: Path) -> None:
     """The family's plan for these conditions is as good as a new one, so it comes first; the leader alone has the folder."""
     plan = job()
-    family = compile_family(plan.problem, [("as planned", AS_PLANNED), ("slow", SLOW)], tmp_path, method="rule-table")
+    family = compile_family(
+        plan.problem, [("as planned", AS_PLANNED), ("slow", SLOW)], tmp_path, settings=SearchSettings(method="rule-table")
+    )
     assert family.plans[1].certificate.makespan_ns <= replan(plan, SLOW).objective_ns
     scripts = [[None], [SLOW, AS_PLANNED, SLOW]]
     results = two.run(partial(adapt_runs.adapt_while_training, known=str(tmp_path)), plan, scripts, 3)
@@ -158,7 +161,7 @@ def test_to_a_plan_of_a_family_back_and_there_again(two: Ranks, tmp_path: Path) 
 
 
 def test_what_adapting_refuses(two: Ranks, tmp_path: Path) -> None:
-    compile_family(make_problem(2, 4), [("as planned", AS_PLANNED)], tmp_path, method="1f1b")
+    compile_family(make_problem(2, 4), [("as planned", AS_PLANNED)], tmp_path, settings=SearchSettings(method="1f1b"))
     said = two.run(adapt_runs.adapt_wrongly, job(), str(tmp_path))
     for rank, lines in enumerate(said):
         assert lines[0] == "InvalidInput: adapting: leader: found 2, expected a rank from 0 to 1"

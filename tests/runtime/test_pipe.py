@@ -20,12 +20,13 @@ from inputs.random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
 from runs import feature_runs, pipeline_runs, replicated_runs
 
-from schedc.compile.open_layout import compile_layouts
+from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.workload import Device
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.microbatch_order import entry_order
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def test_plans_whose_layout_was_chosen(two: Ranks, monkeypatch: pytest.MonkeyPat
     stages: list[Stage] = []
     for limit_bytes in (6, 9):
         limited = replace(workload, devices=(Device(limit_bytes=limit_bytes),) * 2)
-        made = compile_layouts(limited, open_layout, limits=limits).plan
+        made = compile_layouts(limited, open_layout, SearchSettings(limits=limits)).plan
         stages += made.problem.stages
         assert_trains(two.run(pipeline_runs.train, made))
     assert {stage.recompute for stage in stages} == {True, False}

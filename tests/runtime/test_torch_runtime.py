@@ -16,12 +16,13 @@ from oracles.torch_stock import dump
 from rank_processes import Ranks, rank_processes
 from runs import torch_runs
 
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.formats.torch_csv.exporter import CsvFormat, torch_csv
 from schedc.formats.torch_csv.lint.actions import layout_of, read_rows
 from schedc.formats.torch_csv.lint.linter import verify_torch_csv
 from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,7 @@ def test_gradients_where_microbatches_enter_out_of_order(two: Ranks, method: str
 def test_gradients_of_plans_for_torchs_costs(two: Ranks, four: Ranks, ranks: int, method: str, tmp_path: Path) -> None:
     """Jobs with semantics = "torch" and a slow link, as a solver plans them."""
     problem = load_job(write_job(tmp_path, JOB.format(ranks=ranks))).problem
-    plan = compile_problem(problem, method=method, limits=Limits(time_s=3.0, workers=2)).plan
+    plan = compile_problem(problem, SearchSettings(method=method, limits=Limits(time_s=3.0, workers=2))).plan
     csv = written(plan, tmp_path)
     assert findings(csv, plan) == set()
     assert_trains((two if ranks == 2 else four).run(torch_runs.train_in_torch, plan, csv))

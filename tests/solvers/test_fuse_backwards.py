@@ -13,11 +13,12 @@ from inputs.random_schedules import random_schedules
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.fuse_backwards import fuse_backwards
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import check_method, constructive
@@ -86,12 +87,12 @@ def test_where_fusing_cannot_pay_the_schedule_comes_back(numerator: int, split: 
 def test_each_candidate_is_followed_by_its_mixture_and_keeps_its_published_order() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
     limits = Limits(gap=0.9)
-    names = [entry.method for entry in compile_problem(problem, limits=limits).candidates]
+    names = [entry.method for entry in compile_problem(problem, SearchSettings(limits=limits)).candidates]
     assert names[names.index("zb-h1") + 1] == "zb-h1 + mixed"
-    assert not any("mixed" in entry.method for entry in compile_problem(m70(2, 2), limits=limits).candidates)
-    plan = compile_problem(problem, method="zb-h1").plan
+    assert not any("mixed" in entry.method for entry in compile_problem(m70(2, 2), SearchSettings(limits=limits)).candidates)
+    plan = compile_problem(problem, SearchSettings(method="zb-h1")).plan
     assert plan.schedule() == constructive("zb-h1")(problem)
-    plan = compile_problem(problem, method="zb-h1 + mixed").plan
+    plan = compile_problem(problem, SearchSettings(method="zb-h1 + mixed")).plan
     assert plan.made_by.method == "zb-h1 + mixed"
     assert plan.schedule() == fuse_backwards(problem, constructive("zb-h1")(problem))
 
@@ -110,12 +111,10 @@ def test_only_a_constructive_method_can_be_followed_by_its_mixture(method: str) 
 
 def test_what_local_search_finds_is_followed_by_its_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it finds: here a schedule without any fused backward."""
-    monkeypatch.setattr(
-        portfolio, "try_methods", lambda incumbent, _, candidates, *__, **___: try_methods(incumbent, ("zb-h1",), candidates)
-    )
+    monkeypatch.setattr(portfolio, "try_methods", lambda incumbent, *_, **__: try_methods(incumbent, ("zb-h1",)))
     problem = with_fused_backward(make_problem(4, 8, costs_ns=(38, 46, 20), in_flight=4), 8)
     found = local.Found(constructive("zb-h1")(problem), end_ns=0, cut_short=False)
     monkeypatch.setattr(local, "local_search", lambda *_, **__: found)
-    compiled = compile_problem(problem, method="local{rounds=1}")
+    compiled = compile_problem(problem, SearchSettings(method="local{rounds=1}"))
     assert compiled.plan.made_by.method == "local + mixed"
     assert {op.kind for order in compiled.plan.schedule().orders for op in order} == set(Kind)

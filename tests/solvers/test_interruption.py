@@ -19,12 +19,14 @@ from types import SimpleNamespace
 import pytest
 from inputs.problems import m70
 
-from schedc.compile.fixed_layout import certify, check_plan, compile_problem
+from schedc.compile.certify import certify, check_plan
+from schedc.compile.driver import compile_problem
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.plan import MadeBy
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
-from schedc.solvers.driver.portfolio import Ended
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
 from schedc.study.bench.instances import instances
 
@@ -215,7 +217,7 @@ def test_a_search_is_ended_and_its_best_is_compiled(method: str, number: int) ->
             timers.append(_signal_soon(0.5, number))
 
     with interruption.listening():
-        compiled = compile_problem(problem, method=method, on_method=on_method, interruption=interruption)
+        compiled = compile_problem(problem, SearchSettings(method=method, on_method=on_method, interruption=interruption))
     for timer in timers:
         timer.join()
     assert timers
@@ -228,7 +230,7 @@ def test_an_interruption_before_the_first_schedule_waits_for_it() -> None:
     interruption = Interruption()
     with interruption.listening():
         signal.raise_signal(signal.SIGINT)
-        compiled = compile_problem(m70(2, 2), interruption=interruption)
+        compiled = compile_problem(m70(2, 2), SearchSettings(interruption=interruption))
     assert compiled.ended == Ended.INTERRUPTED
     assert [entry.method for entry in compiled.candidates if entry.makespan_ns] == ["1f1b"]
 
@@ -236,16 +238,19 @@ def test_an_interruption_before_the_first_schedule_waits_for_it() -> None:
 @pytest.mark.slow
 def test_why_the_work_ended() -> None:
     assert compile_problem(m70(0, 0)).ended == Ended.PROVEN
-    assert compile_problem(m70(2, 2), limits=Limits(gap=0.5)).ended == Ended.WITHIN_GAP
-    assert compile_problem(m70(2, 2), method="1f1b").ended == Ended.DONE
-    assert compile_problem(WAVE, method="cpsat", limits=Limits(time_s=1)).ended == Ended.OUT_OF_TIME
-    assert compile_problem(EIGHT, method="local{rounds=1}", limits=Limits(deterministic=0.1)).ended == Ended.OUT_OF_WORK
-    assert compile_problem(EIGHT, method="local{rounds=1}").ended == Ended.EXHAUSTED
+    assert compile_problem(m70(2, 2), SearchSettings(limits=Limits(gap=0.5))).ended == Ended.WITHIN_GAP
+    assert compile_problem(m70(2, 2), SearchSettings(method="1f1b")).ended == Ended.DONE
+    assert compile_problem(WAVE, SearchSettings(method="cpsat", limits=Limits(time_s=1))).ended == Ended.OUT_OF_TIME
+    assert (
+        compile_problem(EIGHT, SearchSettings(method="local{rounds=1}", limits=Limits(deterministic=0.1))).ended
+        == Ended.OUT_OF_WORK
+    )
+    assert compile_problem(EIGHT, SearchSettings(method="local{rounds=1}")).ended == Ended.EXHAUSTED
 
 
 def test_a_plan_is_written_though_the_checks_alone_break_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedc.compile.fixed_layout.CHECKS_S_PER_OP", 10.0)
-    assert check_plan(compile_problem(m70(2, 2), limits=Limits(time_s=0.1)).plan) == ()
+    monkeypatch.setattr("schedc.compile.driver.CHECKS_S_PER_OP", 10.0)
+    assert check_plan(compile_problem(m70(2, 2), SearchSettings(limits=Limits(time_s=0.1))).plan) == ()
 
 
 def test_a_plan_whose_bounds_a_clock_cut_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +258,16 @@ def test_a_plan_whose_bounds_a_clock_cut_is_not_reproducible(monkeypatch: pytest
     made_by = MadeBy(schedc="0", method="1f1b")
     full = certify(problem, one_f_one_b(problem), made_by)
     assert full.made_by.reproducible
-    monkeypatch.setattr("schedc.compile.fixed_layout.LEAST_BOUNDS_S", 0.0)
+    monkeypatch.setattr("schedc.compile.certify.LEAST_BOUNDS_S", 0.0)
     limits = Limits(time_s=0.0)
     cut = certify(problem, one_f_one_b(problem), made_by, limits=limits)
     assert not cut.made_by.reproducible
     assert cut.certificate.lower_bound_ns <= full.certificate.lower_bound_ns
     assert check_plan(cut) == ()
-    assert not compile_problem(problem, method="1f1b", limits=limits).plan.made_by.reproducible
-    assert compile_problem(problem, method="1f1b", limits=replace(limits, deterministic=0.1)).plan.made_by.reproducible
+    assert not compile_problem(problem, SearchSettings(method="1f1b", limits=limits)).plan.made_by.reproducible
+    assert compile_problem(
+        problem, SearchSettings(method="1f1b", limits=replace(limits, deterministic=0.1))
+    ).plan.made_by.reproducible
 
 
 @pytest.mark.slow

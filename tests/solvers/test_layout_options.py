@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.bounds.clock import never
 from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
-from schedc.compile.open_layout import compile_layouts
+from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import layout_search, layout_trials, layouts, portfolio
 from schedc.solvers.driver.layout_options import LayoutOptions
 from schedc.solvers.driver.layout_trials import HANDED_ON
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import pytest
 
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.driver.portfolio import Outcome
+    from schedc.solvers.common.incumbent import Incumbent
 
 LAYER = Layer(forward_ns=(1000,), backward_input_ns=(1000,), backward_weight_ns=(1000,), backward_ns=(2000,))
 LIKE = Workload(name="like", microbatches=4, layers=(LAYER,) * 8, devices=(Device(),) * 2, network=Network(site_of_rank=(0, 0)))
@@ -59,17 +60,17 @@ def test_the_last_layouts_get_no_more_than_is_left(monkeypatch: pytest.MonkeyPat
     """Methods that make a schedule at once get some seconds however short the limit; where a plan is known, only what is left."""
     given: list[float] = []
 
-    def solve(*args: object, least_s: float, known: Sequence[tuple[Schedule, str]] = (), **options: Any) -> Outcome:
+    def solve(*args: object, least_s: float, known: Sequence[tuple[Schedule, str]] = (), **options: Any) -> Incumbent:
         given.append(least_s)
         return portfolio.solve(*args, least_s=least_s, known=known, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(layout_trials, "solve", solve)
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
-    compile_layouts(uneven, OpenLayout(chunks=2), limits=Limits(time_s=1.5))
+    compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=1.5)))
     assert all(each <= 1.5 for each in given)
     given.clear()
-    compile_layouts(uneven, OpenLayout(chunks=2), limits=Limits(deterministic=0.1, workers=1))
+    compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(deterministic=0.1, workers=1)))
     assert set(given) == {portfolio.CONSTRUCTIVE_S}
 
 
@@ -81,5 +82,5 @@ def test_the_time_may_be_over_when_the_search_for_layouts_begins(monkeypatch: py
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
     monkeypatch.setattr(layout_trials, "HANDED_ON", ())
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
-    made = compile_layouts(uneven, OpenLayout(chunks=2), limits=Limits(time_s=0.3))
+    made = compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=0.3)))
     assert made.plan.certificate.makespan_ns > 0

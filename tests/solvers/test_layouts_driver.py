@@ -13,8 +13,8 @@ from inputs.few_layouts import seek_few_layouts
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import check_plan
-from schedc.compile.open_layout import compile_layouts
+from schedc.compile.certify import check_plan
+from schedc.compile.driver import compile_layouts
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.layout import OpenLayout
@@ -24,12 +24,13 @@ from schedc.ir.workload import Device, Network
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.verify.open_layout import verify_open_layout
 
 if TYPE_CHECKING:
-    from schedc.compile.fixed_layout import Compiled
+    from schedc.compile.driver import Compiled
     from schedc.ir.workload import Workload
-    from schedc.solvers.driver.best_layout import LayoutsProgress
+    from schedc.solvers.common.search_settings import LayoutsProgress
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def tiny(seed: int, layers: int = 5, ranks: int = 2, microbatches: int = 3) -> W
 
 
 def compiled(workload: Workload, open_layout: OpenLayout, method: str, work: float = 0.3) -> Compiled:
-    return compile_layouts(workload, open_layout, method=method, limits=Limits(deterministic=work, workers=1))
+    return compile_layouts(workload, open_layout, SearchSettings(method=method, limits=Limits(deterministic=work, workers=1)))
 
 
 OPENINGS = (
@@ -119,7 +120,7 @@ def test_a_constructive_method_that_fits_no_layout_says_why() -> None:
 
 def test_an_interruption_keeps_the_first_plan() -> None:
     interruption = Interruption(requested=True)
-    made = compile_layouts(tiny(3, microbatches=20), OpenLayout(chunks=2), interruption=interruption)
+    made = compile_layouts(tiny(3, microbatches=20), OpenLayout(chunks=2), SearchSettings(interruption=interruption))
     assert made.ended == "interrupted"
     assert len(made.candidates) < 5
     assert not made.plan.made_by.reproducible
@@ -162,10 +163,12 @@ def test_a_signal_keeps_the_best_plan(during: str) -> None:
         made = compile_layouts(
             workload,
             open_layout,
-            limits=Limits(deterministic=1.0, workers=1),
-            on_method=running.append,
-            on_layouts=on_layouts,
-            interruption=interruption,
+            SearchSettings(
+                limits=Limits(deterministic=1.0, workers=1),
+                on_method=running.append,
+                on_layouts=on_layouts,
+                interruption=interruption,
+            ),
         )
     assert running[-1] == during
     assert interruption.requested

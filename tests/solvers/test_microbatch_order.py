@@ -16,11 +16,11 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
-from schedc.ir.plan import BoundName
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, permuted, renamed
 from schedc.solvers.common.options import GreedyOptions, LocalOptions
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import searches
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
@@ -52,9 +52,7 @@ def found(problem: Problem, *, rounds: int = 2, evaluations: int = 60, seed: int
 
 
 def incumbent_of(problem: Problem) -> Incumbent:
-    from schedc.ir.index import tables_of
-
-    incumbent = Incumbent(problem=problem, tables=tables_of(problem), bound_ns=0, bound_by=BoundName.WORK, report=lambda _: None)
+    incumbent = Incumbent(problem=problem)
     incumbent.offer(greedy(problem, GreedyOptions(n_sub=1)), "greedy")
     return incumbent
 
@@ -187,10 +185,9 @@ def test_the_best_order_of_a_small_problem_is_proven(method: str) -> None:
     values = []
     for each in (problem, replace(problem, in_order=True)):
         bound = best_bound(each)
-        outcome = solve(
-            each, method, Limits(deterministic=1, workers=1), bound_ns=bound.value_ns, bound_by=bound.name, report=lambda _: None
-        )
-        assert outcome.incumbent.gap == 0
-        values.append(outcome.incumbent.objective_ns)
+        settings = SearchSettings(method=method, limits=Limits(deterministic=1, workers=1))
+        known = solve(each, settings, bound_ns=bound.value_ns, bound_by=bound.name)
+        assert known.gap == 0
+        values.append(known.objective_ns)
     assert values == [optimum(problem), optimum(replace(problem, in_order=True))]
     assert values[0] < values[1]

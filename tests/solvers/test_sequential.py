@@ -13,9 +13,10 @@ from inputs.tiny_problems import tiny_problem
 
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.compile.fixed_layout import compile_problem, time_methods
+from schedc.compile.driver import compile_problem, time_methods
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import candidate_names
 from schedc.solvers.driver.registry import FUSED, constructive
 from schedc.verify.schedule.checks import verify_schedule
@@ -37,7 +38,7 @@ def test_a_plan_is_found_at_the_least_limit() -> None:
     stages = (replace(problem.stages[0], recompute=True, recomputed_bytes=5), *problem.stages[1:])
     problem = replace(problem, stages=stages)
     assert minimum_limit_bytes(problem) == problem.memory_limit_bytes
-    compiled = compile_problem(problem, limits=Limits(gap=0.99))
+    compiled = compile_problem(problem, SearchSettings(limits=Limits(gap=0.99)))
     assert verify_schedule(problem, compiled.plan.schedule()) == ()
     assert compiled.plan.certificate.peak_activation_bytes == (5, 2)
 

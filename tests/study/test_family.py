@@ -12,13 +12,14 @@ from inputs.plans import plan_of
 from inputs.problems import make_problem
 from oracles.brute_force import timing
 
-from schedc.compile.fixed_layout import check_plan
+from schedc.compile.certify import check_plan
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.formats.family_file import family_json, parse_family, read_family
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.lower.conditions import problem_under
 from schedc.runtime.adapt.family import load_family
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.robust.family import compile_family, with_as_planned
 from schedc.study.robust.requests import grid_of
@@ -33,7 +34,7 @@ PROBLEM = make_problem(3, 5, costs_ns=(18, 19, 11), in_flight=4)
 
 def made_in(folder: Path) -> Made:
     conditions = with_as_planned(grid_of("each=30ns,60 ns", PROBLEM, option="--links"))
-    return compile_family(PROBLEM, conditions, folder, method="rule-table", job_sha256="f" * 64)
+    return compile_family(PROBLEM, conditions, folder, settings=SearchSettings(method="rule-table"), job_sha256="f" * 64)
 
 
 def test_the_table_says_what_each_plan_takes_and_the_file_gives_it_back(tmp_path: Path) -> None:
@@ -82,7 +83,9 @@ def test_the_pick_is_the_plan_that_takes_least_under_what_was_measured(tmp_path:
     assert len(proposed) > 2
     assert loaded.propose(made.plans[0], None) is None
     assert loaded.propose(made.plans[0], AS_PLANNED) is None
-    other = compile_family(make_problem(2, 5), [("as planned", AS_PLANNED)], tmp_path, method="1f1b").plans[0]
+    other = compile_family(
+        make_problem(2, 5), [("as planned", AS_PLANNED)], tmp_path, settings=SearchSettings(method="1f1b")
+    ).plans[0]
     with pytest.raises(InvalidInput, match="the plan has 2"):
         loaded.propose(other, AS_PLANNED)
 

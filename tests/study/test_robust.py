@@ -15,12 +15,13 @@ from oracles.brute_force import timing
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
-from schedc.compile.fixed_layout import check_plan
+from schedc.compile.certify import check_plan
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.lower.conditions import problem_under
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
 from schedc.study.robust.robust import SEARCHED, compile_robust, ends_of
@@ -72,7 +73,7 @@ def test_no_order_is_better_and_the_bound_is_below_all() -> None:
                 continue
         for aim in (MEAN, Criterion(60)):
             least_ns = min(aim.of(each, states.weights) for each in ends_ns)
-            found = compile_robust(problem, states, aim, method="greedy", rounds=2, evaluations=600)
+            found = compile_robust(problem, states, aim, SearchSettings(method="greedy"), rounds=2, evaluations=600)
             assert found.value_ns == pytest.approx(least_ns)
             assert found.bound_ns <= least_ns
             plan = found.compiled.plan.schedule()
@@ -115,7 +116,7 @@ def test_a_schedule_that_cuts_blocks_is_taken_where_it_is_the_best() -> None:
             2, 4, costs_ns=(10, 10, 100), activation=(4, 4), in_flight=2, links={(0, 1): (20, 2), (1, 0): (20, 2)}
         )
         states = random_states(problem, random, 3)
-        found = compile_robust(problem, states, method="greedy{n_sub=8}", rounds=2, evaluations=400)
+        found = compile_robust(problem, states, settings=SearchSettings(method="greedy{n_sub=8}"), rounds=2, evaluations=400)
         assert found.value_ns <= min(value_ns for _, value_ns in found.candidates)
         problems = [problem_under(problem, each) for each in states.conditions]
         plan = found.compiled.plan
@@ -131,7 +132,9 @@ def test_a_schedule_that_cuts_blocks_is_taken_where_it_is_the_best() -> None:
 def test_the_same_seed_gives_the_same_plan_and_it_is_sound() -> None:
     problem = make_problem(4, 6, costs_ns=(18, 19, 11), in_flight=4)
     states = random_states(problem, Random(8), 5)
-    found, again = (compile_robust(problem, states, method="greedy", rounds=2, evaluations=600) for _ in range(2))
+    found, again = (
+        compile_robust(problem, states, settings=SearchSettings(method="greedy"), rounds=2, evaluations=600) for _ in range(2)
+    )
     plan = found.compiled.plan
     assert plan_json(plan) == plan_json(again.compiled.plan)
     assert (plan.made_by.method, plan.made_by.reproducible) == ("robust", True)

@@ -22,7 +22,7 @@ from schedc.analysis.attribution.waits import Awaited, waits_of
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import Kind

@@ -31,7 +31,7 @@ def compare_command(
 ) -> None:
     """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.analysis.comparison.compare import compare
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.plan.plan_file import read_plan
     from schedc.formats.profile_file import stage_profile_json
     from schedc.formats.topology_toml import link_topology_toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def compile_command(
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.cli.defect import defects_kept
-        from schedc.compile.open_layout import compile_job
+        from schedc.compile.driver import compile_job
         from schedc.compile.settings import search_settings
         from schedc.formats.plan.plan_file import plan_json
         from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
@@ -72,7 +73,7 @@ def compile_command(
         check_outputs({"-o": output, "--write-job": write_job}, loaded.files, standard=True, as_json=as_json)
         if write_job is not None:
             check_job_can_be_written(loaded.source)
-        chosen, limits = search_settings(
+        settings = search_settings(
             loaded,
             method=method,
             time_limit_s=None if time_limit is None else option_value("--time-limit", time_limit) / 1e9,
@@ -82,30 +83,21 @@ def compile_command(
             deterministic_limit=deterministic_limit,
             option="--method",
         )
+        settings = replace(settings, interruption=interruption)
         if robust is not None:
             compile_robustly(
                 loaded,
                 output,
                 robust,
+                settings,
                 percentile=robust_percentile,
                 samples=robust_samples or SAMPLES,
-                method=chosen,
-                limits=limits,
-                interruption=interruption,
                 as_json=as_json,
                 quiet=quiet,
             )
             return
-        with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
-            compiled = compile_job(
-                loaded,
-                method=chosen,
-                limits=limits,
-                report=shown.improved,
-                on_method=shown.running,
-                on_layouts=shown.layouts,
-                interruption=interruption,
-            )
+        with defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
+            compiled = compile_job(loaded, shown.told(settings))
         write_output(output, plan_json(compiled.plan))
         if write_job is not None:
             write_output(write_job, job_text_in_layout(loaded.source, compiled.plan, write_job))

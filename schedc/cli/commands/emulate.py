@@ -43,7 +43,7 @@ def emulate_command(
 
     from schedc.analysis.comparison.compare import compare
     from schedc.analysis.simulation.engines import Transfers
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.link_trace import read_link_trace
     from schedc.formats.plan.plan_file import read_plan
     from schedc.formats.trace_file import write_trace_file

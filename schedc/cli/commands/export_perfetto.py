@@ -15,7 +15,7 @@ OutputOption = Annotated[
 
 def export_perfetto(plan: PlanArgument, output: OutputOption) -> None:
     """Write a plan for ui.perfetto.dev: ops and transfers over time, memory of ranks and messages on links as curves."""
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.plan.plan_file import read_plan
     from schedc.io.location import one_line
     from schedc.io.outputs import check_outputs, is_standard, write_output

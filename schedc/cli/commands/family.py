@@ -60,7 +60,7 @@ def family_command(
     if is_standard(output):
         raise InvalidInput("-o: found -, expected a folder; standard output has the table")
     loaded = read_job(job, values, layout)
-    chosen, limits = search_settings(
+    settings = search_settings(
         loaded,
         method=method,
         time_limit_s=option_value("--time-limit", time_limit) / 1e9,
@@ -71,7 +71,7 @@ def family_command(
         option="--method",
     )
     problem = loaded.problem
-    conditions = with_as_planned([each for text in links for each in _conditions(text, problem, most, limits.seed)])
+    conditions = with_as_planned([each for text in links for each in _conditions(text, problem, most, settings.limits.seed)])
     _make_folder(output)
     errors = console(stderr=True)
 
@@ -79,7 +79,7 @@ def family_command(
         if not (quiet or as_json):
             errors.print(f"plan {number + 1} of {len(conditions)}, for {name}", soft_wrap=True)
 
-    made = compile_family(problem, conditions, output, method=chosen, limits=limits, job_sha256=loaded.sha256, on_plan=on_plan)
+    made = compile_family(problem, conditions, output, settings=settings, job_sha256=loaded.sha256, on_plan=on_plan)
     for failure in made.failures:
         typer.echo(f"schedc: a defect of schedc, please report it: {failure}; no plan rests on it", err=True)
     if as_json:

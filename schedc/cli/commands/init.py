@@ -284,7 +284,7 @@ def _check_compiles(text: str, profile: _Profile, output: Path) -> None:
         InvalidInput: it has no room for what stages hold all the time, or a value cannot be used.
         Infeasible: it has no room for one microbatch.
     """
-    from schedc.compile.fixed_layout import check_feasible
+    from schedc.compile.driver import check_feasible
     from schedc.frontend.job import checked_job
     from schedc.frontend.job_source import source_of_table
 

@@ -51,7 +51,7 @@ def plot_command(
         axes = choose_axes(read_columns(source), x, y, by or ())
         content = curves(axes, output.suffix, width_inches=width, title=title)
     else:
-        from schedc.compile.fixed_layout import time_plan
+        from schedc.compile.plans import time_plan
         from schedc.formats.plan.plan_file import read_plan
         from schedc.view.plot.gantt import gantt
 

@@ -33,7 +33,8 @@ def report_command(
     compiled: CompiledOption = None,
 ) -> None:
     """Write a plan as one HTML page: the step over time with zoom, what each op waited for, memory, idle time, certificate."""
-    from schedc.compile.fixed_layout import MOST_BOUNDED_OPS, check_plan, time_plan
+    from schedc.compile.certify import MOST_BOUNDED_OPS, check_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.compiled_json import read_compilation
     from schedc.formats.plan.plan_file import read_plan
     from schedc.io.outputs import check_outputs, write_atomically

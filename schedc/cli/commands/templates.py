@@ -28,7 +28,7 @@ def templates_command(
     if job is None:
         results.print_templates(tuple(TEMPLATES.values()))
         return
-    from schedc.compile.fixed_layout import time_methods
+    from schedc.compile.driver import time_methods
 
     problem = read_job(job, values, layout).problem
     candidates = time_methods(problem, tuple(TEMPLATES))

@@ -16,13 +16,15 @@ from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.attribution.waits import waits_of
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import bounds_within, check_plan, time_plan
-from schedc.compile.open_layout import compile_job, problem_for
+from schedc.compile.certify import bounds_within, check_plan
+from schedc.compile.driver import compile_job
+from schedc.compile.plans import problem_for, time_plan
 from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.frontend.chosen_layout import job_in_layout
 from schedc.ir.problem import Objective, Problem
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
 from schedc.study.explain.delays import LinkDelay, PairDelay, pair_delays, resolved_delay
 from schedc.study.explain.placements import other_choices, other_placements
@@ -317,7 +319,7 @@ def _laid_out(job: Job, solver: Solver) -> Resolved | None:
     limits = Limits(deterministic=LAYOUT_WORK, workers=1)
     try:
         with solver.interruption.within(LAYOUT_SHARE * solver.clock.left_s):
-            plan = compile_job(job, method="auto", limits=limits, interruption=solver.interruption).plan
+            plan = compile_job(job, SearchSettings(limits=limits, interruption=solver.interruption)).plan
     except (Infeasible, NoPlanFound, OutOfTime):
         return None
     claims = plan.certificate

@@ -14,8 +14,10 @@ from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime
-from schedc.solvers.driver.portfolio import Ended, solve
+from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.driver.portfolio import solve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,18 +114,9 @@ class Solver:
 
     def _solve(self, problem: Problem, known: Sequence[tuple[Schedule, str]], limits: Limits) -> Resolved | None:
         bound = self.bound(problem)
-        outcome = solve(
-            problem,
-            "auto",
-            limits,
-            bound_ns=bound.value_ns,
-            bound_by=bound.name,
-            report=lambda _: None,
-            interruption=self.interruption,
-            known=known,
-        )
-        incumbent = outcome.incumbent
-        self.interruption.requested |= outcome.ended is Ended.INTERRUPTED  # also where nothing listens
+        settings = SearchSettings(limits=limits, interruption=self.interruption)
+        incumbent = solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=known)
+        self.interruption.requested |= incumbent.ended is Ended.INTERRUPTED  # also where nothing listens
         if incumbent.schedule is None:
             return None
         return Resolved(objective_ns=incumbent.objective_ns, lower_bound_ns=incumbent.bound_ns, schedule=incumbent.schedule)

@@ -10,13 +10,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.compile.fixed_layout import check_plan, compile_problem
+from schedc.compile.certify import check_plan
+from schedc.compile.driver import compile_problem
 from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.io.outputs import write_atomically
 from schedc.ir.conditions import AS_PLANNED, Conditions
 from schedc.lower.conditions import checked_under
-from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.study.robust.robust import ends_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.search_settings import SearchSettings
 
 AS_PLANNED_NAME = "as planned"
 
@@ -55,8 +56,7 @@ def compile_family(
     conditions: Sequence[tuple[str, Conditions]],
     folder: Path,
     *,
-    method: str = "auto",
-    limits: Limits = NO_LIMITS,
+    settings: SearchSettings | None = None,
     job_sha256: str = "",
     on_plan: Callable[[int, str], None] = lambda _number, _name: None,
 ) -> Made:
@@ -66,8 +66,7 @@ def compile_family(
         problem: as planned.
         conditions: by name; the first are those of the job (`with_as_planned`).
         folder: an existing one.
-        method: of each search.
-        limits: of each search.
+        settings: of each search.
         job_sha256: of the job file, for the plans.
         on_plan: is called before each plan with its number and the name of its conditions.
 
@@ -84,7 +83,7 @@ def compile_family(
         plan = _kept(path, each, job_sha256)
         if plan is None:
             on_plan(number, name)
-            compiled = compile_problem(each, method=method, limits=limits, job_sha256=job_sha256)
+            compiled = compile_problem(each, settings, job_sha256=job_sha256)
             plan = compiled.plan
             failures += compiled.failures
             write_atomically(path, plan_json(plan))

@@ -15,25 +15,26 @@ from schedc import __version__
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import bounds_in_time, simple_bound
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import BOUNDS_SHARE, Compiled, certify, compile_problem
+from schedc.compile.certify import BOUNDS_SHARE, certify
+from schedc.compile.driver import Compiled, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
 from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import checked_under, problem_under
-from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.driver.portfolio import Ended
+from schedc.solvers.common.incumbent import Ended
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table
 from schedc.solvers.kernel.sampled_orders import polish_sampled
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules
 from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered, shifted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.incumbent import Improvement
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.interruption import Interruption
 
 SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
 """For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the
@@ -101,13 +102,9 @@ def compile_robust(
     problem: Problem,
     states: Scenarios,
     aim: Criterion = MEAN,
+    settings: SearchSettings | None = None,
     *,
-    method: str = "auto",
-    limits: Limits = NO_LIMITS,
     job_sha256: str = "",
-    report: Callable[[Improvement], None] = lambda _: None,
-    on_method: Callable[[str], None] = lambda _: None,
-    interruption: Interruption | None = None,
     rounds: int = ROUNDS,
     evaluations: int = 0,
 ) -> Robust:
@@ -120,12 +117,9 @@ def compile_robust(
         problem: what must be done, as planned.
         states: what links may cost.
         aim: what is minimized.
-        method: of the searches for single conditions.
-        limits: of all of it.
+        settings: the method of the searches for single conditions, and the limits of all of it; `report` is called with each
+            better schedule for the mean conditions, `on_method` with the name of what begins. None: `auto` without limits.
         job_sha256: of the job file, for the plan.
-        report: is called with each better schedule for the mean conditions.
-        on_method: is called with the name of what begins.
-        interruption: what listens to signals, if something does.
         rounds: of the climbs, at most.
         evaluations: changes per climb and round; 0: by size.
 
@@ -134,7 +128,8 @@ def compile_robust(
         Infeasible, NoPlanFound, Defect: as `compile_problem`.
     """
     begun = time.perf_counter()
-    interruption = interruption or Interruption()
+    settings = settings or SearchSettings()
+    limits, on_method, interruption = settings.limits, settings.on_method, settings.interruption
     problems = [checked_under(problem, each, "in one of the states of its links") for each in states.conditions]
     compile_ahead(polish_sampled)
     mean_problem = problem_under(problem, shifted(problem, states, 0.0))
@@ -147,11 +142,7 @@ def compile_robust(
         on_method(f"a plan for the {name}")
         made = compile_problem(
             problem_under(problem, shifted(problem, states, deviations)),
-            method=method,
-            limits=_part(limits, share),
-            report=report,
-            on_method=on_method,
-            interruption=interruption,
+            replace(settings, limits=_part(limits, share)),
         )
         exact.append(made)
         candidates[name] = made.plan.schedule()
@@ -159,7 +150,7 @@ def compile_robust(
     on_method("the rule table")
     candidates |= _of_tables(problem, states)
     on_method("climbs over all states")
-    clock_s = limits.time_s if limits.deterministic is None else None
+    clock_s = limits.clock_s
     clock = Clock(inf if clock_s is None else BOUNDS_SHARE * clock_s)
     least_ns = [_least_ns(each, clock) for each in problems]
     bound_ns = aim.of(least_ns, states.weights)  # no order is below the bound in any state, so none is below their mean

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc import __version__
-from schedc.compile.fixed_layout import certify, defects_named
-from schedc.ir.index import tables_of
-from schedc.ir.plan import BoundName, MadeBy, Plan
+from schedc.compile.certify import certify
+from schedc.compile.driver import defects_named
+from schedc.ir.plan import MadeBy, Plan
 from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.driver.portfolio import Candidate as Tried
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import TEMPLATE_NAMES
 
@@ -42,27 +42,19 @@ def baseline_of(problem: Problem, limits: Limits, interruption: Interruption) ->
     Raises:
         Defect: a schedule breaks a rule.
     """
-    incumbent = Incumbent(
-        problem=problem,
-        tables=tables_of(problem),
-        bound_ns=0,
-        bound_by=BoundName.WORK,
-        report=lambda _: None,
-        interruption=interruption,
-    )
+    incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=interruption))
     fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
-    tried: list[Tried] = []
     with defects_named(problem.name, "the baselines"):
         try:
-            try_methods(incumbent, (*TEMPLATE_NAMES, GREEDY, *fused), tried, mix=fusing_saves_time(problem))
+            try_methods(incumbent, (*TEMPLATE_NAMES, GREEDY, *fused), mix=fusing_saves_time(problem))
             if incumbent.schedule is None:
-                try_methods(incumbent, ("sequential",), tried)
+                try_methods(incumbent, ("sequential",))
         except KeyboardInterrupt:
             if incumbent.schedule is None:
                 raise
-    failures = tuple(each.failure for each in tried if each.failure is not None)
+    failures = tuple(incumbent.failures)
     if incumbent.schedule is None:
-        greedy = next(each for each in tried if each.method == GREEDY)
+        greedy = next(each for each in incumbent.candidates if each.method == GREEDY)
         return Baseline(plan=None, why_not=f"{GREEDY}: {greedy.why_not}", failures=failures)
     made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=limits.seed)
     return Baseline(plan=certify(problem, incumbent.schedule, made_by, limits=limits), why_not="", failures=failures)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.gap import relative_gap
-from schedc.compile.fixed_layout import checks_s, compile_problem
+from schedc.compile.driver import checks_s, compile_problem
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import is_auto
 from schedc.study.tune.baselines import baseline_of
 from schedc.study.tune.candidates import candidates
@@ -240,7 +241,8 @@ class _Search:
         limits = Limits(time_s=max(limit_s, least_s), gap=self.limits.gap, seed=self.limits.seed, workers=self.limits.workers)
         begun_s = time.perf_counter()
         try:
-            compiled = compile_problem(work.problem, method=self.method, limits=limits, interruption=self.interruption)
+            settings = SearchSettings(method=self.method, limits=limits, interruption=self.interruption)
+            compiled = compile_problem(work.problem, settings)
         except (NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.frontend.job import Job
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.incumbent import Improvement
-    from schedc.solvers.driver.best_layout import LayoutsProgress
+    from schedc.solvers.common.search_settings import Improvement, LayoutsProgress, SearchSettings
 
 LOG_EVERY_S = 5.0
 """A log gets a line no more often than this."""
@@ -55,20 +54,25 @@ class Live:
         self._layouts = f"; {known.layouts} layouts{best}, bound {format_duration_ns(known.lower_bound_ns)}"
         self._show(self._line())
 
+    def told(self, settings: SearchSettings) -> SearchSettings:
+        """The settings of a search that is shown here."""
+        return replace(settings, report=self.improved, on_method=self.running, on_layouts=self.layouts)
+
     def _line(self) -> str:
         return f"{self._known or 'no schedule yet'}{self._layouts}; running {self._method}"
 
 
 @contextmanager
-def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
+def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Live]:
     """Show the work on a job until it ends."""
     if hidden:
         yield Live(lambda: None, lambda _: None)
         return
     errors = console(stderr=True)
+    limits = settings.limits
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
     what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
-    first = f"{job.workload.name}: {what}, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+    first = f"{job.workload.name}: {what}, method {settings.method}, limit {limit}; Ctrl-C keeps the best plan so far"
 
     def begin() -> None:
         errors.print(first, soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.compile.open_layout import compile_layouts
+from schedc.compile.driver import compile_layouts
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from schedc.ir.layout import Layout, OpenLayout
@@ -24,7 +25,7 @@ class Chosen:
 
 def chosen_layout(workload: Workload, open_layout: OpenLayout, limits: Limits) -> Chosen:
     """The layout that `auto` chooses within the limits."""
-    compiled = compile_layouts(workload, open_layout, limits=limits)
+    compiled = compile_layouts(workload, open_layout, SearchSettings(limits=limits))
     assert compiled.layout is not None
     certificate = compiled.plan.certificate
     return Chosen(layout=compiled.layout, makespan_ns=certificate.makespan_ns, lower_bound_ns=certificate.lower_bound_ns)

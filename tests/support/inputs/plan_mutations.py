@@ -21,7 +21,7 @@ from inputs.tiny_problems import random_schedule
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify, check_plan
+from schedc.compile.certify import certify, check_plan
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind

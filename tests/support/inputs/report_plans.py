@@ -9,7 +9,7 @@ from inputs.plans import one_f_one_b, small_plan
 from inputs.problems import make_problem
 from inputs.traces import slower_link, trace_of_timelines
 from schedc.analysis.simulation.simulate import simulate
-from schedc.compile.fixed_layout import certify
+from schedc.compile.certify import certify
 from schedc.ir.plan import MadeBy
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.schedule.checks import verify_schedule
@@ -81,11 +82,9 @@ def check_claims(seed: int, counts: Counter[str]) -> list[Finding]:
         try:
             incumbent = solve(
                 problem,
-                method,
-                Limits(deterministic=WORK, workers=1, seed=random.randrange(1000)),
+                SearchSettings(method=method, limits=Limits(deterministic=WORK, workers=1, seed=random.randrange(1000))),
                 bound_ns=random.choice([0, best_bound_ns]),
                 bound_by=BoundName.WORK,
-                report=lambda _: None,
                 known=[(random.choice(starts), "start")],
             )
         except Unsupported:
@@ -95,12 +94,11 @@ def check_claims(seed: int, counts: Counter[str]) -> list[Finding]:
             findings.append(Finding(f"{method}: {type(error).__name__} in {frame.name}", str(error)))
             continue
         findings += [Finding(f"{method}: failed", str(failure)) for failure in incumbent.failures]
-        known = incumbent.incumbent
-        assert known.schedule is not None
-        found.append((method, known.schedule, known.objective_ns))
-        if known.bound_by in (BoundName.CPSAT, BoundName.MILP):
-            claims.append(_Claim(method, known.bound_ns, True))
-            counts[f"proven optimal by {method}"] += known.bound_ns == known.objective_ns
+        assert incumbent.schedule is not None
+        found.append((method, incumbent.schedule, incumbent.objective_ns))
+        if incumbent.bound_by in (BoundName.CPSAT, BoundName.MILP):
+            claims.append(_Claim(method, incumbent.bound_ns, True))
+            counts[f"proven optimal by {method}"] += incumbent.bound_ns == incumbent.objective_ns
     for claim in claims:
         for by, schedule, objective_ns in found:
             if objective_ns < claim.bound_ns and not (claim.of_whole and schedule.parts):

@@ -27,7 +27,7 @@ from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.compile.fixed_layout import compile_problem
+from schedc.compile.driver import compile_problem
 from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json, write_plan
 from schedc.frontend.job import load_job
@@ -39,6 +39,7 @@ from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
 from schedc.models.grid import grid_of
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
@@ -356,7 +357,7 @@ def _compile_twice(problem: Problem, method: str, limits: Limits, checks: _Check
     found = []
     with checks.step(f"compile {method}", Infeasible, NoPlanFound, Unsupported):
         for _ in range(2):
-            compiled = compile_problem(problem, method=method, limits=limits)
+            compiled = compile_problem(problem, SearchSettings(method=method, limits=limits))
             found.append(plan_json(compiled.plan))
             for failure in compiled.failures:  # the compiler goes on with what other methods found
                 checks.fail(f"method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
@@ -437,7 +438,7 @@ def _terminal(directory: Path, checks: _Checks) -> None:
             checks.fail(f"terminal {command[0]}: status", command)
     with checks.step("terminal: plan of the extra"):
         problem = load(job.read_text(encoding="utf-8"), directory)
-        write_plan(compile_problem(problem, method="greedy").plan, plan)
+        write_plan(compile_problem(problem, SearchSettings(method="greedy")).plan, plan)
         for command in (["show", plan], ["verify", plan], ["simulate", plan, "--json"]):
             if _run(command, checks):
                 checks.fail(f"terminal {command[0]}: status", command)

@@ -18,13 +18,14 @@ from inputs.odd_numbers import odd
 
 from oracles.fuzz_checks import Finding
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.compile.fixed_layout import check_feasible, compile_problem
-from schedc.compile.open_layout import bound_over_layouts, compile_layouts
+from schedc.compile.driver import check_feasible, compile_layouts, compile_problem
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.costs import DURATIONS
 from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.driver.layouts import bound_over_layouts
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -169,11 +170,11 @@ def _answer(job: Problem | OpenJob, work: float, method: str = "auto") -> _Answe
     try:
         if isinstance(job, OpenJob):
             bound = bound_over_layouts(job.workload, job.open_layout)
-            made = compile_layouts(job.workload, job.open_layout, method=method, limits=limits)
+            made = compile_layouts(job.workload, job.open_layout, SearchSettings(method=method, limits=limits))
         else:
             check_feasible(job)
             bound = best_bound(job)
-            made = compile_problem(job, method=method, limits=limits)
+            made = compile_problem(job, SearchSettings(method=method, limits=limits))
     except Infeasible:
         return None
     except (NoPlanFound, Unsupported):

@@ -1,0 +1,140 @@
+"""Schedule → verified → Plan with its certificate → verified: no plan leaves that its own verifier refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.clock import Clock
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, lower_bounds
+from schedc.analysis.gap import relative_gap
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Defect
+from schedc.formats.plan.plan_file import plan_json
+from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan, Scope
+from schedc.lower.plan import lower
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.incumbent import BestKnown
+    from schedc.verify.violation import Violation
+
+BOUNDS_SHARE, LEAST_BOUNDS_S = 0.2, 1.0
+"""Bounds before the search may take this share of the time limit, or this long if that is more; then those known count."""
+MOST_BOUNDED_OPS = 5000
+"""Up to this many compute ops a plan whose bound is one over layouts is held against those of its own problem, too."""
+
+
+def certify(
+    problem: Problem,
+    schedule: Schedule,
+    made_by: MadeBy,
+    *,
+    proven: BestKnown | None = None,
+    scope: Scope = Scope.SCHEDULE,
+    bounds: Sequence[Bound] = (),
+    limits: Limits = NO_LIMITS,
+) -> Plan:
+    """The plan of a schedule, with its certificate, after both verifiers accepted it.
+
+    Args:
+        problem: what the ops cost.
+        schedule: the schedule.
+        made_by: for the plan.
+        proven: whose bound takes the place of the analytic ones; it has the scope.
+        scope: for which layouts the bound holds.
+        bounds: the analytic bounds of the problem, where the caller has them; none: they are computed.
+        limits: where they are computed, for how long (`bounds_within`); a plan whose bound a clock cut is not reproducible.
+
+    Raises:
+        Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
+    """
+    violations = verify_schedule(problem, schedule)
+    if violations:
+        message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {first_of(violations)}"
+        raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
+    timeline = simulate(problem, schedule)
+    digest = ""
+    # A bound over layouts is none of these; of a large problem they take longer than all else.
+    with_bounds = scope is Scope.SCHEDULE or problem.num_ops <= MOST_BOUNDED_OPS
+    if with_bounds and not bounds:
+        bounds, cut = bounds_within(problem, limits)
+        if cut and proven is None:
+            made_by = dataclasses.replace(made_by, reproducible=False)
+    if proven is None:
+        bound = max(bounds, key=lambda each: each.value_ns)
+        bound_ns, bound_by = bound.value_ns, bound.name
+    else:
+        bound_ns, bound_by = proven.bound_ns, proven.bound_by
+        if proven.solver_log:
+            digest = hashlib.sha256("\n".join(proven.solver_log).encode()).hexdigest()
+    objective_ns = timeline.objective_ns(problem.objective)
+    try:
+        gap = relative_gap(objective_ns, bound_ns, bound_by)
+    except Defect as error:
+        raise Defect(f"{problem.name}: {error}", plan_json(_only_orders(problem, schedule, made_by))) from error
+    certificate = Certificate(
+        makespan_ns=timeline.makespan_ns,
+        lower_bound_ns=bound_ns,
+        gap=gap,
+        bound=bound_by,
+        solver_log_sha256=digest,
+        bubble_ratio=timeline.bubble_ratio,
+        peak_activation_bytes=peak_bytes(problem, schedule),
+        stage_span_ns=timeline.stage_span_ns,
+        objective=problem.objective,
+        scope=scope,
+    )
+    plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
+    violations = check_plan(plan, with_bounds=with_bounds, known=bounds)
+    if violations:
+        raise Defect(f"{problem.name}: the plan of {made_by.method} breaks a rule: {first_of(violations)}", plan_json(plan))
+    return plan
+
+
+def _only_orders(problem: Problem, schedule: Schedule, made_by: MadeBy) -> Plan:
+    """A schedule that cannot be lowered as a plan without channels and times, to be looked at."""
+    nothing = Certificate(
+        makespan_ns=0, lower_bound_ns=0, gap=0.0, bound=BoundName.WORK, bubble_ratio=0.0, peak_activation_bytes=(0,) * problem.ranks
+    )
+    ranks = tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders))
+    return Plan(problem=problem, ranks=ranks, parts=schedule.parts, certificate=nothing, made_by=made_by)
+
+
+def check_plan(plan: Plan, *, with_bounds: bool = True, known: Sequence[Bound] = ()) -> tuple[Violation, ...]:
+    """Every rule that the plan breaks; with the bounds of its problem computed again, or its certificate's bound believed.
+
+    `known`: these are the problem's bounds; none: they are computed.
+    """
+    problem_violations = verify_problem(plan.problem)
+    if problem_violations:
+        return problem_violations
+    bounds = {bound.name: bound.value_ns for bound in known or lower_bounds(plan.problem)} if with_bounds else None
+    return verify_plan(plan, bounds=bounds)
+
+
+def bounds_within(problem: Problem, limits: Limits) -> tuple[tuple[Bound, ...], bool]:
+    """All bounds; where a clock limits the work, those that are known after a share of it, and whether that left some out.
+
+    Each is true all the same: one that is cut is lower.
+    """
+    if limits.clock_s is None:
+        return lower_bounds(problem), False
+    clock = Clock(max(BOUNDS_SHARE * limits.clock_s, LEAST_BOUNDS_S))
+    return bounds_in_time(problem, clock), clock.has_cut
+
+
+def first_of(violations: tuple[Violation, ...]) -> str:
+    """The first violation, and how many more there are."""
+    more = len(violations) - 1
+    return f"{violations[0]}" + (f" (and {more} more)" if more else "")

@@ -1,0 +1,97 @@
+"""What is asked of a plan that exists: when everything happens, and whether it is one of a job's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.simulation.engines import Transfers, simulate_engine
+from schedc.compile.certify import first_of
+from schedc.errors import CheckFailed
+from schedc.ir.layout import Layout
+from schedc.ir.plan import BoundName, Scope
+from schedc.lower.problem import problem_of
+from schedc.verify.job import check_pipeline
+from schedc.verify.open_layout import verify_open_layout
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule.checks import verify_schedule
+from schedc.verify.violation import Violation
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.timeline import Timeline
+    from schedc.frontend.job import Job
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+
+def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfers = Transfers.DECOUPLED) -> Timeline:
+    """The plan's timeline, under its own costs or those of another problem with the same pipeline.
+
+    Args:
+        plan: whose orders are run.
+        problem: the other problem; None: the plan's own.
+        transfers: how transfers go beside compute.
+
+    Raises:
+        CheckFailed: the other problem has another pipeline, the plan's orders break a rule, or the ranks wait for each other in a
+            cycle where transfers block.
+    """
+    violations: tuple[Violation, ...] = ()
+    if problem is not None:
+        violations = check_pipeline(plan, problem)
+    costs = problem or plan.problem
+    violations = violations or verify_problem(costs)
+    if not violations:
+        # Timing a plan that needs too much is fine, and one whose microbatches enter in another order.
+        unlimited = dataclasses.replace(costs, memory_limit_bytes=(None,) * costs.ranks, in_order=False)
+        violations = verify_schedule(unlimited, plan.schedule())
+    if violations:
+        raise CheckFailed(f"{plan.name}: the plan cannot be timed: {first_of(violations)}")
+    try:
+        return simulate_engine(costs, plan.schedule(), transfers)
+    except CheckFailed as error:
+        raise CheckFailed(f"{plan.name}: the plan cannot be timed: {error}") from error
+
+
+def problem_for(plan: Plan, job: Job) -> tuple[Problem | None, tuple[Violation, ...]]:
+    """The problem that the job makes in the plan's layout where it leaves the layout open, else its own.
+
+    Returns:
+        The problem, or None with the violations that keep the plan's layout from being one of the job's.
+    """
+    if job.open_layout is None:
+        return job.problem, ()
+    planned = plan.problem
+    layers = tuple(stage.layers for stage in planned.stages if stage.layers is not None)
+    if len(layers) < len(planned.stages):
+        layers = job.open_layout.layers_of_stage or ()
+    layout = Layout(
+        rank_of_stage=tuple(stage.rank for stage in planned.stages),
+        paths=planned.paths,
+        layers_of_stage=layers,
+        recomputed=frozenset(index for index, stage in enumerate(planned.stages) if stage.recompute),
+        placement=planned.placement,
+    )
+    violations = verify_open_layout(job.workload, job.open_layout, layout)
+    return (None, violations) if violations else (problem_of(job.workload, layout), ())
+
+
+def check_scope(plan: Plan, job: Job) -> tuple[Violation, ...]:
+    """A bound over layouts is the one that is computed again over those that the job leaves open.
+
+    Where the job gives the layout (`compile --write-job` wrote it), it says nothing of the others, and nothing is checked.
+    """
+    claims = plan.certificate
+    if claims.scope is not Scope.LAYOUT or job.open_layout is None:
+        return ()
+    bound_ns = layout_bound(job.workload, job.open_layout).value_ns
+    if bound_ns is None:
+        return (Violation("scope", "certificate.lower_bound_ns", "claims a bound, but no layout of the job has room"),)
+    if bound_ns > claims.objective_ns:
+        message = f"the plan's {claims.objective} of {claims.objective_ns} ns is below the bound over layouts of {bound_ns} ns"
+        return (Violation("scope", "certificate", message),)
+    if claims.bound is BoundName.LAYOUTS and claims.lower_bound_ns != bound_ns:
+        message = f"claims {claims.lower_bound_ns} ns, but the bound over layouts is {bound_ns} ns"
+        return (Violation("scope", "certificate.lower_bound_ns", message),)
+    return ()
