@@ -86,6 +86,8 @@ TIGHT = [
     # Memory for two: rank 0 idles until the first gradient, and again before the last.
     ("warm-up", make_problem(2, 3, costs_ns=[(2, 3, 4), (3, 4, 2)], in_flight=2), 32),
     ("warm-up", make_problem(2, 3, costs_ns=[(3, 1, 4), (1, 1, 2)], in_flight=2, split_backward=False), 25),
+    # Memory for two, and ranks of other speeds: a gap that stays partly empty in each round trip.
+    ("idle-gaps", make_problem(2, 4, costs_ns=[(4, 3, 1), (3, 2, 1)], in_flight=2), 34),
 ]
 
 
@@ -118,6 +120,13 @@ def test_a_bound_is_the_largest_alone_in_some_case(name: BoundName) -> None:
     if name is not BoundName.IDLE_GAPS:
         values.pop(BoundName.IDLE_GAPS)  # which adds idle time to all the work of a rank or link, so that it mostly takes these in
     assert own > max(values.values())
+
+
+def test_every_bound_has_a_case_where_it_is_the_optimum_and_one_where_it_alone_is_the_largest() -> None:
+    computed_by_themselves = {BoundName.LAYOUTS, BoundName.CPSAT, BoundName.MILP}
+    assert set(NAMES) == set(BoundName) - computed_by_themselves
+    assert {name for name, _, _ in TIGHT} == set(NAMES)
+    assert set(ALONE) == set(NAMES) - {BoundName.PATH}  # `work` of a single block is the path through it
 
 
 def test_a_shared_trunk_binds_more_than_two_links() -> None:
