@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.adapt.repartition import Repartition
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.difference.plans import PlanDifference
-    from schedc.analysis.simulation.choosing import Run
+    from schedc.analysis.simulation.online import Run
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.driver import Compiled
     from schedc.frontend.job import Job
@@ -365,14 +365,14 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
     Raises:
         CheckFailed: as `simulate_plan`.
     """
-    from schedc.analysis.simulation.choosing import not_before, simulate_choosing
+    from schedc.analysis.simulation.online import not_before, simulate_online
     from schedc.lower.conditions import problem_under
 
     simulate_plan(plan, job)  # refuses what cannot be timed
     problem = costs_for(plan, job)
     later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]
     planned = not_before(plan.problem, plan.schedule()) if choose else None
-    return simulate_choosing(problem, plan.schedule(), later, choose=choose, planned=planned)
+    return simulate_online(problem, plan.schedule(), later, choose=choose, planned=planned)
 
 
 def assign_plan(

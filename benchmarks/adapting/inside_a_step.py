@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.simulation.choosing import not_before, simulate_choosing
+from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.certify import certify
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import LinkState, LinkTrace
@@ -90,7 +90,7 @@ def step_ns(plan: Plan, trace: LinkTrace, *, choose: bool) -> int:
     """What a step takes."""
     later = [(time_ns, problem_under(plan.problem, conditions)) for time_ns, conditions in trace.entries]
     planned = not_before(plan.problem, plan.schedule()) if choose else None
-    return simulate_choosing(later[0][1], plan.schedule(), later[1:], choose=choose, planned=planned).timeline.makespan_ns
+    return simulate_online(later[0][1], plan.schedule(), later[1:], choose=choose, planned=planned).timeline.makespan_ns
 
 
 def emulated(plan: Plan) -> list[tuple[float, float]]:

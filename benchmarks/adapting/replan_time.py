@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.adapt.replan import CLIMB_OPS, Choice, replan
-from schedc.analysis.simulation.choosing import not_before
+from schedc.analysis.simulation.online import not_before
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
 from schedc.compiled.compiler import compiled

@@ -39,7 +39,7 @@ from rich.table import Table
 
 from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.analysis.simulation.choosing import not_before, simulate_choosing
+from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.certify import certify
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState, LinkTrace
@@ -200,7 +200,7 @@ class Step:
         """The step's makespan with these orders."""
         schedule = plan.schedule()
         planned = not_before(plan.problem, schedule) if choose else None
-        return simulate_choosing(self._now, schedule, self.later, choose=choose, planned=planned).timeline.makespan_ns / MS
+        return simulate_online(self._now, schedule, self.later, choose=choose, planned=planned).timeline.makespan_ns / MS
 
     def least_and_most(self, length_ns: int) -> dict[tuple[int, int], tuple[float, float]]:
         """Per link, the least and the greatest latency in the step, in ns."""

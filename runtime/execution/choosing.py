@@ -11,7 +11,7 @@ Why that neither deadlocks nor needs more memory, for every plan that its verifi
 takes memory (an F; where a stage recomputes, B and BW), what the rank holds plus what the op takes is within the rank's room: its
 limit, or, where it has none, what the plan holds at most. Besides, an op that leaves more than it finds waits for each op X of the
 other queue of these two that the plan has before it and that would have no room, with what the plan holds while X runs and what all
-of the op's own queue leave that the plan has from X to it, itself included (`schedc.analysis.simulation.choosing.room_first`).
+of the op's own queue leave that the plan has from X to it, itself included (`schedc.analysis.simulation.online.room_first`).
 A rank that is free runs any op that is ready (the executor: the first by the plan, a W only while no other is). It waits only
 while there is none, or, before an op, until times that pass by themselves (the executor: until the plan starts it). It posts
 receives by itself, in each channel's order: at any time at least those of the heads and all before these.
@@ -50,7 +50,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from schedc.analysis.simulation.choosing import not_before, room_first
+from schedc.analysis.simulation.online import not_before, room_first
 from schedc.ir.ops import Kind, token
 from schedc.runtime.common.program import Slot, program_of
 from schedc.runtime.execution.executor import Executor

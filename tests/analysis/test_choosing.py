@@ -12,8 +12,8 @@ from inputs.problems import make_problem
 from inputs.random_cases import cases
 from oracles.choosing_engine import run_choosing
 
-from schedc.analysis.simulation.choosing import QUEUE_OF, not_before, rooms_bytes, simulate_choosing
 from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.online import QUEUE_OF, not_before, rooms_bytes, simulate_online
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op, parse_op, token
 from schedc.ir.schedule import Schedule
@@ -60,7 +60,7 @@ def test_it_equals_an_engine_run_nanosecond_by_nanosecond(case: tuple[Problem, S
     if planned is not None:
         ops = [op for order in schedule.orders for op in order]
         planned_ns = dict(zip(ops, planned.starts_ns.tolist(), strict=True))
-    run = simulate_choosing(problem, schedule, later, planned=planned)
+    run = simulate_online(problem, schedule, later, planned=planned)
     starts_ns, orders, makespan_ns = run_choosing(problem, schedule, rooms_bytes(problem, schedule), later, planned_ns)
     found = {
         op: ns for rank, order in enumerate(run.schedule.orders) for op, ns in zip(order, run.timeline.start_ns(rank), strict=True)
@@ -74,7 +74,7 @@ def test_it_equals_an_engine_run_nanosecond_by_nanosecond(case: tuple[Problem, S
 @given(tight())
 def test_every_run_keeps_its_queues_and_its_memory_and_is_a_schedule(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    run = simulate_choosing(problem, schedule)
+    run = simulate_online(problem, schedule)
     rooms = rooms_bytes(problem, schedule)
     for planned, ran in zip(schedule.orders, run.schedule.orders, strict=True):
         for queue in range(3):
@@ -88,7 +88,7 @@ def test_every_run_keeps_its_queues_and_its_memory_and_is_a_schedule(case: tuple
 def test_a_run_takes_what_its_orders_take(case: tuple[Problem, Schedule]) -> None:
     """Choosing only decides orders: as a plan of its own, the orders that ran give the same times."""
     problem, schedule = case
-    run = simulate_choosing(problem, schedule)
+    run = simulate_online(problem, schedule)
     assert (simulate(problem, run.schedule).starts_ns == run.timeline.starts_ns).all()
 
 
@@ -96,7 +96,7 @@ def test_a_run_takes_what_its_orders_take(case: tuple[Problem, Schedule]) -> Non
 @given(cases())
 def test_in_the_plans_order_it_is_the_simulator(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    usual, found = simulate(problem, schedule), simulate_choosing(problem, schedule, choose=False)
+    usual, found = simulate(problem, schedule), simulate_online(problem, schedule, choose=False)
     assert found.schedule == schedule
     assert (found.timeline.starts_ns == usual.starts_ns).all()
     assert found.timeline.transfers == usual.transfers
@@ -112,12 +112,12 @@ def test_1f1b_on_a_slow_link_runs_ahead() -> None:
     links = {(0, 1): (20, 0), (1, 0): (20, 0)}
     problem = make_problem(2, 4, costs_ns=(10, 10, 10), in_flight=4, links=links)
     schedule = one_f_one_b(problem)
-    run = simulate_choosing(problem, schedule)
+    run = simulate_online(problem, schedule)
     assert [op for op in run.schedule.orders[0] if op.kind is Kind.F] == [Op(Kind.F, 0, number) for number in range(4)]
     assert run.timeline.start_ns(0)[:4] == [0, 10, 20, 30]
     assert run.timeline.makespan_ns < simulate(problem, schedule).makespan_ns
     tight_one = dataclasses.replace(problem, memory_limit_bytes=peak_bytes(problem, schedule))
-    assert simulate_choosing(tight_one, schedule).schedule == schedule
+    assert simulate_online(tight_one, schedule).schedule == schedule
 
 
 def test_a_weight_gradient_that_goes_ahead_may_hold_up_what_comes_next() -> None:
@@ -129,8 +129,8 @@ def test_a_weight_gradient_that_goes_ahead_may_hold_up_what_comes_next() -> None
     text = "F0.0 F0.1 B0.0 W0.0 B0.1 W0.1", "F1.0 B1.0 F1.1 B1.1 W1.0 W1.1"
     schedule = Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in text))
     assert simulate(problem, schedule).makespan_ns == 92
-    assert simulate_choosing(problem, schedule).timeline.makespan_ns == 101
-    assert simulate_choosing(problem, schedule, planned=simulate(problem, schedule)).timeline.makespan_ns == 92
+    assert simulate_online(problem, schedule).timeline.makespan_ns == 101
+    assert simulate_online(problem, schedule, planned=simulate(problem, schedule)).timeline.makespan_ns == 92
 
 
 def test_a_weight_gradient_lets_a_late_forward_go_ahead() -> None:
@@ -144,7 +144,7 @@ def test_a_weight_gradient_lets_a_late_forward_go_ahead() -> None:
     slow = dataclasses.replace(
         planned_for, links=tuple(dataclasses.replace(link, latency_ns=30 if link.source == 0 else 0) for link in planned_for.links)
     )
-    run = simulate_choosing(slow, schedule, planned=not_before(planned_for, schedule))
+    run = simulate_online(slow, schedule, planned=not_before(planned_for, schedule))
     assert " ".join(map(token, run.schedule.orders[1])) == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 W1.0 W1.1 W1.2"
     assert (run.timeline.makespan_ns, simulate(slow, schedule).makespan_ns) == (130, 140)
 
@@ -153,5 +153,5 @@ def test_a_weight_gradient_lets_a_late_forward_go_ahead() -> None:
 @given(tight())
 def test_choosing_takes_no_longer_than_the_plans_order_where_all_is_as_planned(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    run = simulate_choosing(problem, schedule, planned=not_before(problem, schedule))
+    run = simulate_online(problem, schedule, planned=not_before(problem, schedule))
     assert run.timeline.makespan_ns <= simulate(problem, schedule).makespan_ns

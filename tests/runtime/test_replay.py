@@ -19,7 +19,7 @@ from marked_processes import parent, processes_of, until
 from runs.forked_emulation import fork_emulations
 from typer.testing import CliRunner
 
-from schedc.analysis.simulation.choosing import not_before
+from schedc.analysis.simulation.online import not_before
 from schedc.api import choosing_run
 from schedc.cli.commands.emulate import emulate_command
 from schedc.errors import CheckFailed, InvalidInput, Unsupported

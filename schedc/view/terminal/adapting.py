@@ -95,7 +95,7 @@ def simulated_runs(
         links: how they changed; None: they did not.
         choose: whether ranks choose.
     """
-    from schedc.analysis.simulation.choosing import not_before, simulate_choosing
+    from schedc.analysis.simulation.online import not_before, simulate_online
     from schedc.lower.conditions import problem_under
 
     problem = plans[0].problem
@@ -106,7 +106,7 @@ def simulated_runs(
     def takes_ns(number: int, entries: tuple[tuple[int, Conditions], ...]) -> int:
         later = [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in entries]
         schedule = plans[number].schedule()
-        return simulate_choosing(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
+        return simulate_online(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
 
     found = []
     for number, begin_ns in zip(plan_of_run, begun_ns, strict=True):

@@ -1,4 +1,4 @@
-"""A plan's times where each rank chooses its next op by what has come (docs/choosing.md).
+"""Online dispatching: a plan's times where each rank chooses its next op by what has come (docs/choosing.md).
 
 A rank keeps its plan's order of its F, of its B and BW, and of its W: three queues. Of their heads it runs the first by the plan
 among those that can run now: the input is there, what the op needs of its own rank has run, and memory has room for what it takes,
@@ -17,7 +17,7 @@ import numpy as np
 
 from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
 from schedc.analysis.simulation.memory import memory_changes, peak_bytes
-from schedc.analysis.simulation.moments import BEGIN, Moment, after, arrived, gates_of
+from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.index import ops_array
@@ -94,10 +94,10 @@ def not_before(problem: Problem, schedule: Schedule) -> Timeline | None:
     None: they may at any time, as that is faster even with the plan's own costs: 1F1B over slow links, say.
     """
     planned = simulate(problem, schedule)
-    return planned if planned.makespan_ns <= simulate_choosing(problem, schedule).timeline.makespan_ns else None
+    return planned if planned.makespan_ns <= simulate_online(problem, schedule).timeline.makespan_ns else None
 
 
-def simulate_choosing(
+def simulate_online(
     problem: Problem,
     schedule: Schedule,
     later: Sequence[tuple[int, Problem]] = (),
@@ -128,7 +128,6 @@ def simulate_choosing(
     room = rooms_bytes(problem, schedule)
     offsets = flow.begin.tolist()[:-1]
     first = [at if at < 0 else begin + at for begin, own in zip(offsets, room_first(problem, schedule), strict=True) for at in own]
-    free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
     waits = flow.receives.tolist()
     """Per op, 1 where a transfer must arrive first that has not; 0 from the arrival on."""
     front: dict[tuple[int, int], Moment] = {}
@@ -139,7 +138,8 @@ def simulate_choosing(
     ran = [False] * len(ops)
     orders: list[list[int]] = [[] for _ in range(problem.ranks)]
     times = Times.none_of(flow)
-    scatters = _Scatters(flow, free, times)
+    resources = Resources(flow)
+    scatters = _Scatters(flow, resources, times)
     not_before_ns = [0] * len(ops) if planned is None else planned.starts_ns.tolist()
     """Out of the plan's order."""
     events: list[tuple[Moment, int, int, int]] = [(BEGIN, CHOOSES, rank, -1) for rank in range(problem.ranks)]
@@ -157,11 +157,10 @@ def simulate_choosing(
             busy[rank], ran[op] = False, True
             held[rank] -= released[op]
             if consumer[op] >= 0:
-                start = max(now, free[resource[op]])
                 occupancy_ns, latency_ns = costs.of_transfer(op, now[0])
-                free[resource[op]] = after(start, occupancy_ns)
+                start, left = resources.serve(resource[op], now, occupancy_ns)
                 pair = rank, rank_of[consumer[op]]
-                arrival = front[pair] = max(arrived(free[resource[op]], latency_ns), front.get(pair, BEGIN))
+                arrival = front[pair] = max(arrived(left, latency_ns), front.get(pair, BEGIN))
                 times.transfer_start_ns[op], times.arrival_ns[op] = start[0], arrival[0]
                 heapq.heappush(events, (arrival, ARRIVES, pair[1], consumer[op]))
             scatters.ended(op, now)
@@ -224,8 +223,8 @@ class _Scatters:
     All replicas of a rank must begin them in one order, whatever each has chosen.
     """
 
-    def __init__(self, flow: Flow, free: list[Moment], times: Times) -> None:
-        self._flow, self._free, self._times = flow, free, times
+    def __init__(self, flow: Flow, resources: Resources, times: Times) -> None:
+        self._flow, self._resources, self._times = flow, resources, times
         self._index = {stage: at for at, stage in enumerate(flow.scatters.tolist())}
         self._left = dict.fromkeys(self._index, 0)
         self._waiting: list[list[int]] = [[] for _ in range(len(flow.begin) - 1)]
@@ -245,10 +244,7 @@ class _Scatters:
         waiting = self._waiting[int(self._flow.rank_of[op])]
         while waiting and self._left[waiting[0]] == 0:
             index = self._index[waiting.pop(0)]
-            resource = int(self._flow.scatter_resource[index])
-            start = max(now, self._free[resource])
-            self._free[resource] = after(start, int(self._flow.scatter_ns[index]))
-            self._times.scatter_start_ns[index] = start[0]
+            self._times.scatter_start_ns[index] = self._resources.reduce_scatter(index, now)
 
 
 def _queues(flow: Flow, ranks: int, *, choose: bool) -> list[list[list[int]]]:
