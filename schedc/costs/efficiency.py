@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from schedc.costs.operators.operator import Engine
+from schedc.costs.operators.operator import Engine, OperatorWork
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
-    from schedc.costs.operators.operator import OperatorWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
-from schedc.io.location import show
+from schedc.io.location import Location, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.io.location import Location
 
 MOST_LAYERS = 2**16
 

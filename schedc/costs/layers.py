@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from schedc.costs.architecture import Experts
-from schedc.costs.efficiency import ROOFLINE, duration_s
+from schedc.costs.architecture import Architecture, Block, Experts
+from schedc.costs.efficiency import ROOFLINE, Efficiency, duration_s
 from schedc.costs.operators.blocks import block_operators, kind_of
 from schedc.costs.operators.ends import embedding_operators, further_token_operators, head_operators
 from schedc.errors import Unsupported
@@ -21,9 +21,7 @@ from schedc.units import MAX_QUANTITY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.costs.architecture import Architecture, Block
     from schedc.costs.devices import Accelerator
-    from schedc.costs.efficiency import Efficiency
     from schedc.costs.operators.operator import Operators
     from schedc.costs.setting import Setting
 

@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedc.costs.devices import device_named
+from schedc.costs.devices import Accelerator, device_named
 from schedc.costs.efficiency import ROOFLINE, Efficiency
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of, merged
@@ -26,7 +26,6 @@ from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from schedc.costs.architecture import Architecture
-    from schedc.costs.devices import Accelerator
     from schedc.formats.profile_file import LayerEntry
 
 DEFAULT_SEQUENCE = 4096

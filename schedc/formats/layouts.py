@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.formats.megatron_layout import ModelLayer, format_layout
-from schedc.formats.profile_file import ProfileFile
+from schedc.formats.profile_file import LayerEntry, ProfileFile
 from schedc.formats.torch_csv.stage_map import torchtitan_options
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.formats.profile_file import LayerEntry
     from schedc.ir.plan import Plan
 
 _DECODER = re.compile(r"(windowed |latent )?attention( \+ (feed-forward|experts))*")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.io.location import show
-from schedc.ir.problem import MOST_OPS
+from schedc.io.location import Location, show
+from schedc.ir.problem import MOST_OPS, Link, Problem, Stage
 from schedc.ir.workload import Semantics
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.io.location import Location
     from schedc.ir.layout import Placement
-    from schedc.ir.problem import Link, Problem, Stage
 
 
 def check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:

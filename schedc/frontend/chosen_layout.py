@@ -10,17 +10,15 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import Defect, InvalidInput
-from schedc.frontend.job import checked_job
+from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_file import AUTO
-from schedc.frontend.job_source import source_of_table, with_set
+from schedc.frontend.job_source import JobSource, source_of_table, with_set
 from schedc.frontend.overrides import Override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from schedc.frontend.job import Job
-    from schedc.frontend.job_source import JobSource
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
-from schedc.frontend.job_file import AUTO, JobFile
-from schedc.frontend.job_source import source_of_file
+from schedc.frontend.job_file import AUTO, JobFile, SolverSection
+from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
 from schedc.frontend.open_layout import check_joined, check_open, check_open_keys, is_open, read_open_layout
@@ -24,7 +24,7 @@ from schedc.frontend.profile import read_layers
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.io.location import show
-from schedc.ir.layout import Layout
+from schedc.ir.layout import Layout, OpenLayout
 from schedc.ir.workload import Workload
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from schedc.frontend.job_file import SolverSection
-    from schedc.frontend.job_source import JobSource
     from schedc.frontend.overrides import Override
-    from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
 
 

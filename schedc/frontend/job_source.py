@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import ProfileSection
-from schedc.frontend.overrides import plain, with_overrides
+from schedc.frontend.overrides import Override, plain, with_overrides
 from schedc.io.input_file import MOST_TEXT_BYTES, read_bytes
 from schedc.io.location import Location, one_line
 from schedc.io.tables import parse_toml
@@ -24,7 +24,6 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.frontend.overrides import Override
 
 _OWN_KEYS = {"topology": ("path",), "profile": ProfileSection.__struct_encode_fields__}
 """The keys that a section has in the job itself where its `path` names a file; all others are keys of that file."""

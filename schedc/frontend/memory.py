@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.frontend.profile import per_stage
-from schedc.ir.workload import Device
+from schedc.ir.workload import Device, Layer
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from schedc.io.location import Location
     from schedc.ir.layout import Placement
     from schedc.ir.problem import Problem
-    from schedc.ir.workload import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,15 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedc.frontend.job_file import AUTO
-from schedc.ir.layout import OpenLayout
-from schedc.ir.problem import MOST_OPS
+from schedc.frontend.job_file import AUTO, JobFile
+from schedc.ir.layout import OpenLayout, Placement
+from schedc.ir.problem import MOST_OPS, Link
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.frontend.job_file import JobFile
     from schedc.io.location import Location
-    from schedc.ir.layout import Placement
-    from schedc.ir.problem import Link
     from schedc.ir.workload import Layer, Network, Workload
 
 _DEFAULT_CHUNKS = 4

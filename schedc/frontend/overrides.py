@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 from schedc.io.location import Location, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from schedc.errors import InvalidInput
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.frontend.job_file import AUTO
+from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
 from schedc.frontend.profile import per_stage
-from schedc.io.location import show
+from schedc.io.location import Location, show
 from schedc.ir.problem import DataParallel
 from schedc.ir.workload import Semantics, trunk_name
 from schedc.lower.placement import place
@@ -14,8 +14,6 @@ from schedc.lower.placement import place
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from schedc.frontend.job_file import DataParallelSection, PipelineSection
-    from schedc.io.location import Location
     from schedc.ir.layout import Placement
 
 _MOST_STAGES = 2**14

@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import Defect, InvalidInput
-from schedc.formats.profile_file import ProfileFile
-from schedc.frontend.overrides import with_overrides
+from schedc.formats.profile_file import LayerEntry, ProfileFile
+from schedc.frontend.overrides import Override, with_overrides
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.formats.profile_file import LayerEntry
     from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.frontend.overrides import Override
     from schedc.io.quantities import BlockDurations
     from schedc.ir.layout import Placement
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
-from schedc.frontend.overrides import with_overrides
+from schedc.frontend.overrides import Override, with_overrides
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from schedc.frontend.overrides import Override
 
 PairOverride = TypeVar("PairOverride", LinkOverride, SiteLinkOverride)
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import inspect
 
 from schedc.errors import InvalidInput
-from schedc.io.location import PRINTABLE, show
+from schedc.io.location import PRINTABLE, Location, show
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from schedc.io.location import Location
 
 S = TypeVar("S")
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.ops import Kind
+from schedc.ir.ops import Kind, Op
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from schedc.ir.problem import Objective
-from schedc.ir.schedule import Schedule
+from schedc.ir.problem import Objective, Problem
+from schedc.ir.schedule import Parts, Schedule
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE
+from schedc.ir.ops import WHOLE, Kind, Op
 
 if TYPE_CHECKING:
-    from schedc.ir.ops import Kind, Op
     from schedc.ir.problem import Problem
 
 

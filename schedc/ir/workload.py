@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from schedc.ir.costs import FREE, BlockCosts, MessageCost
-from schedc.ir.problem import Link, Objective
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import DataParallel
+from schedc.ir.problem import DataParallel, Link, Objective
 
 
 class Semantics(StrEnum):

@@ -11,13 +11,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
-from schedc.ir.plan import Channel, Collective, Plan, RankPlan
+from schedc.ir.ops import Kind, Op
+from schedc.ir.plan import Certificate, Channel, Collective, MadeBy, Plan, RankPlan
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline, Transfer
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Certificate, MadeBy
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 

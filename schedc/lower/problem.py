@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.problem import Problem, Stage, are_alike
-from schedc.ir.workload import Semantics
+from schedc.ir.problem import DataParallel, Problem, Stage, are_alike
+from schedc.ir.workload import Layer, Semantics, Workload
 from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from schedc.ir.layout import Layout
-    from schedc.ir.problem import DataParallel
-    from schedc.ir.workload import Layer, Workload
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_structs import FORMAT, VERSION, CostsEntry, Pipeline, PlanFile
+from schedc.formats.plan.plan_structs import FORMAT, VERSION, CostsEntry, LinkEntry, PartsEntry, Pipeline, PlanFile, RankEntry
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_collective, parse_index, parse_plan_op, read_tokens
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
@@ -23,7 +23,7 @@ from schedc.io.outputs import write_atomically
 from schedc.io.pretty_json import pretty_json
 from schedc.io.tables import decode
 from schedc.ir.costs import DURATIONS
-from schedc.ir.ops import Kind
+from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan, Scope
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
 from schedc.ir.schedule import Parts
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from schedc.formats.plan.plan_structs import LinkEntry, PartsEntry, RankEntry
-    from schedc.ir.ops import Op
 
 T = TypeVar("T")
 

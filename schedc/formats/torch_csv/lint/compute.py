@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, key_of
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Action, Finding, Lists, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.formats.torch_csv.lint.actions import Action, Lists
     from schedc.ir.problem import Problem
 
 

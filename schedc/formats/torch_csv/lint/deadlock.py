@@ -17,15 +17,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, key_of
-from schedc.formats.torch_csv.lint.transfers import consumer_of, message_of, messages, other_end
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Action, Finding, Lists, key_of
+from schedc.formats.torch_csv.lint.transfers import LintedMessage, consumer_of, message_of, messages, other_end
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.formats.torch_csv.lint.actions import Action, Lists
-    from schedc.formats.torch_csv.lint.transfers import LintedMessage
 
 _MOST_NODES = 4_000
 """The search for the smallest cycle takes time by the square of the nodes; of more, some cycle is shown."""

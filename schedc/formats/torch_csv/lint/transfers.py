@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.formats.torch_csv.lint.actions import TRANSFERS, Action, Finding
+from schedc.formats.torch_csv.lint.actions import TRANSFERS, Action, Finding, Lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.formats.torch_csv.lint.actions import Lists
 
 
 class LintedMessage(NamedTuple):
