@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from schedc.formats.plan.plan_structs import Text
+from schedc.formats.plan.plan_structs import Count, FileEntry, Several, Text
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.pretty_json import pretty_json
@@ -31,18 +31,15 @@ FORMAT: Final = "schedc.family"
 VERSION: Final = 1
 _LINK = re.compile(r"([0-9]{1,9})>([0-9]{1,9})", re.ASCII)
 
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyPlan:
+class FamilyPlan(FileEntry, frozen=True):
     """One of the plans."""
 
-    path: str
+    path: Text
     """Of its file, relative to the family's."""
     sha256: str
     """Of its file."""
-    objective_ns: tuple[int, ...]
+    objective_ns: tuple[Count, ...]
     """Under each of the conditions, by the simulator."""
 
 
@@ -70,28 +67,18 @@ class Family:
         return min(range(len(self.plans)), key=lambda plan: (self.plans[plan].objective_ns[condition], plan != condition))
 
 
-class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all objects of the file have in common."""
-
-
-class _StateEntry(_Entry, frozen=True):
+class _StateEntry(FileEntry, frozen=True):
     latency_ns: Count | UnsetType = UNSET
-    bytes_per_second: Annotated[int, Meta(ge=1, le=2**53 - 1)] | UnsetType = UNSET
+    bytes_per_second: Several | UnsetType = UNSET
 
 
-class _ConditionsEntry(_Entry, frozen=True):
+class _ConditionsEntry(FileEntry, frozen=True):
     name: Text
     links: dict[str, _StateEntry]
     best: Count
 
 
-class _PlanEntry(_Entry, frozen=True):
-    path: Text
-    sha256: str
-    objective_ns: tuple[Count, ...]
-
-
-class FamilyFile(_Entry, frozen=True):
+class FamilyFile(FileEntry, frozen=True):
     """The whole file."""
 
     format: Literal["schedc.family"]
@@ -100,7 +87,7 @@ class FamilyFile(_Entry, frozen=True):
     job_sha256: str
     objective: Objective
     conditions: Annotated[tuple[_ConditionsEntry, ...], Meta(min_length=1)]
-    plans: tuple[_PlanEntry, ...]
+    plans: tuple[FamilyPlan, ...]
 
 
 def family_json(family: Family) -> bytes:
@@ -126,7 +113,7 @@ def family_json(family: Family) -> bytes:
         job_sha256=family.job_sha256,
         objective=family.objective,
         conditions=conditions,
-        plans=tuple(_PlanEntry(path=plan.path, sha256=plan.sha256, objective_ns=plan.objective_ns) for plan in family.plans),
+        plans=family.plans,
     )
     return pretty_json(msgspec.to_builtins(file)).encode()
 
@@ -156,7 +143,7 @@ def parse_family(content: bytes, name: str) -> Family:
         job_sha256=file.job_sha256,
         objective=file.objective,
         conditions=tuple((each.name, _conditions(each, location / "conditions" / at)) for at, each in enumerate(file.conditions)),
-        plans=tuple(FamilyPlan(path=plan.path, sha256=plan.sha256, objective_ns=plan.objective_ns) for plan in file.plans),
+        plans=file.plans,
     )
 
 

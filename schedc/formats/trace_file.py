@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from schedc.formats.plan.plan_structs import Text
+from schedc.formats.plan.plan_structs import Count, FileEntry, Text
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
 from schedc.formats.trace_events import perfetto_json, trace_events
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
@@ -33,26 +33,21 @@ if TYPE_CHECKING:
 FORMAT: Final = "schedc.trace"
 VERSION: Final = 1
 
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Tokens = tuple[str, ...]
 
 
-class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all objects of the file have in common."""
-
-
-class _PlanEntry(_Entry, frozen=True):
+class _PlanEntry(FileEntry, frozen=True):
     name: Text
     sha256: str
 
 
-class _ChannelEntry(_Entry, frozen=True):
+class _ChannelEntry(FileEntry, frozen=True):
     name: Text
     peer: Count
     transfers: Tokens
 
 
-class _StepEntry(_Entry, frozen=True):
+class _StepEntry(FileEntry, frozen=True):
     step: Count
     step_begin_ns: Count
     step_end_ns: Count
@@ -62,7 +57,7 @@ class _StepEntry(_Entry, frozen=True):
     channels_ns: tuple[tuple[Count | None, ...], ...]
 
 
-class _RankEntry(_Entry, frozen=True):
+class _RankEntry(FileEntry, frozen=True):
     rank: Count
     clock_offset_ns: int
     clock_error_ns: Count
@@ -71,7 +66,7 @@ class _RankEntry(_Entry, frozen=True):
     steps: tuple[_StepEntry, ...]
 
 
-class _TraceEntry(_Entry, frozen=True):
+class _TraceEntry(FileEntry, frozen=True):
     format: Literal["schedc.trace"]
     version: Literal[1]
     plan: _PlanEntry

@@ -4,6 +4,7 @@ Each quantity carries how its text is parsed and how a schema describes it; `sch
 `schedc.frontend.job_file` the latter.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -11,31 +12,20 @@ from msgspec import Meta, Struct
 
 from schedc.units import BANDWIDTH_PATTERN, DURATION_PATTERN, SIZE_PATTERN, parse_bandwidth, parse_bytes, parse_duration_ns
 
-Duration: TypeAlias = Annotated[
-    int,
-    Meta(
-        extra={"parse": parse_duration_ns, "expected": 'a duration such as "38 ms"'},
-        extra_json_schema={"pattern": DURATION_PATTERN, "examples": ["38 ms"]},
-    ),
-]
+
+def _text(parse: Callable[[str], int], what: str, pattern: str, *examples: str) -> Meta:
+    """Text in the file that `parse` makes a number of."""
+    expected = f'a {what} such as "{examples[0]}"'
+    return Meta(extra={"parse": parse, "expected": expected}, extra_json_schema={"pattern": pattern, "examples": [*examples]})
+
+
+Duration: TypeAlias = Annotated[int, _text(parse_duration_ns, "duration", DURATION_PATTERN, "38 ms")]
 """Nanoseconds."""
 
-Size: TypeAlias = Annotated[
-    int,
-    Meta(
-        extra={"parse": parse_bytes, "expected": 'a size such as "512 MiB"'},
-        extra_json_schema={"pattern": SIZE_PATTERN, "examples": ["512 MiB"]},
-    ),
-]
+Size: TypeAlias = Annotated[int, _text(parse_bytes, "size", SIZE_PATTERN, "512 MiB")]
 """Bytes."""
 
-Bandwidth: TypeAlias = Annotated[
-    int,
-    Meta(
-        extra={"parse": parse_bandwidth, "expected": 'a bandwidth such as "50 GB/s"'},
-        extra_json_schema={"pattern": BANDWIDTH_PATTERN, "examples": ["50 GB/s", "400 Gb/s"]},
-    ),
-]
+Bandwidth: TypeAlias = Annotated[int, _text(parse_bandwidth, "bandwidth", BANDWIDTH_PATTERN, "50 GB/s", "400 Gb/s")]
 """Bytes per second."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]

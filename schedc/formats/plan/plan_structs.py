@@ -28,11 +28,11 @@ Text = Annotated[str, Meta(pattern=PRINTABLE)]
 PerMicrobatch = Annotated[Count | tuple[Count, ...], Meta(description="One value for all microbatches, or one for each.")]
 
 
-class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all objects of the file have in common."""
+class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all objects of our own files have in common."""
 
 
-class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
+class MadeByEntry(FileEntry, frozen=True, omit_defaults=True):
     """How the plan came to be."""
 
     schedc: Text
@@ -42,7 +42,7 @@ class MadeByEntry(_Entry, frozen=True, omit_defaults=True):
     reproducible: bool = True
 
 
-class CertificateEntry(_Entry, frozen=True):
+class CertificateEntry(FileEntry, frozen=True):
     """What the plan is worth, and how well that is known."""
 
     makespan_ns: Count
@@ -57,7 +57,7 @@ class CertificateEntry(_Entry, frozen=True):
     scope: Scope | UnsetType = UNSET
 
 
-class StageEntry(_Entry, frozen=True, omit_defaults=True):
+class StageEntry(FileEntry, frozen=True, omit_defaults=True):
     """A stage: its rank, its layers [first, last) where known, its weights, and whether it runs its forward again."""
 
     rank: Count
@@ -67,7 +67,7 @@ class StageEntry(_Entry, frozen=True, omit_defaults=True):
     expert_parameters: Count = 0
 
 
-class Pipeline(_Entry, frozen=True, omit_defaults=True):
+class Pipeline(FileEntry, frozen=True, omit_defaults=True):
     """Stages on ranks, and the paths of microbatches through them."""
 
     ranks: Several
@@ -81,7 +81,7 @@ class Pipeline(_Entry, frozen=True, omit_defaults=True):
     in_order: Annotated[bool, Meta(description="Microbatches enter in the order of their numbers; false: in any order.")] = False
 
 
-class Durations(_Entry, frozen=True):
+class Durations(FileEntry, frozen=True):
     """The time of each kind of block, per stage, in nanoseconds."""
 
     F: tuple[PerMicrobatch, ...]
@@ -90,7 +90,7 @@ class Durations(_Entry, frozen=True):
     BW: tuple[PerMicrobatch, ...]
 
 
-class LinkEntry(_Entry, frozen=True, omit_defaults=True):
+class LinkEntry(FileEntry, frozen=True, omit_defaults=True):
     """A directed link between two ranks."""
 
     source: Count
@@ -101,7 +101,7 @@ class LinkEntry(_Entry, frozen=True, omit_defaults=True):
     trunk: Text | None = None
 
 
-class PartsEntry(_Entry, frozen=True):
+class PartsEntry(FileEntry, frozen=True):
     """How the blocks of one kind of one stage are cut: the relative time of each part."""
 
     kind: Annotated[str, Meta(pattern="^(F|B|W|BW)$")]
@@ -109,7 +109,7 @@ class PartsEntry(_Entry, frozen=True):
     shares: tuple[Several, ...]
 
 
-class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
+class DataParallelEntry(FileEntry, frozen=True, omit_defaults=True):
     """The collectives beside the pipeline; times per stage."""
 
     size: Several
@@ -119,7 +119,7 @@ class DataParallelEntry(_Entry, frozen=True, omit_defaults=True):
     trunk: Text | None = None
 
 
-class CostsEntry(_Entry, frozen=True, omit_defaults=True):
+class CostsEntry(FileEntry, frozen=True, omit_defaults=True):
     """All that is needed to simulate the plan without its job. Bytes per stage, but `memory_limit_bytes` per rank."""
 
     objective: Objective
@@ -138,7 +138,7 @@ class CostsEntry(_Entry, frozen=True, omit_defaults=True):
     data_parallel: DataParallelEntry | None = None
 
 
-class ChannelEntry(_Entry, frozen=True, omit_defaults=True):
+class ChannelEntry(FileEntry, frozen=True, omit_defaults=True):
     """One queue of transfers with one peer; `post_before` where it receives."""
 
     name: Text
@@ -147,7 +147,7 @@ class ChannelEntry(_Entry, frozen=True, omit_defaults=True):
     post_before: Tokens | None = None
 
 
-class RankEntry(_Entry, frozen=True):
+class RankEntry(FileEntry, frozen=True):
     """The queues of one rank."""
 
     rank: Count
@@ -156,7 +156,7 @@ class RankEntry(_Entry, frozen=True):
     collectives: Tokens = ()
 
 
-class PlanFile(_Entry, frozen=True):
+class PlanFile(FileEntry, frozen=True):
     """The whole file."""
 
     format: Literal["schedc.plan"]
