@@ -27,9 +27,8 @@ from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
 from schedc.study.explain import explain
-from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch
+from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
 from schedc.study.explain.delays import pair_delays
-from schedc.study.explain.placements import other_choices, other_placements
 from schedc.study.explain.resolve import Solver
 from schedc.verify.schedule.checks import verify_schedule
 from schedc.view.terminal.explanation import print_explanation
@@ -184,16 +183,15 @@ def test_a_job_is_tried_in_other_placements(tmp_path: Path) -> None:
     text = '[pipeline]\nranks = 2\nmicrobatches = 4\n[profile]\npath = "profile.json"\n[topology]\nsites = [2]\n'
     (tmp_path / "job.toml").write_text(text, encoding="utf-8")
     job = load_job(tmp_path / "job.toml")
-    changes, why_not = other_placements(job, job.problem)
-    assert [change.text for change in changes] == ["placement loop", "placement wave", "placement bidirectional"]
+    changes, why_not = other_choices(job, job.problem)
     assert why_not == []
-    assert all(change.kind is ChangeKind.PLACEMENT for change in changes)
-    assert [len(change.problem.stages) for change in changes] == [4, 4, 4]
-    choices, why_not = other_choices(job, job.problem)
+    placed = [change for change in changes if change.kind is ChangeKind.PLACEMENT]
+    assert [change.text for change in placed] == ["placement loop", "placement wave", "placement bidirectional"]
+    assert [len(change.problem.stages) for change in placed] == [4, 4, 4]
+    choices = [change for change in changes if change not in placed]
     texts = ["split_backward = false", 'recompute = "full"', 'recompute = "auto"', 'placement = "auto"']
     assert [change.text for change in choices] == texts
     assert [change.open_job is not None for change in choices] == [False, False, True, True]
-    assert why_not == []
     write_plan(certified(job.problem, greedy(job.problem)), tmp_path / "plan.json")
     done = schedc("explain", tmp_path / "plan.json", "--job", tmp_path / "job.toml", "--json", "--time-limit", "10min")
     assert done.returncode == 0

@@ -1,17 +1,26 @@
-"""Changes to a problem that may make its step shorter: a faster link, room for one more microbatch, one more microbatch.
+"""Changes to a problem that may make its step shorter: a faster link, more memory, one more microbatch, other choices of the job.
 
-Pure functions from a Problem to Changes. What they gain is found by `resolve`.
+What they gain is found by `resolve`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from schedc.errors import InvalidInput
+from schedc.frontend.job import Job, checked_job
+from schedc.frontend.job_source import source_of_table
+from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
-    from schedc.frontend.job import Job
+    from collections.abc import Iterator
+
     from schedc.ir.problem import Link, Problem
+
+PLACEMENTS = (("unidirectional", 1), ("loop", 2), ("wave", 2), ("bidirectional", 1))
+"""Each with the stages that a rank has of a path; they are those that a job can name."""
 
 
 class ChangeKind(StrEnum):
@@ -102,3 +111,75 @@ def one_more_microbatch(problem: Problem) -> Change | None:
         return None
     more = replace(problem, microbatches=problem.microbatches + 1, path_of=(*problem.path_of, problem.microbatches % count))
     return Change(kind=ChangeKind.MICROBATCH, text="one more microbatch", problem=more, only_helps=False)
+
+
+def other_choices(job: Job, problem: Problem) -> tuple[list[Change], list[str]]:
+    """The job with backwards that may split or must fuse, other recomputation, an open layout, and in other placements.
+
+    In another placement, partition and recomputation are the job's where they are for as many stages, else what the job has
+    without them.
+
+    Args:
+        job: the plan's, in the plan's layout.
+        problem: the plan's.
+
+    Returns:
+        The changes, and why some cannot be.
+    """
+    changes, why_not = [], []
+    for kind, text, pipeline in _pipelines(job, problem):
+        try:
+            other = _changed(job, pipeline)
+            if kind is ChangeKind.PLACEMENT and _work_ns(other.problem) != _work_ns(problem):
+                raise InvalidInput("the job has costs of stages, which cannot be cut anew")
+        except InvalidInput as error:
+            why_not.append(f"{text}: {error}")
+            continue
+        if other.given_problem is None:
+            changes.append(Change(kind=kind, text=text, problem=problem, only_helps=False, open_job=other))
+        else:
+            may_split = kind is ChangeKind.SPLIT and not problem.split_backward
+            helps = may_split and replace(other.problem, split_backward=False) == problem
+            changes.append(Change(kind=kind, text=text, problem=other.problem, only_helps=helps))
+    return changes, why_not
+
+
+def _pipelines(job: Job, problem: Problem) -> Iterator[tuple[ChangeKind, str, dict[str, Any]]]:
+    """Each other choice, what it is called, and the job's table [pipeline] with it."""
+    own: dict[str, Any] = dict(job.source.document["pipeline"])
+    split, again = not problem.split_backward, [stage.recompute for stage in problem.stages]
+    yield ChangeKind.SPLIT, f"split_backward = {str(split).lower()}", own | {"split_backward": split}
+    for recompute, is_other in (("none", any(again)), ("full", not all(again)), ("auto", True)):
+        if is_other:
+            yield ChangeKind.RECOMPUTE, f'recompute = "{recompute}"', own | {"recompute": recompute}
+    without_chunks = {key: value for key, value in own.items() if key != "chunks"}
+    open_layout = {"placement": "auto", "partition": "auto"}
+    if isinstance(own.get("recompute"), list):
+        open_layout["recompute"] = "auto"
+    yield ChangeKind.LAYOUT, 'placement = "auto"', without_chunks | open_layout
+    chunks = len(problem.paths[0]) // problem.ranks
+    for placement, count in PLACEMENTS:
+        if (placement, count) == (problem.placement, chunks):
+            continue
+        stays = {
+            key: value
+            for key, value in without_chunks.items()
+            if count == chunks or key not in ("partition", "recompute") or not isinstance(value, list)
+        }
+        pipeline = stays | {"placement": placement} | ({"chunks": count} if count > 1 else {})
+        yield ChangeKind.PLACEMENT, f"placement {placement}", pipeline
+
+
+def _changed(job: Job, pipeline: dict[str, Any]) -> Job:
+    """The job with another table [pipeline]."""
+    source = job.source
+    table = dict(source.document)
+    in_files = [override for overrides in source.in_files.values() for override in overrides]
+    kept = [override for override in source.overrides if override.inside() in in_files]  # the others are in the document
+    made = source_of_table(table | {"pipeline": pipeline}, directory=source.directory, name=source.default_name, overrides=kept)
+    return checked_job(made)
+
+
+def _work_ns(problem: Problem) -> int:
+    """The forwards of one microbatch."""
+    return sum(problem.duration_ns(Kind.F, stage, 0) for stage in problem.paths[0])

@@ -25,9 +25,8 @@ from schedc.ir.problem import Objective, Problem
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch
+from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
 from schedc.study.explain.delays import LinkDelay, PairDelay, pair_delays, resolved_delay
-from schedc.study.explain.placements import other_choices, other_placements
 from schedc.study.explain.resolve import Resolved, Solver
 from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.problem import verify_problem
@@ -193,10 +192,8 @@ def explain_plan(
         not_tried.append("other placements, split, recomputation and layouts: they need the plan's job (--job)")
     elif most:
         given = job if job.open_layout is None else job_in_layout(job.source, plan, plan.name)
-        for choices in (other_choices, other_placements):
-            changes, why_not = choices(given, problem)
-            others += changes
-            not_tried += why_not
+        others, why_not = other_choices(given, problem)
+        not_tried += why_not
     gains, why_not = _gains([*chosen.changes, *others], problem, base, solver, on_work)
     gains += chosen.proven
     not_tried += why_not
