@@ -6,6 +6,8 @@ programs. `-` is standard output, for the commands whose one result is a file.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import secrets
 import stat
@@ -145,3 +147,10 @@ def _places(path: Path | str) -> tuple[str, str]:
 def _create(path: str) -> int:
     # os.open and not tempfile: the file is to have the permissions that the user's umask gives every new file
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def csv_bytes(rows: Iterable[Iterable[object]]) -> bytes:
+    """The rows as CSV, an empty cell for None."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -6,8 +6,6 @@ the peak memory the pair's.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.child import ChildDied, TookTooLong
-from schedc.io.outputs import write_atomically
+from schedc.io.outputs import csv_bytes, write_atomically
 from schedc.solvers.driver.registry import check_method
 from schedc.study.asker import Asker
 from schedc.study.task import GRACE_S, CompileRow, CompileTask, JobOptions, Status
@@ -85,11 +83,7 @@ def write_rows(path: Path | str, rows: Iterable[BenchRow]) -> None:
         InvalidInput: the file cannot be written; says why.
     """
     columns = [_columns(row) for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(columns)
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(path, csv_bytes([columns[0], *(each.values() for each in columns)]))
 
 
 def _answer(instance: Instance, method: str, limits: Limits) -> CompileRow:

@@ -6,14 +6,12 @@ of numbers, of true and false, or of text. Where values are lists or of several 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
-from schedc.io.outputs import write_atomically
+from schedc.io.outputs import csv_bytes, write_atomically
 from schedc.study.task import CompileRow
 
 if TYPE_CHECKING:
@@ -71,15 +69,8 @@ def _uniform(values: Sequence[object]) -> list[Any]:
 
 
 def _csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(map(_in_csv, values) for values in columns.values()), strict=True))
-    return text.getvalue().encode()
-
-
-def _in_csv(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value
+    rows = zip(*columns.values(), strict=True)
+    return csv_bytes([columns, *([str(each).lower() if isinstance(each, bool) else each for each in row] for row in rows)])
 
 
 def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:

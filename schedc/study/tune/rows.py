@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from schedc.io.outputs import csv_bytes
 from schedc.study.tune.candidates import TuneCandidate
 
 if TYPE_CHECKING:
@@ -55,18 +54,13 @@ class TuneRow:
     why_not: str = ""
 
 
-_SITES = ("ranks_of_site", "replicas_of_site")
-
-
 def rows_csv(rows: Iterable[TuneRow]) -> bytes:
     """The table: a column for each field, nanoseconds and bytes, an empty cell where there is none."""
     of_candidate = [field.name for field in fields(TuneCandidate)]
     others = [field.name for field in fields(TuneRow) if field.name != "candidate"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*of_candidate, *others], lineterminator="\n")
-    writer.writeheader()
+    table: list[list[object]] = [[*of_candidate, *others]]
     for row in rows:
-        values = {name: getattr(row.candidate, name) for name in of_candidate}
-        values |= {name: " ".join(map(str, values[name])) for name in _SITES}
-        writer.writerow(values | {name: getattr(row, name) for name in others})
-    return text.getvalue().encode()
+        values = [getattr(row.candidate, name) for name in of_candidate]
+        values = [" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values]  # of sites
+        table.append(values + [getattr(row, name) for name in others])
+    return csv_bytes(table)
