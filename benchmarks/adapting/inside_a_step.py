@@ -29,7 +29,6 @@ from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
-from schedc.runtime.emulation.choosing import emulate_choosing
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
@@ -101,7 +100,7 @@ def emulated(plan: Plan) -> list[tuple[float, float]]:
         max(max(rank.steps[at].ended_ns) for rank in ordered.ranks) - min(rank.steps[at].step_begin_ns for rank in ordered.ranks)
         for at in range(RUNS)
     ]
-    chosen_ns = emulate_choosing(plan, runs=RUNS, links=trace).runs_ns
+    chosen_ns = emulate(plan, runs=RUNS, choose=True, links=trace).runs_ns
     return [
         (step_ns(plan, trace, choose=False) / MS, median(planned_ns) / MS),
         (step_ns(plan, trace, choose=True) / MS, median(chosen_ns) / MS),

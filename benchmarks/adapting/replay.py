@@ -55,9 +55,9 @@ def static(plan: Plan, trace: LinkTrace, runs: int) -> Series:
 
 def adapting(plan: Plan, trace: LinkTrace, runs: int, *, choose: bool) -> Series:
     """The ranks adapt."""
-    from schedc.runtime.replay.replay import replay
+    from schedc.runtime.emulation.adapting import emulate_adapting
 
-    found = replay(plan, scale=SCALE, runs=runs, links=trace, choose=choose)
+    found = emulate_adapting(plan, scale=SCALE, runs=runs, links=trace, choose=choose)
     if found.ended is not None:
         raise SystemExit(f"the ranks adapted no more: {found.ended}")
     for move in found.moves:

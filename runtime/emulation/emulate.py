@@ -13,10 +13,11 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from schedc.errors import CheckFailed, InvalidInput
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.emulation.rank import RankFailure, RankRequest
 from schedc.runtime.measure.recording import trace_of
 from schedc.units import format_duration_ns
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
+    from schedc.runtime.emulation.rank import RankResult
+    from schedc.runtime.measure.recording import RankRecord
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""
 STDERR = 2
@@ -42,31 +43,45 @@ CAUSE_S = 5.0
 """For how long to listen for the cause, once a rank has said that another has ended."""
 
 
-class Asked(Protocol[T_co]):
-    """What the ranks are asked for, such as a `RankRequest`; it is pickled."""
-
-    @property
-    def plan(self) -> Plan:
-        """Whose ranks they are."""
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a rank waits for another."""
-
-    def run(self, rank: int, ran: Callable[[int], None]) -> T_co:
-        """Do it as one of the ranks, and call `ran` with the number of each run that has ended; as `run_rank`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """What came of it."""
+    """What came of it, the scale taken out."""
 
-    trace: Trace
-    """The recorded runs, scale taken out."""
-    before_others: bool
-    """Whether the system let the ranks run before other processes, so that the load of the machine hardly shows."""
-    begun_ns: tuple[int, ...]
-    """When each run began, on the clock of the link trace: it starts with the first, and stops between two runs."""
+    plan: Plan
+    scale: float
+    results: tuple[RankResult, ...]
+    """Of each rank, on its machine's clock."""
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The recorded runs, of ranks that do not choose."""
+        return trace_of(self.plan, self._records(), scale=self.scale)
+
+    @property
+    def before_others(self) -> bool:
+        """Whether the system let the ranks run before other processes, so that the load of the machine hardly shows."""
+        return all(result.before_others for result in self.results)
+
+    @property
+    def begun_ns(self) -> tuple[int, ...]:
+        """When each run began, on the clock of the link trace: it starts with the first, and stops between two runs."""
+        return self.results[0].begun_ns
+
+    @property
+    def runs_ns(self) -> tuple[int, ...]:
+        """What each run took: from the begin of all ranks to the end of the last op."""
+        ends_ns = zip(*(result.ends_ns for result in self.results), strict=True)
+        begins_ns = self.results[0].begins_ns
+        return tuple(round((max(ended) - begin_ns) / self.scale) for begin_ns, ended in zip(begins_ns, ends_ns, strict=True))
+
+    @property
+    def orders(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
+        """Per run and rank, the ops in the order in which they ran."""
+        by_run = zip(*(record.steps for record in self._records()), strict=True)
+        return tuple(tuple(tuple(times.op for times in step.ops) for step in run) for run in by_run)
+
+    def _records(self) -> list[RankRecord]:
+        return [result.record for result in self.results if result.record is not None]
 
 
 def emulate(
@@ -76,6 +91,7 @@ def emulate(
     runs: int = 5,
     queues: int = 4,
     delegate: bool = False,
+    choose: bool = False,
     links: LinkTrace | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Emulation:
@@ -88,43 +104,43 @@ def emulate(
         queues: 4: every channel is a queue of its own, as the plan has them; 1: all transfers of a rank share one, which
             holds one transfer at a time and blocks the rank when another is handed to it (`OneQueue`).
         delegate: whether messages go through helper threads, as from GPUs through the host (`transports.delegate`).
+        choose: whether each rank chooses its next op by what has come; what it gives is no trace of the plan then.
         links: how the links change while the runs go on; its times, too, are multiplied by the scale.
         report: called with how many of the runs have ended.
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
+        Unsupported: the plan has collectives, whose all-gathers the emulated compute waits for where it should choose.
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
-    check_request(plan, scale, runs, queues)
-    request = request_of(plan, scale, runs, links, one_queue=queues == 1, delegate=delegate)
-    results = results_of(request, report)
-    trace = trace_of(plan, [result.record for result in results], scale=scale)
-    return Emulation(
-        trace=trace,
-        before_others=all(result.before_others for result in results),
-        begun_ns=results[0].begun_ns,
+    if queues not in (1, 4):
+        raise InvalidInput(f"queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
+    request = request_of(plan, scale, runs, links, choose=choose, one_queue=queues == 1, delegate=delegate)
+    return Emulation(plan=plan, scale=scale, results=tuple(results_of(request, report)))
+
+
+def request_of(
+    plan: Plan, scale: float, runs: int, links: LinkTrace | None, *, choose: bool, warm_up: int = 1, **options: bool
+) -> RankRequest:
+    """What the ranks are asked for, with a limit on how long they wait for each other; arguments and errors of `emulate`."""
+    check_request(plan, scale, runs)
+    if choose and plan.problem.data_parallel is not None:
+        raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
+    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
+    timeout_s = PATIENCE_S + 10 * plan.problem.ranks * longest_s
+    return RankRequest(
+        plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_s, choose=choose, warm_up=warm_up, **options
     )
 
 
-def request_of(plan: Plan, scale: float, runs: int, links: LinkTrace | None, **options: bool) -> RankRequest:
-    """What the ranks are asked for, with a limit on how long they wait for each other; arguments of `emulate` and `RankRequest`."""
-    return RankRequest(plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_of(plan, scale, links), **options)
-
-
-def timeout_of(plan: Plan, scale: float, links: LinkTrace | None) -> float:
-    """For how many seconds a rank waits for another at most; arguments as of `emulate`."""
-    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
-    return PATIENCE_S + 10 * plan.problem.ranks * longest_s
-
-
-def results_of(request: Asked[T], report: Callable[[int], None]) -> list[T]:
+def results_of(request: RankRequest, report: Callable[[int], None]) -> list[RankResult]:
     """What came of it on each rank; `report` is called with how many of the runs have ended.
 
     Raises:
         CheckFailed: a rank has failed.
     """
     plan = request.plan
-    results: dict[int, T] = {}
+    results: dict[int, RankResult] = {}
     failures: list[tuple[bool, int, str]] = []
     with _processes(request) as answers:
         while len(results) + len(failures) < plan.problem.ranks and answers.poll(CAUSE_S if failures else None):
@@ -166,14 +182,12 @@ def _way_ns(link: Link, problem: Problem, op: Op) -> int:
     return link.latency_ns + link.occupancy_ns(problem.message_bytes(op))
 
 
-def check_request(plan: Plan, scale: float, runs: int, queues: int = 4) -> None:
+def check_request(plan: Plan, scale: float, runs: int) -> None:
     """Refuse what `emulate` cannot run."""
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
     if runs < 1:
         raise InvalidInput(f"runs: found {runs}, expected at least 1")
-    if queues not in (1, 4):
-        raise InvalidInput(f"queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
     violations = verify_plan(plan)
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
@@ -190,7 +204,7 @@ def check_request(plan: Plan, scale: float, runs: int, queues: int = 4) -> None:
 
 
 @contextmanager
-def _processes(request: Asked[object]) -> Iterator[Connection]:
+def _processes(request: RankRequest) -> Iterator[Connection]:
     """Start the ranks' processes; gives where they are heard, and ends them."""
     answers, theirs = Pipe(duplex=False)
     tether, own_tether = os.pipe()

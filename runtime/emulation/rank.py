@@ -1,38 +1,51 @@
-"""One rank of an emulation: the real executor, wiring and channels, with injected delays and compute that is waited for."""
+"""One rank of an emulation: the real executor, wiring and channels, with injected delays and compute that is waited for.
+
+Where it adapts, its monitor measures while steps run, and plans that pay are taken up.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import torch
+
+from schedc.runtime.adapt.adapting import LOOK_S, adapting
+from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.observer import Observer
-from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.injected import Injection
-from schedc.runtime.emulation.timer import keep_sharp, wait_until
-from schedc.runtime.emulation.waiting import Waiting
-from schedc.runtime.execution.arrivals import Arrivals
-from schedc.runtime.execution.choosing import ChoosingExecutor, earliest_ns
-from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.emulation.pipe import EmulatedPipe
+from schedc.runtime.emulation.timer import keep_sharp
+from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from schedc.ir.conditions import LinkTrace
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.observer import OpTimes
+    from schedc.runtime.adapt.adapting import Adaptation
+    from schedc.runtime.adapt.proposer import ProposerAnswer
     from schedc.runtime.measure.recording import RankRecord
 
 LEAD_NS = 20_000_000
 """From when the last rank is ready for a run until all begin it."""
+LEAST_LOOK_S = 0.02
+"""How often a rank looks at the job's store at most: this takes time from the others."""
+READY_S = 0.1
+"""How often to ask whether the proposer is ready."""
+LOOKING = 0
+"""The rank that looks whether all have offered a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +56,54 @@ class RankRequest:
     scale: float
     """What all of the plan's times are multiplied by."""
     runs: int
-    """How many are recorded; one more goes before them."""
+    """How many are recorded."""
     timeout_s: float
     """How long an op waits for another rank."""
+    warm_up: int = 1
+    """How many go before them, with links as planned: from these a monitor learns what is usual."""
     one_queue: bool = False
     """Whether each rank's transfers go through one queue (`OneQueue`)."""
     delegate: bool = False
     """Whether helper threads carry the messages (`transports.delegate`) instead of gloo alone."""
     choose: bool = False
     """Whether each rank chooses its next op by what has come (docs/choosing.md)."""
+    adapt: bool = False
+    """Whether the ranks measure and move to other plans; then there is no record."""
     links: LinkTrace | None = None
     """How the links change, from the first recorded run on; None: they do not."""
 
-    def run(self, rank: int, ran: Callable[[int], None]) -> RankResult:
-        """As `run_rank`."""
-        return run_rank(rank, self, ran)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAdapted:
+    """What became of adapting; the same on all ranks, or known to the leader alone."""
+
+    ran: tuple[int, ...]
+    """Of each recorded run, its plan: 0 is the first, n the nth that was published."""
+    moved: tuple[int | None, ...]
+    """Of each plan that was published, the first recorded run (from 0; below 0: before them) that could have it; None: it was
+    refused, or not settled before the end."""
+    refusals: tuple[str | None, ...]
+    """Why each was refused."""
+    published: tuple[ProposerAnswer, ...]
+    """On the leader."""
+    ended: str | None
+    """Why adapting ended before the runs did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """What one rank brings home."""
 
-    record: RankRecord
     before_others: bool
     """Whether the system let it run before other processes."""
+    begins_ns: tuple[int, ...]
+    """When each recorded run began, on the clock of the ranks' machine; the same on all ranks, as are the next."""
     begun_ns: tuple[int, ...]
-    """When each recorded run began, on the clock of the link trace; the same on all ranks."""
+    """When it began on the clock of the link trace."""
+    ends_ns: tuple[int, ...]
+    """When the rank's last op of it ended, or a collective."""
+    record: RankRecord | None
+    adapted: RankAdapted | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,30 +115,13 @@ class RankFailure:
     """Whether it only says that another rank has ended."""
 
 
-class _TrueBegin(Observer):
-    """Reports to the recorder when an op's time really began: after what held it back in the compute itself."""
-
-    def __init__(self, compute: Waiting, recorder: Recorder) -> None:
-        self._compute = compute
-        self._recorder = recorder
-
-    def op(self, times: OpTimes) -> None:
-        self._recorder.op(times._replace(begun_ns=self._compute.begun_ns))
-
-    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
-        self._recorder.sent(transfer, peer, now_ns)
-
-    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
-        self._recorder.taken(transfer, peer, now_ns)
-
-
 def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> RankResult:
     """Run the plan as one of its ranks, in a process with a default group.
 
     Args:
         rank: this one.
         request: what to run.
-        ran: called with the number of every run that has ended here; 0 is the one that is not recorded.
+        ran: called with the number of every recorded run that has ended here, after 0 for those before.
 
     Raises:
         TransferFailed: another rank has ended or does not answer.
@@ -111,45 +129,99 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
     before_others = keep_sharp()  # before gloo starts its threads
     plan, scale = request.plan, request.scale
     groups = Groups(request.timeout_s)
+    monitor = Monitor(scale=scale, least_gap_s=0.0)  # nothing is computed that measuring takes time from
+    recorder = Recorder(request.runs, skip=request.warm_up, keep="first")
     try:
-        program = program_of(plan, rank)
-        injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue, trace=request.links)
-        connect = connect_delegate if request.delegate else connect_gloo
-        arrivals = Arrivals()
-        wrap = arrivals.around(injection.wrap) if request.choose else injection.wrap
-        wiring = Wiring(plan, groups, request.timeout_s, only(connect), wrap)
+        injection = Injection(plan.problem, groups, scale=scale, one_queue=request.one_queue, trace=request.links, before_ns=-1)
+        measured = partial(monitor.wrap, plan.problem, groups, torch.device("cpu"), around=lambda *_: injection.wrap)
+        wrap = measured() if request.adapt else injection.wrap
+        channels = only(connect_delegate if request.delegate else connect_gloo)
+        runner = PipelineRunner(plan, groups, request.timeout_s, channels, wrap, online=request.choose, scale=scale)
         parallel = plan.problem.data_parallel
         trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
-        compute = Waiting(plan, rank, scale, trunk)
-        recorder = Recorder(request.runs, skip=1, keep="first")
-        begins = _TrueBegin(compute, recorder)
-        executor = Executor(program, wiring, compute, begins)
-        if request.choose:
-            parts = program, wiring, arrivals, compute, begins
-            executor = ChoosingExecutor(plan, earliest_ns(plan, rank), *parts, None, perf_counter_ns, request.timeout_s, scale)
-        gc.collect()
-        gc.freeze()
-        gc.disable()  # a collection takes longer than the timers are off
-        begun_ns: list[int] = []
-        end_ns = 0
-        for run in range(request.runs + 1):
-            ready_ns, ended_ns = zip(*groups.exchange((perf_counter_ns(), end_ns)), strict=True)
-            start_ns = max(ready_ns) + LEAD_NS
-            if run > 1:
-                injection.clock.stop(max(ended_ns))
-            if run > 0:
-                begun_ns.append(injection.clock.time_ns(start_ns))
-                injection.clock.start(start_ns)
-            compute.begin(start_ns)
-            wait_until(start_ns)
-            recorder.begin_step(run, start_ns)
-            executor.run()
-            compute.finish()
-            end_ns = perf_counter_ns()
-            wiring.finish()
-            recorder.end_step(run, end_ns)
-            ran(run)
-        groups.exchange(None)  # no rank closes its connections while another needs them
-        return RankResult(record=recorder.record(rank), before_others=before_others, begun_ns=tuple(begun_ns))
+        pipe = EmulatedPipe(plan, groups, runner, monitor if request.adapt else recorder, scale, trunk)
+        with ExitStack() as stack:
+            adaptation = None
+            if request.adapt:
+                with _as_others(before=before_others):
+                    adaptation = adapting(pipe, monitor, look_s=max(LEAST_LOOK_S, LOOK_S * scale))
+                stack.enter_context(adaptation)
+                _wait_for_proposer(adaptation, groups)
+            gc.collect()
+            gc.freeze()
+            gc.disable()  # a collection takes longer than the timers are off
+            begins_ns, begun_ns, ends_ns = _run(request, pipe, adaptation, injection, ran)
+            groups.exchange(None)  # no rank closes its connections while another needs them
+        return RankResult(
+            before_others=before_others,
+            begins_ns=tuple(begins_ns),
+            begun_ns=tuple(begun_ns),
+            ends_ns=tuple(ends_ns),
+            record=None if request.adapt else recorder.record(rank),
+            adapted=None if adaptation is None else _adapted(adaptation, pipe, request.warm_up),
+        )
     finally:
+        monitor.close()
         groups.close()
+
+
+def _run(
+    request: RankRequest, pipe: EmulatedPipe, adaptation: Adaptation | None, injection: Injection, ran: Callable[[int], None]
+) -> tuple[list[int], list[int], list[int]]:
+    """Run the steps; of the recorded ones when they began, here and on the trace's clock, and when they ended."""
+    begins_ns: list[int] = []
+    begun_ns: list[int] = []
+    ends_ns: list[int] = []
+    end_ns = 0
+    for run in range(1 - request.warm_up, request.runs + 1):
+        offered = pipe.groups.rank == LOOKING and pipe.all_have_offered()
+        everybodys = pipe.groups.exchange((perf_counter_ns(), end_ns, offered))
+        ready_ns, ended_ns, seen = zip(*everybodys, strict=True)
+        start_ns = max(ready_ns) + LEAD_NS
+        if begins_ns:
+            injection.clock.stop(max(ended_ns))
+        if run > 0:
+            injection.clock.start(start_ns)
+            begins_ns.append(start_ns)
+            begun_ns.append(injection.clock.time_ns(start_ns))
+        end_ns = pipe.step(start_ns, moves=seen[LOOKING])
+        if adaptation is not None:
+            adaptation.between_steps()
+        if run > 0:
+            ends_ns.append(end_ns)
+        if run >= 0:
+            ran(run)
+    return begins_ns, begun_ns, ends_ns
+
+
+def _adapted(adaptation: Adaptation, pipe: EmulatedPipe, warm_up: int) -> RankAdapted:
+    return RankAdapted(
+        ran=tuple(pipe.ran[warm_up:]),
+        moved=tuple(None if swap.state != "done" or swap.step is None else swap.step - warm_up for swap in adaptation.swaps),
+        refusals=tuple(swap.reason for swap in adaptation.swaps),
+        published=tuple(adaptation.published),
+        ended=adaptation.ended,
+    )
+
+
+@contextmanager
+def _as_others(*, before: bool) -> Iterator[None]:
+    """Run like other processes for now, so that the threads and processes that are started do not run before the ranks' steps."""
+    if before and sys.platform == "linux":
+        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        try:
+            yield
+        finally:
+            os.sched_setscheduler(0, policy, parameters)
+        return
+    yield
+
+
+def _wait_for_proposer(adaptation: Adaptation, groups: Groups) -> None:
+    """A job's first steps take longer than its proposer takes to start; here they would not."""
+    while True:
+        proposer = adaptation.proposer
+        if any(groups.exchange(proposer is not None and (proposer.own_sha256 or proposer.ended) is not None)):
+            return
+        time.sleep(READY_S)

@@ -1,7 +1,7 @@
 """The processes of an emulation: `python -m schedc.runtime.emulation.server TETHER ANSWERS`, started by `schedc.runtime.emulation`.
 
-Standard input: a pickled `RankRequest` or other `Asked`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each
-thing that a rank has to say; what is the number of a run that has ended, what its `run` gives, or a `RankFailure`. This process
+Standard input: a pickled `RankRequest`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each
+thing that a rank has to say; what is the number of a run that has ended, a `RankResult`, or a `RankFailure`. This process
 loads torch once and forks the ranks. TETHER is the descriptor of a pipe that closes when the caller ends, however it ends; all of
 them then end with it.
 """
@@ -26,12 +26,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from schedc.errors import SchedcError
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.emulation.rank import RankFailure
+from schedc.runtime.emulation.rank import RankFailure, RankRequest, run_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from schedc.runtime.emulation.emulate import Asked
 
 LOOPBACK = "127.0.0.1"
 
@@ -45,7 +43,7 @@ def end_with(tether: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run what standard input asks for."""
     tether, answers = int(arguments[0]), Connection(int(arguments[1]), readable=False)
-    request: Asked[object] = pickle.load(sys.stdin.buffer)
+    request: RankRequest = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)
     ranks = request.plan.problem.ranks
     listener = socket.create_server((LOOPBACK, 0), backlog=ranks)
@@ -74,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     del store  # which the ranks need as long as one of them runs
 
 
-def _be_rank(rank: int, request: Asked[object], port: int, tether: int, answers: Connection) -> None:
+def _be_rank(rank: int, request: RankRequest, port: int, tether: int, answers: Connection) -> None:
     """The life of a forked process."""
     threading.Thread(target=end_with, args=(tether,), daemon=True).start()
     warnings.simplefilter("ignore")
@@ -82,7 +80,7 @@ def _be_rank(rank: int, request: Asked[object], port: int, tether: int, answers:
         timeout = timedelta(seconds=request.timeout_s)
         store = TCPStore(LOOPBACK, port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=request.plan.problem.ranks, timeout=timeout)
-        answers.send(request.run(rank, answers.send))
+        answers.send(run_rank(rank, request, answers.send))
     except SchedcError as error:
         answers.send(RankFailure(reason=str(error), follows=isinstance(error, TransferFailed)))
     except Exception as error:  # a mistake of this program

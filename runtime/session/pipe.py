@@ -6,7 +6,6 @@ import math
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from itertools import permutations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.beginning import Beginning, Given
-from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.stage.losses import Losses
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
@@ -50,6 +48,8 @@ class Pipe:
 
     training: type[Training] = Training
     """What its ops compute."""
+    online = False
+    """Whether ops run by what has come, and not in the plan's order."""
 
     def __init__(
         self,
@@ -87,19 +87,14 @@ class Pipe:
         self._fits = fits
         self._recompute = recompute
         self._check_loss = check_loss
-        wiring: type[Wiring] = Wiring
-        if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
-            from schedc.runtime.execution.failover import FailoverWiring
-
-            wiring = FailoverWiring
-        self._wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
-        self.retries = wiring.retries
+        self._runner = PipelineRunner(plan, groups, timeout_s, channels, wrap, device, online=self.online)
+        self._wiring = self._runner.wiring
+        self.retries = self._wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         all_see = None if lockstep is None else lockstep.all_see
-        self._beginning = Beginning(groups, all_see, timeout_s * wiring.patience)
+        self._beginning = Beginning(groups, all_see, timeout_s * self._wiring.patience)
         self._start: StepStart | None = None
         self._training: Training
-        self._executor: Executor
         self._use(plan)
         self.lockstep = lockstep
         self._mover: PlanSwapper | None = None
@@ -150,7 +145,7 @@ class Pipe:
         ending, refused = self._losses_of, None
         with self._closing_on_errors():
             given = Given("step", inputs, targets, weights, divide_by, scale)
-            total = self._step(self._beginning.agree(given, self.hooks, self._executor), self._shares(given))
+            total = self._step(self._beginning.agree(given, self.hooks, self._runner.executor), self._shares(given))
             if self._mover is not None and self._mover.pending and self._offered:
                 refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
                 if refused is None and self._observer is not None:
@@ -190,7 +185,7 @@ class Pipe:
             from schedc.runtime.session.evaluation import Evaluation
 
             given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
-            batch = self._beginning.agree(given, self.hooks, self._executor)
+            batch = self._beginning.agree(given, self.hooks, self._runner.executor)
             parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
             again = self._until_it_counts if self.retries else None
             losses_for = partial(self._losses_for, 0, self._shares(given))
@@ -253,6 +248,10 @@ class Pipe:
         """
         self._check_open()
         return (self._mover or self._make_mover()).offer(self._plan, plan)
+
+    def prepare(self, plan: Plan) -> None:
+        """As `PipelineRunner.prepare`, of a plan that is going to be given to `swap`, in any thread."""
+        self._runner.prepare(plan)
 
     def write_trace(self, path: Path | str) -> None:
         """Write what the `Recorder` given to `load` as `observe` has recorded of the plan that runs; all ranks call it together.
@@ -362,7 +361,7 @@ class Pipe:
         losses = self._losses_for(word, shares)
         self._training.begin(batch, losses, None if shares is None else shares.gradients)
         self.hooks.begin_step()
-        self._executor.run()
+        self._runner.executor.run()
         self._training.finish()
         here = self._wiring.finish()
         self._losses = losses.gather()
@@ -394,7 +393,7 @@ class Pipe:
         self._training = self.training(
             plan, program, self.stages, self._loss_fn, recompute=self._recompute, replicas=self.hooks.pipelines
         )
-        self._executor = Executor(program, self._wiring, self._training, self._observer, self.hooks, self._now)
+        self._runner.use(plan, program, self._training, self._observer, self.hooks, self._now)
 
 
 def _losses_of(problem: Problem) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from schedc.frontend.job import Job
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
-    from schedc.runtime.emulation.choosing import ChoosingRuns
+    from schedc.runtime.emulation.emulate import Emulation
 
 
 def print_run(plan: Plan, job: Job | None, links: Path | None, *, choose: bool, as_json: bool) -> None:
@@ -49,7 +49,7 @@ def print_run(plan: Plan, job: Job | None, links: Path | None, *, choose: bool, 
         )
 
 
-def print_emulated(plan: Plan, links: LinkTrace | None, emulated: ChoosingRuns, *, scale: float, as_json: bool) -> None:
+def print_emulated(plan: Plan, links: LinkTrace | None, emulated: Emulation, *, scale: float, as_json: bool) -> None:
     """Print each run beside what the simulator says of it, choosing and in the plan's order.
 
     Args:

@@ -20,8 +20,8 @@ from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.ops import Kind, parse_op
 from schedc.ir.schedule import Parts, Schedule
 from schedc.runtime.common.program import program_of
-from schedc.runtime.emulation.choosing import emulate_choosing
-from schedc.runtime.execution.choosing import QUEUE_OF, _choices
+from schedc.runtime.emulation.emulate import emulate
+from schedc.runtime.execution.online import QUEUE_OF, _choices
 from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
@@ -215,5 +215,5 @@ def test_a_weight_gradient_waits_for_what_is_due(monkeypatch: pytest.MonkeyPatch
     problem = make_problem(2, 2, costs_ns=(10 * MS, 10 * MS, 10 * MS), links=links, in_flight=2)
     text = "F0.0 F0.1 B0.0 W0.0 B0.1 W0.1", "F1.0 B1.0 F1.1 B1.1 W1.0 W1.1"
     plan = plan_of(problem, Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in text)))
-    (run,) = emulate_choosing(plan, runs=1).orders
+    (run,) = emulate(plan, runs=1, choose=True).orders
     assert run[1] == plan.ranks[1].compute

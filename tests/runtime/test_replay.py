@@ -32,8 +32,8 @@ from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.proposer import ProposerAnswer
 from schedc.runtime.common.program import wires_of
+from schedc.runtime.emulation.adapting import AdaptingRuns, PlanMove, emulate_adapting
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
-from schedc.runtime.replay.replay import EmulatedReplay, PlanMove, replay
 from schedc.solvers.driver.registry import constructive
 from schedc.view.terminal.adapting import print_replay, simulated_runs
 
@@ -187,14 +187,14 @@ def test_each_run_is_simulated_with_the_links_that_it_met() -> None:
 def test_refusals(tmp_path: Path) -> None:
     plan = tight_plan()
     with pytest.raises(InvalidInput, match=r"^warm_up: found 0, expected at least 1$"):
-        replay(plan, warm_up=0)
+        emulate_adapting(plan, warm_up=0)
     with pytest.raises(InvalidInput, match=r"scale 0\.1 makes the shortest op"):
-        replay(plan, scale=0.1)
+        emulate_adapting(plan, scale=0.1)
     problem = replace(plan.problem, data_parallel=DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(MS, MS, MS)))
     with pytest.raises(Unsupported, match="ranks that choose are not emulated"):
-        replay(plan_of(problem, one_f_one_b(problem)), choose=True)
+        emulate_adapting(plan_of(problem, one_f_one_b(problem)), choose=True)
     with pytest.raises(CheckFailed, match="plan 'test' breaks a rule: "):
-        replay(replace(plan, ranks=plan.ranks[:2]))
+        emulate_adapting(replace(plan, ranks=plan.ranks[:2]))
     write_plan(plan, tmp_path / "plan.json")
     app = typer.Typer()
     app.command()(emulate_command)
@@ -212,7 +212,7 @@ def test_each_stretch_has_a_row_and_each_plan_a_line(capsys: pytest.CaptureFixtu
     both = Conditions(links=dict.fromkeys(((0, 1), (1, 0)), LinkState(latency_ns=15 * MS)))
     trace = LinkTrace(((100 * MS, both), (400 * MS, AS_PLANNED), (9000 * MS, both)))
     move = PlanMove(run=2, refusal=None, plan=1, conditions=both, before_ns=128 * MS, after_ns=100 * MS)
-    found = EmulatedReplay(
+    found = AdaptingRuns(
         runs_ns=(40 * MS, 130 * MS, 101 * MS, 103 * MS, 45 * MS),
         begun_ns=(0, 100 * MS, 200 * MS, 290 * MS, 410 * MS),
         plan_of_run=(0, 0, 1, 1, 0),

@@ -16,10 +16,9 @@ ORDER = (
     "profiling",
     "session",
     "training",
-    "emulation",
     "adapt",
-    "replay",
     "frameworks",
+    "emulation",
 )
 """From what needs nothing to what needs the rest; a module of the runtime itself may import all of them."""
 

@@ -61,25 +61,25 @@ def emulate_command(
     if warm_up is not None and not adapt:
         raise InvalidInput("--warm-up: is for --adapt; add that, or leave it out")
     if adapt:
-        from schedc.runtime.replay.replay import WARM_UP, replay
+        from schedc.runtime.emulation.adapting import WARM_UP, emulate_adapting
         from schedc.view.terminal.adapting import print_replay
 
         if queues == 1 or trace is not None:
             raise InvalidInput("--adapt: cannot be combined with --queues 1 or --trace; leave them out")
         runs, warm_up = runs or ADAPTING_RUNS, warm_up or WARM_UP
         with _progress(runs, read.certificate.makespan_ns * scale / 1e9, warm_up) as report:
-            found = replay(read, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=changes, report=report)
+            found = emulate_adapting(read, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=changes, report=report)
         print_replay(read, changes, found, scale=scale, choose=choose, as_json=as_json)
         return
     runs = runs or RUNS
     if choose:
         from schedc.cli.choosing_run import print_emulated
-        from schedc.runtime.emulation.choosing import emulate_choosing
+        from schedc.runtime.emulation.emulate import emulate
 
         if queues == 1 or trace is not None:
             raise InvalidInput("--choose: cannot be combined with --queues 1 or --trace; leave them out")
         with _progress(runs, read.certificate.makespan_ns * scale / 1e9) as report:
-            emulated = emulate_choosing(read, scale=scale, runs=runs, links=changes, report=report)
+            emulated = emulate(read, scale=scale, runs=runs, choose=True, links=changes, report=report)
         print_emulated(read, changes, emulated, scale=scale, as_json=as_json)
         return
     from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.conditions import Conditions, LinkState, LinkTrace
     from schedc.ir.plan import Plan
-    from schedc.runtime.replay.replay import EmulatedReplay
+    from schedc.runtime.emulation.adapting import AdaptingRuns
 
 MOST_LINKS = 3
 """More are counted, not named."""
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
     """Simulated for the first plan in its order."""
 
 
-def print_replay(plan: Plan, links: LinkTrace | None, found: EmulatedReplay, *, scale: float, choose: bool, as_json: bool) -> None:
+def print_replay(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, scale: float, choose: bool, as_json: bool) -> None:
     """Print what came of it.
 
     Args:
@@ -119,7 +119,7 @@ def simulated_runs(
     return found
 
 
-def _runs(found: EmulatedReplay, links: LinkTrace | None, simulated_ns: list[int], first_ns: list[int]) -> list[_Run]:
+def _runs(found: AdaptingRuns, links: LinkTrace | None, simulated_ns: list[int], first_ns: list[int]) -> list[_Run]:
     runs = []
     for at, (begin_ns, takes_ns) in enumerate(zip(found.begun_ns, found.runs_ns, strict=True)):
         changes = links is not None and any(begin_ns < time_ns < begin_ns + takes_ns for time_ns, _ in links.entries)
@@ -133,7 +133,7 @@ def _alike(run: _Run) -> tuple[int, str, int]:
     return run.plan, f"{run.links}, then others" if run.changes else run.links, run.number if run.changes else 0
 
 
-def _moves(found: EmulatedReplay) -> list[str]:
+def _moves(found: AdaptingRuns) -> list[str]:
     """A line for each plan that was published, and what ended adapting."""
     lines = []
     for move in found.moves:
@@ -176,7 +176,7 @@ def _state(state: LinkState) -> str:
     return " and ".join([*latency, *bandwidth])
 
 
-def _json(found: EmulatedReplay, simulated_ns: list[int], first_ns: list[int], *, scale: float) -> dict[str, object]:
+def _json(found: AdaptingRuns, simulated_ns: list[int], first_ns: list[int], *, scale: float) -> dict[str, object]:
     return {
         "runs_ns": list(found.runs_ns),
         "runs_begin_ns": list(found.begun_ns),

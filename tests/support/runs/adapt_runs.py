@@ -24,7 +24,7 @@ from schedc.runtime.adapt.adapting import Adaptation, adapting
 from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.plan_store import PlanStore
 from schedc.runtime.adapt.proposer import Proposer
-from schedc.runtime.execution.choosing import earliest_ns
+from schedc.runtime.execution.online import earliest_ns
 from schedc.runtime.session.choosing import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
 from schedc.solvers.driver.registry import constructive
@@ -140,7 +140,7 @@ def adapt_while_training(
     try:
         with (
             warnings.catch_warnings(record=True) as heard,
-            patch("schedc.runtime.session.choosing.earliest_ns", simulated),
+            patch("schedc.runtime.execution.online.earliest_ns", simulated),
             schedc.runtime.load(
                 plan, stages=stages, loss_fn=loss_fn, timeout_s=20, kind=ChoosingPipe if rank == choosing else Pipe
             ) as pipe,

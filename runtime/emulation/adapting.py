@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.errors import InvalidInput, Unsupported
+from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_sha256
-from schedc.runtime.emulation.emulate import check_request, results_of, timeout_of
-from schedc.runtime.replay.rank import ReplayRequest
+from schedc.runtime.emulation.emulate import Emulation, request_of, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ class PlanMove:
     """The first recorded run of it, from 0; below 0: before them. None: it was refused, or not taken up before the end."""
     refusal: str | None
     plan: int
-    """Its place in `EmulatedReplay.plans`."""
+    """Its place in `AdaptingRuns.plans`."""
     conditions: Conditions
     """What was measured."""
     before_ns: int
@@ -38,7 +37,7 @@ class PlanMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedReplay:
+class AdaptingRuns:
     """What came of it, the scale taken out."""
 
     runs_ns: tuple[int, ...]
@@ -58,7 +57,7 @@ class EmulatedReplay:
     """As of `Emulation`."""
 
 
-def replay(
+def emulate_adapting(
     plan: Plan,
     *,
     scale: float = 1.0,
@@ -67,7 +66,7 @@ def replay(
     choose: bool = False,
     links: LinkTrace | None = None,
     report: Callable[[int], None] = lambda _: None,
-) -> EmulatedReplay:
+) -> AdaptingRuns:
     """Run the plan as `emulate` does, with ranks that adapt (`schedc.runtime.adapt`); all of it but the compute is what a job runs.
 
     Args:
@@ -84,16 +83,12 @@ def replay(
         Unsupported: the plan has collectives, and ranks would choose.
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
-    check_request(plan, scale, runs)
     if warm_up < 1:
         raise InvalidInput(f"warm_up: found {warm_up}, expected at least 1")
-    if choose and plan.problem.data_parallel is not None:
-        raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
-    request = ReplayRequest(
-        plan=plan, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=links, timeout_s=timeout_of(plan, scale, links)
-    )
-    results = results_of(request, report)
-    first = results[0]
+    request = request_of(plan, scale, runs, links, choose=choose, warm_up=warm_up, adapt=True)
+    emulation = Emulation(plan=plan, scale=scale, results=tuple(results_of(request, report)))
+    of_ranks = [result.adapted for result in emulation.results if result.adapted is not None]
+    first = of_ranks[0]
     plans, sha256, places = [plan], [plan_sha256(plan)], [0]
     for number, answer in enumerate(first.published, start=1):
         if answer.sha256 not in sha256:
@@ -113,14 +108,13 @@ def replay(
                 after_ns=answer.proposed_ns,
             )
         )
-    ends_ns = zip(*(result.ends_ns for result in results), strict=True)
-    return EmulatedReplay(
-        runs_ns=tuple(round((max(ended) - begin_ns) / scale) for begin_ns, ended in zip(first.begins_ns, ends_ns, strict=True)),
-        begun_ns=first.begun_ns,
+    return AdaptingRuns(
+        runs_ns=emulation.runs_ns,
+        begun_ns=emulation.begun_ns,
         plan_of_run=tuple(places[number] for number in first.ran),
         plans=tuple(plans),
         sha256=tuple(sha256),
         moves=tuple(moves),
-        ended=next((result.ended for result in results if result.ended is not None), None),
-        before_others=all(result.before_others for result in results),
+        ended=next((adapted.ended for adapted in of_ranks if adapted.ended is not None), None),
+        before_others=emulation.before_others,
     )

@@ -1,4 +1,4 @@
-"""The step of one rank that chooses its next op by what has come (docs/choosing.md).
+"""The step of one rank that dispatches online, its next op by what has come (docs/choosing.md).
 
 It is an Executor whose ops are in three queues: F; B and BW; W. Of their heads it runs the first by the plan that is ready, a W
 only while no other is, and waits for an arrival while none is. In front of others of the plan it runs an op not earlier than the
@@ -98,7 +98,7 @@ def earliest_ns(plan: Plan, rank: int) -> list[int]:
     return [0] * len(plan.ranks[rank].compute) if planned is None else planned.start_ns(rank)
 
 
-class ChoosingExecutor(Executor):
+class OnlineExecutor(Executor):
     """Runs one rank's program, step after step, each op as soon as it can run."""
 
     def __init__(
