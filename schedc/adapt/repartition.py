@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import simple_bound
-from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
@@ -215,8 +215,7 @@ def _schedule(problem: Problem, climb_ops: int | None) -> tuple[Schedule, int] |
         schedule = rule_table(problem, RuleTableOptions() if climb_ops is None else RuleTableOptions(climb_ops=climb_ops))
     except Unsupported:  # a rank has no room for one microbatch
         return None
-    peaks = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
-    if any(limit is not None and peak > limit for peak, limit in peaks):
+    if exceeded_limit(problem, schedule) is not None:
         return None
     return schedule, simulate(problem, schedule).objective_ns(problem.objective)
 

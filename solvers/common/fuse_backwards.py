@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
@@ -73,16 +73,11 @@ def fuse_backwards(problem: Problem, schedule: Schedule, *, tables: Tables | Non
                 tried = (_fused if fuse else _split)(tables, state, ops)
                 timeline = simulate(problem, tried, tables=tables)
                 objective_ns = timeline.objective_ns(problem.objective)
-                if objective_ns < state.objective_ns + fuse and (fuse or _fits(problem, tried)):
+                if objective_ns < state.objective_ns + fuse and (fuse or exceeded_limit(problem, tried) is None):
                     state, changed = _state(problem, tables, tried, timeline), True
                     break
                 ops = ops[: len(ops) // FEWER]
     return state.schedule
-
-
-def _fits(problem: Problem, schedule: Schedule) -> bool:
-    limits = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
-    return all(limit is None or peak <= limit for peak, limit in limits)
 
 
 def _longer_ns(tables: Tables, timeline: Timeline, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

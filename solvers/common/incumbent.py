@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound, relative_gap
-from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, SchedcError
 from schedc.ir.index import tables_of
@@ -238,8 +238,4 @@ class Incumbent(BestKnown):
 
     def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
         """The first rank that holds more than its limit, with peak and limit in bytes."""
-        peaks = peak_bytes(self.problem, schedule)
-        for rank, (peak, limit) in enumerate(zip(peaks, self.problem.memory_limit_bytes, strict=True)):
-            if limit is not None and peak > limit:
-                return rank, peak, limit
-        return None
+        return exceeded_limit(self.problem, schedule)

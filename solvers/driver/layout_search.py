@@ -18,7 +18,7 @@ from schedc.solvers.common.incumbent import Candidate
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.enumerate import cuts_of
+from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.evaluation.kernel import evaluate
 from schedc.solvers.layout.scheduled_layout import lay_out
 
@@ -142,9 +142,9 @@ def _is_small(work: LayoutWork) -> bool:
     microbatches = work.workload.microbatches
     if work.open_layout.recompute_is_open or 3 * work.workload.ranks * microbatches > EXACT_OPS:
         return False
-    cuts = list(islice(cuts_of(work.workload, work.open_layout), EXACT_LAYOUTS + 1))
-    stages = max((len(ranks) for _, ranks in cuts), default=0)
-    return 0 < len(cuts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
+    layouts = list(islice(open_layouts(work.workload, work.open_layout), EXACT_LAYOUTS + 1))
+    stages = max((len(each.ranks) for each in layouts), default=0)
+    return 0 < len(layouts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
 
 
 def run_layout_method(work: LayoutWork) -> None:

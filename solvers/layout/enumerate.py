@@ -5,11 +5,10 @@ Takes a workload and what is open; gives layouts one after another. There are ma
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
-from schedc.ir.layout import Layout
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,31 +16,19 @@ if TYPE_CHECKING:
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Workload
 
-Cut = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where each stage begins, and the end; and the rank of each stage."""
 
-
-def cuts_of(workload: Workload, open_layout: OpenLayout) -> Iterator[Cut]:
+def open_layouts(workload: Workload, open_layout: OpenLayout) -> Iterator[LayoutArrays]:
     """Every partition with every map of its stages to ranks that is open: connected, every rank with a stage, none with too many.
+
+    Stages recompute as it is given.
 
     Where the placement is open, the ranks of a kind (`rank_kinds`, with the proof that swapping them changes nothing) have their
     first stages in ascending order.
     """
     for ranks in _maps(workload, open_layout):
+        again = tuple(map(open_layout.recomputes, range(len(ranks))))
         for cuts in _partitions(workload, open_layout, len(ranks)):
-            yield cuts, ranks
-
-
-def layout_of(open_layout: OpenLayout, cut: Cut) -> Layout:
-    """The layout, with the recomputation that is given."""
-    cuts, ranks = cut
-    stages = range(len(ranks))
-    return Layout(
-        rank_of_stage=ranks,
-        paths=(tuple(stages),),
-        layers_of_stage=tuple(pairwise(cuts)),
-        recomputed=frozenset(stage for stage in stages if open_layout.recomputes(stage)),
-    )
+            yield LayoutArrays(cuts, ranks, again)
 
 
 def _partitions(workload: Workload, open_layout: OpenLayout, stages: int) -> Iterator[tuple[int, ...]]:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
-from schedc.solvers.layout.enumerate import cuts_of, layout_of
+from schedc.solvers.common.options import GreedyOptions
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.order import Queue, QueuedLayout
 from schedc.solvers.layout.scheduled_layout import timed
-from schedc.solvers.layout.solve import solve_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
-    from schedc.solvers.layout.enumerate import Cut
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 MOST_LAYOUTS = 500_000
@@ -158,9 +160,16 @@ def search_layouts(
             break
         left = known.left(limits)
         share = None if left is None else max(0.0, left) * min(1.0, FIRST_SHARE * 2**entry.tries)
-        solved = solve_below(entry.problem, known.objective_ns, entry.bound_ns, _given(limits, share))
+        start_order = greedy(entry.problem, GreedyOptions(n_sub=1))
+        solved = solve_cpsat(
+            entry.problem,
+            start_order,
+            limits=_given(limits, share),
+            known_bound_ns=entry.bound_ns,
+            below_ns=known.objective_ns,
+        )
         interrupted = solved.ended_by is not None
-        _take(known, queue, open_layout, entry, solved)
+        _take(known, queue, entry, solved)
         if reported != (known.objective_ns, known.bound_ns(queue)):
             reported = known.objective_ns, known.bound_ns(queue)
             report(_progress(known, queue))
@@ -188,11 +197,11 @@ def search_layouts(
     )
 
 
-def _listed(workload: Workload, open_layout: OpenLayout) -> Iterator[Cut]:
-    for number, cut in enumerate(cuts_of(workload, open_layout)):
+def _listed(workload: Workload, open_layout: OpenLayout) -> Iterator[LayoutArrays]:
+    for number, draft in enumerate(open_layouts(workload, open_layout)):
         if number >= MOST_LAYOUTS:
             raise Unsupported(f"the exact search lists up to {MOST_LAYOUTS} layouts, and there are more")
-        yield cut
+        yield draft
 
 
 def _is_enough(known: _Known, queue: Queue, limits: Limits) -> bool:
@@ -208,14 +217,14 @@ def _given(limits: Limits, share: float | None) -> Limits:
     return replace(limits, time_s=share, gap=0.0)
 
 
-def _take(known: _Known, queue: Queue, open_layout: OpenLayout, entry: QueuedLayout, solved: Solved) -> None:
+def _take(known: _Known, queue: Queue, entry: QueuedLayout, solved: Solved) -> None:
     """Keep what was found of a layout, and put it back if it is not settled."""
     known.evaluated += entry.tries == 0
     known.work += solved.work
-    known.log += [f"layout {entry.number}: stages begin at {entry.cut[0]} on ranks {entry.cut[1]}", *solved.log]
+    known.log += [f"layout {entry.number}: stages begin at {entry.draft.cuts} on ranks {entry.draft.ranks}", *solved.log]
     if known.objective_ns is None or solved.objective_ns < known.objective_ns:
         assert entry.problem is not None
-        known.best = layout_of(open_layout, entry.cut), entry.problem, solved.schedule
+        known.best = entry.draft.layout(), entry.problem, solved.schedule
         known.objective_ns = solved.objective_ns
     bound_ns = max(entry.bound_ns, solved.lower_bound_ns)
     if solved.status.is_final:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.lower.problem import problem_of, static_bytes
-from schedc.solvers.layout.enumerate import layout_of
 from schedc.solvers.layout.quick_bound import QuickBound
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.enumerate import Cut
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 
 @dataclass(order=True, slots=True)
@@ -31,7 +30,7 @@ class QueuedLayout:
     bound_ns: int
     number: int
     """In the order of the enumeration; of equal bounds the first comes first."""
-    cut: Cut = field(compare=False)
+    draft: LayoutArrays = field(compare=False)
     problem: Problem | None = field(default=None, compare=False)
     """Once its turn has come, with a better bound."""
     is_bounded: bool = field(default=False, compare=False)
@@ -43,12 +42,12 @@ class QueuedLayout:
 class Queue:
     """The layouts that are not settled, by their bounds."""
 
-    def __init__(self, workload: Workload, open_layout: OpenLayout, cuts: Iterable[Cut]) -> None:
+    def __init__(self, workload: Workload, open_layout: OpenLayout, drafts: Iterable[LayoutArrays]) -> None:
         """Bound all of them quickly; those that a quick look refutes are dropped."""
-        self._workload, self._open = workload, open_layout
+        self._workload = workload
         quick = QuickBound(workload, open_layout)
-        bounds = ((number, cut, quick.of(cut)) for number, cut in enumerate(cuts))
-        self._entries = [QueuedLayout(bound_ns, number, cut) for number, cut, bound_ns in bounds if bound_ns is not None]
+        bounds = ((number, draft, quick.of(draft)) for number, draft in enumerate(drafts))
+        self._entries = [QueuedLayout(bound_ns, number, draft) for number, draft, bound_ns in bounds if bound_ns is not None]
         heapq.heapify(self._entries)
         self.layouts = len(self._entries)
         """How many there were."""
@@ -80,7 +79,7 @@ class Queue:
         """The entry with a better bound: without idle gaps the first time, unless `at_once`; None: a rank has no room."""
         problem, is_bounded = entry.problem, entry.problem is not None or at_once
         if problem is None:
-            layout = layout_of(self._open, entry.cut)
+            layout = entry.draft.layout()
             problem = problem_of(self._workload, layout)
             if not has_room(self._workload, layout, problem):
                 return None

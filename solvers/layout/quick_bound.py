@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Device, Workload
-    from schedc.solvers.layout.enumerate import Cut
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
     Table = list[list[float]]
     Tables = tuple[Table, Table, Table, Table, Table, Table, Table]
@@ -39,7 +39,7 @@ class QuickBound:
         ]
         self._hops: dict[tuple[int, int, int], tuple[int, int]] = {}
 
-    def of(self, cut: Cut) -> int | None:
+    def of(self, draft: LayoutArrays) -> int | None:
         """No schedule of the layout has a smaller objective; None: a stage has no room on its rank.
 
         Proof: a rank's blocks lie between the least time before its first forward and the least time after its last gradient part,
@@ -47,7 +47,7 @@ class QuickBound:
         that of the first stage's rank, which has all of this in it but rests of backwards, and no less than any rank's own. For
         what memory adds see `residency_bound_of_rank`.
         """
-        cuts, ranks = cut
+        cuts, ranks, _ = draft
         size, count = len(ranks), self._workload.microbatches
         forward, gradient, hop, hop_back = [0.0] * size, [0.0] * size, [0.0] * size, [0.0] * size
         work: dict[int, list[float]] = {}  # per rank: forwards, gradient parts, backwards

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.lower.problem import problem_of
@@ -53,9 +53,9 @@ def lay_out(workload: Workload, layout: Layout, construct: Construct, name: str)
         raise Unsupported(f"{violations[0].place}: {violations[0].message}")
     problem = problem_of(workload, layout)
     schedule = construct(problem)
-    for rank, (peak, limit) in enumerate(zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)):
-        if limit is not None and peak > limit:
-            raise Unsupported(f"exceeds the memory of rank {rank}")
+    exceeded = exceeded_limit(problem, schedule)
+    if exceeded is not None:
+        raise Unsupported(f"exceeds the memory of rank {exceeded[0]}")
     return timed(name, layout, problem, schedule)
 
 

@@ -23,8 +23,9 @@ from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.layout import exact
-from schedc.solvers.layout.enumerate import cuts_of, layout_of
+from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.exact import LayoutProgress, search_layouts
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.solvers.layout.order import has_room
 from schedc.solvers.layout.quick_bound import QuickBound
 from schedc.solvers.layout.scheduled_layout import lay_out, timed
@@ -85,7 +86,7 @@ def test_a_search_that_begins_with_the_best_of_a_layout_ends_with_the_same(seed:
         pytest.skip("no layout has room")
     alone = search_layouts(workload, open_layout, ONE)
     optimal = timed("optimal", alone.layout, alone.problem, alone.schedule)
-    layouts = [layout_of(open_layout, cut) for cut in cuts_of(workload, open_layout)]
+    layouts = [draft.layout() for draft in open_layouts(workload, open_layout)]
     roomy = [each for each in layouts if has_room(workload, each, problem_of(workload, each))]
     starts = [optimal, *(lay_out(workload, each, greedy_of, "greedy") for each in roomy[-2:])]
     for start in starts:
@@ -129,7 +130,7 @@ def test_the_enumeration_leaves_out_symmetric_layouts_alone(seed: int) -> None:
                 renamed[rank] = kind[sum(other in kind for other in renamed)]
         return tuple(renamed[rank] for rank in ranks)
 
-    listed = [layout_of(open_layout, cut) for cut in cuts_of(workload, open_layout)]
+    listed = [draft.layout() for draft in open_layouts(workload, open_layout)]
     expected = {(layout.layers_of_stage, representative(layout.rank_of_stage)) for layout in all_layouts(workload, open_layout)}
     assert sorted((layout.layers_of_stage, layout.rank_of_stage) for layout in listed) == sorted(expected)
 
@@ -137,8 +138,8 @@ def test_the_enumeration_leaves_out_symmetric_layouts_alone(seed: int) -> None:
 def test_the_enumeration_keeps_what_is_given() -> None:
     workload = tiny(3, layers=4, ranks=2)
     given = OpenLayout(placement=place("wave", 2, 2))
-    assert list(cuts_of(workload, given)) == [((0, 1, 2, 3, 4), (0, 1, 1, 0))]
-    cuts = {cuts for cuts, _ in cuts_of(workload, OpenLayout(chunks=1, layers_of_stage=((0, 3), (3, 4))))}
+    assert list(open_layouts(workload, given)) == [((0, 1, 2, 3, 4), (0, 1, 1, 0), (False,) * 4)]
+    cuts = {draft.cuts for draft in open_layouts(workload, OpenLayout(chunks=1, layers_of_stage=((0, 3), (3, 4))))}
     assert cuts == {(0, 3, 4)}
 
 
@@ -148,10 +149,10 @@ def test_the_quick_bound_is_not_above_the_optimum(seed: int) -> None:
     workload = tiny_workload(random, layers=3, ranks=2, microbatches=2 - seed % 2, differ=True)
     open_layout = OpenLayout(chunks=2, recompute=(random.random() < 0.3,))
     quick = QuickBound(workload, open_layout)
-    for cut in random.sample(listed := list(cuts_of(workload, open_layout)), min(3, len(listed))):
-        layout = layout_of(open_layout, cut)
+    for draft in random.sample(listed := list(open_layouts(workload, open_layout)), min(3, len(listed))):
+        layout = draft.layout()
         problem = problem_of(workload, layout)
-        bound_ns, best = quick.of(cut), optimum(problem) if has_room(workload, layout, problem) else None
+        bound_ns, best = quick.of(draft), optimum(problem) if has_room(workload, layout, problem) else None
         assert best is None or (bound_ns is not None and bound_ns <= best)
 
 
@@ -181,7 +182,7 @@ def test_too_many_layouts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cpsat_proves_that_nothing_is_below_an_objective() -> None:
-    problem = problem_of(tiny(2, layers=2), layout_of(OpenLayout(chunks=1), ((0, 1, 2), (0, 1))))
+    problem = problem_of(tiny(2, layers=2), LayoutArrays((0, 1, 2), (0, 1), (False, False)).layout())
     start = greedy(problem, GreedyOptions(n_sub=1))
     best = solve_cpsat(problem, start, limits=ONE)
     none = solve_cpsat(problem, start, limits=ONE, below_ns=best.objective_ns)

@@ -36,6 +36,14 @@ def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     return tuple(peaks)
 
 
+def exceeded_limit(problem: Problem, schedule: Schedule) -> tuple[int, int, int] | None:
+    """The first rank that holds more than its memory limit, with its peak and the limit in bytes; None: none does."""
+    for rank, (peak, limit) in enumerate(zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)):
+        if limit is not None and peak > limit:
+            return rank, peak, limit
+    return None
+
+
 def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[int, int]]:
     """What the rank holds over time: (time_ns, bytes from then on), one entry for each change, times ascending."""
     held_at_start, released_at_end = memory_changes(problem, schedule, ops_array((schedule.orders[rank],)))
