@@ -11,19 +11,22 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import ProfileSection
 from schedc.frontend.overrides import Override, plain, with_overrides
+from schedc.io.conform import conform
 from schedc.io.input_file import MOST_TEXT_BYTES, read_bytes
-from schedc.io.location import Location, one_line
+from schedc.io.location import Location, one_line, show
 from schedc.io.tables import parse_toml
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+
+S = TypeVar("S")
 
 _OWN_KEYS = {"topology": ("path",), "profile": ProfileSection.__struct_encode_fields__}
 """The keys that a section has in the job itself where its `path` names a file; all others are keys of that file."""
@@ -103,6 +106,36 @@ def with_set(source: JobSource, override: Override) -> JobSource:
     """The job with one more value set, in its own table."""
     document, place = with_overrides(source.document, [override], source.place)
     return replace(source, document=document, place=place, overrides=(*source.overrides, override))
+
+
+def read_named(
+    name: str,
+    directory: Path,
+    at: Location,
+    struct: type[S],
+    parse: Callable[[bytes, str], dict[str, Any]],
+    overrides: Sequence[Override],
+) -> tuple[S, Location]:
+    """What a file says that the job names at this place, with the values that are set in it; and the file's place.
+
+    Raises:
+        InvalidInput: it cannot be read or used.
+    """
+    path = directory / name
+    document, place = with_overrides(parse(named_bytes(path, name, at), str(path)), overrides, Location(str(path)))
+    return conform(document, struct, place), place
+
+
+def named_bytes(path: Path, name: str, at: Location) -> bytes:
+    """The content of a file that the job names so, at this place.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    try:
+        return read_bytes(path)
+    except InvalidInput as error:
+        raise at.error(f"found {show(name)}; {error}") from error
 
 
 def _source(

@@ -11,9 +11,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from schedc.errors import InvalidInput
+from schedc.frontend.job_source import named_bytes
 from schedc.frontend.profile import alike_or_each
-from schedc.io.input_file import read_bytes, without_mark
+from schedc.io.input_file import without_mark
 from schedc.io.location import Location, show
 from schedc.ir.ops import Kind
 from schedc.units import parse_duration_ns
@@ -142,9 +142,7 @@ def _sequences(path: Path, microbatches: int, given: str, location: Location) ->
 def _rows(path: Path, headers: Sequence[tuple[str, ...]], given: str, location: Location) -> list[tuple[Location, dict[str, str]]]:
     """The rows of a CSV whose header is one of these, with their places."""
     try:
-        text = without_mark(read_bytes(path)).decode()
-    except InvalidInput as error:
-        raise location.error(f"found {show(given)}; {error}") from error
+        text = without_mark(named_bytes(path, given, location)).decode()
     except UnicodeDecodeError as error:
         raise Location(str(path)).refuse("a byte that is not UTF-8", "UTF-8") from error
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedc.frontend.profile import per_stage
 from schedc.ir.workload import Device, Layer
+from schedc.spelling import counted
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Lo
     if speeds is None:
         return tuple(devices)
     if len(speeds) != len(devices):
-        raise (location / "speed").refuse(_values(len(speeds)), f"{len(devices)}, one per rank")
+        raise (location / "speed").refuse(counted(len(speeds), "value"), f"{len(devices)}, one per rank")
     return tuple(replace(device, speed=_exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
 
 
@@ -156,9 +157,5 @@ def _per_rank(values: int | tuple[int, ...], ranks: int, location: Location) -> 
     if isinstance(values, int):
         return (values,) * ranks
     if len(values) != ranks:
-        raise location.refuse(_values(len(values)), f"{ranks}, one per rank")
+        raise location.refuse(counted(len(values), "value"), f"{ranks}, one per rank")
     return values
-
-
-def _values(count: int) -> str:
-    return "1 value" if count == 1 else f"{count} values"

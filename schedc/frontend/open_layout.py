@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.frontend.job_file import AUTO, JobFile
 from schedc.ir.layout import OpenLayout, Placement
 from schedc.ir.problem import MOST_OPS, Link
+from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
@@ -91,10 +92,10 @@ def _check_stages(job: JobFile, layers: int, chunks: int, root: Location) -> Non
     least, most = ranks, min(layers, chunks * ranks)
     for place, count in counts:
         if count != counts[0][1]:
-            raise place.refuse(_values(count), f"{counts[0][1]}, one per stage, as many as {counts[0][0].path} has")
+            raise place.refuse(counted(count, "value"), f"{counts[0][1]}, one per stage, as many as {counts[0][0].path} has")
         if not least <= count <= most:
             raise place.refuse(
-                _values(count),
+                counted(count, "value"),
                 f"{least} to {most}, one per stage: each rank has one or more, at most {chunks} (pipeline.chunks)",
             )
     stages = counts[0][1] if counts else most
@@ -222,7 +223,3 @@ def _check_room(workload: Workload, location: Location) -> None:
         raise location.refuse(
             f"{format_bytes(sum(capacities))} on all ranks together", f"at least the {format_bytes(held)} that are static"
         )
-
-
-def _values(count: int) -> str:
-    return "1 value" if count == 1 else f"{count} values"

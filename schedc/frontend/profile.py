@@ -7,14 +7,13 @@ the model's layers are not known, the two replicas of a bidirectional placement 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from schedc.errors import Defect, InvalidInput
+from msgspec import structs
+
+from schedc.errors import Defect
 from schedc.formats.profile_file import LayerEntry, ProfileFile
-from schedc.frontend.overrides import Override, with_overrides
-from schedc.io.conform import conform
-from schedc.io.input_file import read_bytes
-from schedc.io.location import Location, show
+from schedc.frontend.job_source import read_named
 from schedc.io.tables import parse_json
 from schedc.ir.workload import Layer
 from schedc.lower.problem import together_ns
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection
+    from schedc.frontend.overrides import Override
+    from schedc.io.location import Location
     from schedc.io.quantities import BlockDurations
     from schedc.ir.layout import Placement
 
@@ -65,13 +66,8 @@ def read_layers(
     given = [key for key, value in _by_key(profile).items() if value is not None]
     if given:
         raise (root / "profile" / given[0]).refuse("a value beside profile.path", "the costs here or in the file, not in both")
-    path = directory / profile.path
-    try:
-        content = read_bytes(path)
-    except InvalidInput as error:
-        raise (root / "profile" / "path").error(f"found {show(profile.path)}; {error}") from error
-    document, place = with_overrides(parse_json(content, str(path)), overrides, Location(str(path)))
-    return _from_layers(pipeline, conform(document, ProfileFile, place), placed, place, root)
+    file, place = read_named(profile.path, directory, root / "profile" / "path", ProfileFile, parse_json, overrides)
+    return _from_layers(pipeline, file, placed, place, root)
 
 
 def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_backward: bool) -> tuple[Layer, ...]:
@@ -129,7 +125,7 @@ def _of_stages(values: tuple[T, ...], placed: Placement, location: Location) -> 
     if len(values) == placed.pieces:
         return tuple(values[piece] for piece in placed.piece_of_stage)
     pieces = f", or {placed.pieces}, one per piece of the model" if placed.pieces != stages else ""
-    raise location.refuse(_values(len(values)), f"{stages}, one per stage{pieces}")
+    raise location.refuse(counted(len(values), "value"), f"{stages}, one per stage{pieces}")
 
 
 def _from_values(
@@ -142,10 +138,11 @@ def _from_values(
         if given[key] is None:
             raise (at / key).refuse("nothing", 'a duration such as "38 ms" or a list of them, or profile.path instead')
 
-    def sizes(value: int | tuple[int, ...] | None, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        return default if value is None else per_stage(value, placed, at / key)
+    def sizes(key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        return default if given[key] is None else per_stage(given[key], placed, at / key)
 
-    def durations(value: BlockDurations | None, key: str, default: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+    def durations(key: str, default: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+        value: BlockDurations | None = given[key]
         if value is None:
             return default
         if isinstance(value, int):
@@ -153,28 +150,28 @@ def _from_values(
         of_each = tuple((each,) if isinstance(each, int) else alike_or_each(each) for each in value)
         for index, each in enumerate(value):
             if isinstance(each, tuple) and len(each) != pipeline.microbatches:
-                raise (at / key / index).refuse(_values(len(each)), f"{pipeline.microbatches}, one per microbatch")
+                raise (at / key / index).refuse(counted(len(each), "value"), f"{pipeline.microbatches}, one per microbatch")
         return _of_stages(of_each, placed, at / key)
 
     nothing, no_time = (0,) * len(placed.rank_of_stage), [(0,)] * len(placed.rank_of_stage)
-    weight = durations(profile.backward_weight_ns, "backward_weight", no_time)
+    weight = durations("backward_weight", no_time)
     # Without W apart, a job may know the fused time alone; its input part is then what the weight part leaves of it.
-    fused = durations(profile.backward_ns, "backward", no_time)
+    fused = durations("backward", no_time)
     without_weight = [
         tuple(max(0, each) for each in together_ns([whole, [-each for each in part]]))
         for whole, part in zip(fused, weight, strict=True)
     ]
-    backward_input = durations(profile.backward_input_ns, "backward_input", without_weight)
+    backward_input = durations("backward_input", without_weight)
     parts = [together_ns(each) for each in zip(backward_input, weight, strict=True)]
-    backward = durations(profile.backward_ns, "backward", parts)
-    activation = sizes(profile.activation_bytes, "activation", nothing)
-    after = sizes(profile.activation_after_input_bytes, "activation_after_input", nothing)
+    backward = durations("backward", parts)
+    activation = sizes("activation", nothing)
+    after = sizes("activation_after_input", nothing)
     for stage, (whole, rest) in enumerate(zip(activation, after, strict=True)):
         place = at / "activation_after_input"
         _check_held(whole, rest, place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place)
-    message = sizes(profile.message_bytes, "message", nothing)
-    gradient = sizes(profile.gradient_message_bytes, "gradient_message", message)
-    forward = durations(profile.forward_ns, "forward", no_time)
+    message = sizes("message", nothing)
+    gradient = sizes("gradient_message", message)
+    forward = durations("forward", no_time)
     positions = _layers_of_pieces(pipeline, placed, None, root)
     pieces = placed.piece_of_stage
     layers = tuple(
@@ -197,18 +194,9 @@ def _from_values(
     return layers, tuple((stage, stage + 1) for stage in range(len(layers)))
 
 
-def _by_key(profile: ProfileSection) -> dict[str, object]:
+def _by_key(profile: ProfileSection) -> dict[str, Any]:
     """What the section gives directly, by the keys of the file."""
-    return {
-        "forward": profile.forward_ns,
-        "backward_input": profile.backward_input_ns,
-        "backward_weight": profile.backward_weight_ns,
-        "backward": profile.backward_ns,
-        "activation": profile.activation_bytes,
-        "activation_after_input": profile.activation_after_input_bytes,
-        "message": profile.message_bytes,
-        "gradient_message": profile.gradient_message_bytes,
-    }
+    return {field.encode_name: getattr(profile, field.name) for field in structs.fields(profile) if field.name != "path"}
 
 
 def _from_layers(
@@ -218,7 +206,7 @@ def _from_layers(
     total = len(layers)
     least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
     if total < least:
-        raise (file / "layers").refuse(_layers(total), f"{least} or more, one for each {each}")
+        raise (file / "layers").refuse(counted(total, "layer"), f"{least} or more, one for each {each}")
     if pipeline.partition is None or isinstance(pipeline.partition, str):
         return layers, None
     if placed is None:
@@ -278,20 +266,12 @@ def _layers_of_pieces(
 
 def _check_counts(counts: Sequence[int], pieces: int, total: int | None, location: Location) -> None:
     if len(counts) != pieces:
-        raise location.refuse(_values(len(counts)), f"{pieces}, one for each piece of the model")
+        raise location.refuse(counted(len(counts), "value"), f"{pieces}, one for each piece of the model")
     if total is not None and sum(counts) != total:
-        raise location.refuse(f"{_layers(sum(counts))} in all", f"the {total} of the profile")
+        raise location.refuse(f"{counted(sum(counts), 'layer')} in all", f"the {total} of the profile")
 
 
 def _check_held(activation: int, after_input: int, location: Location) -> None:
     if after_input > activation:
         found, most = (f"{format_bytes(size)} ({size} B)" for size in (after_input, activation))
         raise location.refuse(found, f"at most the activation, {most}")
-
-
-def _values(count: int) -> str:
-    return "1 value" if count == 1 else f"{count} values"
-
-
-def _layers(count: int) -> str:
-    return counted(count, "layer")

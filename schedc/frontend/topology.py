@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from schedc.errors import InvalidInput
 from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
-from schedc.frontend.overrides import Override, with_overrides
-from schedc.io.conform import conform
-from schedc.io.input_file import read_bytes
+from schedc.frontend.job_source import read_named
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_toml
 from schedc.ir.costs import FREE, MessageCost
@@ -23,6 +20,8 @@ from schedc.ir.workload import Network, SiteLink
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from schedc.frontend.overrides import Override
 
 
 PairOverride = TypeVar("PairOverride", LinkOverride, SiteLinkOverride)
@@ -41,13 +40,7 @@ def read_topology(
         return section, at
     if section != TopologySection(path=section.path):
         raise at.refuse("other keys beside topology.path", "the topology here or in the file, not in both")
-    path = directory / section.path
-    try:
-        content = read_bytes(path)
-    except InvalidInput as error:
-        raise (at / "path").error(f"found {show(section.path)}; {error}") from error
-    document, file = with_overrides(parse_toml(content, str(path)), overrides, Location(str(path)))
-    return conform(document, TopologyFile, file), file
+    return read_named(section.path, directory, at / "path", TopologyFile, parse_toml, overrides)
 
 
 def _site_of_ranks(topology: TopologyFile, ranks: int, location: Location) -> tuple[int, ...]:
