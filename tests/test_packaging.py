@@ -73,7 +73,7 @@ def test_wheel_has_one_import_name_and_all_packages(tmp_path: Path) -> None:
         (top_level,) = (name for name in names if name.endswith("/top_level.txt"))
         assert archive.read(top_level).decode().split() == ["schedc"]
     data = {str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "costs").iterdir() if path.suffix in (".toml", ".txt")}
-    assert len(data) == 2
+    assert len(data) == 3
     page = {str(path.relative_to(ROOT)) for path in (ROOT / "schedc" / "view" / "report" / "page").iterdir()}
     assert {path.rpartition(".")[2] for path in page} == {"css", "html", "js"}
     assert {"schedc/py.typed", "schedc/__init__.pyi", *data, *page} <= set(names)

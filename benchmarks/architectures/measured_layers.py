@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward
+from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, Setting
 from schedc.costs.devices import DEVICES
 from schedc.costs.layers import layer_of
 from schedc.costs.operators.blocks import block_operators, norm, sublayer_operators
 from schedc.costs.operators.ends import embedding_operators, head_operators
 from schedc.costs.predicted import architecture_named
-from schedc.costs.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -34,10 +34,10 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.compile.driver import compile_layouts, compile_problem
+from schedc.costs.architecture import Setting
 from schedc.costs.devices import device_named
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of
-from schedc.costs.setting import Setting
 from schedc.errors import Unsupported
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job import load_job

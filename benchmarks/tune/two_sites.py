@@ -31,11 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.compile.driver import compile_problem
+from schedc.costs.architecture import Setting
 from schedc.costs.devices import device_named
 from schedc.costs.efficiency import sustained
 from schedc.costs.layers import layers_of
 from schedc.costs.predicted import architecture_named
-from schedc.costs.setting import Setting
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits

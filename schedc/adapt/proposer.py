@@ -18,7 +18,7 @@ from schedc.adapt.replan import Choice, replan
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import SchedcError
 from schedc.formats.plan.plan_file import plan_json
-from schedc.io.serve import serve
+from schedc.io.child import serve
 from schedc.ir.conditions import Conditions
 from schedc.ir.ops import Kind
 from schedc.lower.conditions import problem_under

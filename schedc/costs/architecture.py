@@ -1,4 +1,4 @@
-"""What a language model consists of, as far as costs depend on it: its sublayers with their dimensions, and their order.
+"""What a language model consists of, as far as costs depend on it, its sublayers in their order; and a `Setting`, how it is run.
 
 All are frozen, so equal blocks are recognized. A *sublayer* reads the residual stream through a norm and adds its output to it.
 Dimensions are numbers of elements; nothing here knows of devices, bytes or time.
@@ -7,6 +7,7 @@ Dimensions are numbers of elements; nothing here knows of devices, bytes or time
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 
@@ -114,3 +115,35 @@ class Architecture:
     """How many learned position embeddings there are."""
     norm_bias: bool = False
     """Norms have a bias beside their weight (LayerNorm)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What one device gets of the model and of one microbatch.
+
+    Tensor parallelism is Megatron's, with sequence parallelism: outside the projections each device has its share of the tokens.
+    """
+
+    microbatch_size: int = 1
+    """Sequences."""
+    sequence_length: int
+    """Tokens."""
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    element_bytes: int = 2
+    """Of activations and of the weights that are computed with."""
+    fused_attention: bool = True
+    """Scores never reach the device's memory; False: they do, and none is skipped by the mask."""
+    selective_recompute: bool = False
+    """B computes outputs of norms and activation functions again, instead of keeping them."""
+
+    @cached_property
+    def tokens(self) -> float:
+        """Of one microbatch, on the devices of one tensor-parallel group."""
+        return self.microbatch_size * self.sequence_length / self.context_parallel
+
+    @cached_property
+    def own_tokens(self) -> float:
+        """Those of one device outside the projections."""
+        return self.tokens / self.tensor_parallel

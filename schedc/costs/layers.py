@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from schedc.costs.architecture import Architecture, Block, Experts
+from schedc.costs.architecture import Architecture, Block, Experts, Setting
 from schedc.costs.efficiency import ROOFLINE, Efficiency, duration_s
 from schedc.costs.operators.blocks import block_operators, kind_of
 from schedc.costs.operators.ends import embedding_operators, further_token_operators, head_operators
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from schedc.costs.devices import Accelerator
     from schedc.costs.operators.operator import Operators
-    from schedc.costs.setting import Setting
 
 
 def layers_of(

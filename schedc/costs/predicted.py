@@ -13,11 +13,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from schedc.costs.architecture import Architecture, Setting
 from schedc.costs.devices import Accelerator, device_named
 from schedc.costs.efficiency import ROOFLINE, Efficiency
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of, merged
-from schedc.costs.setting import Setting
 from schedc.errors import InvalidInput
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -25,7 +25,6 @@ from schedc.io.tables import parse_json
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
-    from schedc.costs.architecture import Architecture
     from schedc.formats.profile_file import LayerEntry
 
 DEFAULT_SEQUENCE = 4096

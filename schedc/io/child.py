@@ -1,25 +1,27 @@
-"""A child process that is asked questions: `Child` starts it, asks, and says how it ended if it does.
+"""A child process that is asked questions: `Child` starts it, asks, and says how it ended if it does; `serve` is its side of it.
 
-Question and answer are bytes, each behind its length, over one socket. `schedc.io.serve` is the child's side of it. Whatever
-the child prints goes into a file, whose last line says why it died. The child is the first of a session of its own, so that it is
-ended with all that it started. It ends itself once the socket is closed here, which the system does for a process that is killed.
+Question and answer are bytes, each behind its length, over one socket. Whatever the child prints goes into a file, whose last line
+says why it died. The child is the first of a session of its own, so that it is ended with all that it started. It ends itself once
+the socket is closed here, which the system does for a process that is killed.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
 LENGTH = struct.Struct(">Q")
@@ -157,3 +159,34 @@ class Child:
         ended = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         last = next((line for line in reversed(lines) if line.strip()), "")
         return f"ended {ended}" + (f": {last}" if last else "")
+
+
+def serve(number: int, answer: Callable[[bytes], bytes], idle_s: float | None = None) -> None:
+    """Answer one question after another until the asker closes the socket; this process and those it started are killed then.
+
+    Args:
+        number: the descriptor of the socket.
+        answer: makes an answer of a question, in the thread of the caller.
+        idle_s: return if nobody asks for this long; None: wait.
+    """
+    questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    line = socket.socket(fileno=number)
+    threading.Thread(target=_listen, args=(line, questions), daemon=True).start()
+    while True:
+        try:
+            question = questions.get(timeout=idle_s)
+        except queue.Empty:
+            return
+        made = answer(question)
+        line.sendall(LENGTH.pack(len(made)) + made)
+
+
+def _listen(line: socket.socket, questions: queue.SimpleQueue[bytes]) -> None:
+    """Take questions until there are no more; then end, also in the middle of an answer."""
+    try:
+        with line.makefile("rb") as incoming:
+            while len(head := incoming.read(LENGTH.size)) == LENGTH.size:
+                (length,) = LENGTH.unpack(head)
+                questions.put(incoming.read(length))
+    finally:  # also where the asker ended with an answer unread, which resets the connection
+        os.killpg(os.getpgrp(), signal.SIGKILL)

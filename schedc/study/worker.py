@@ -11,7 +11,7 @@ import json
 import pickle
 import sys
 
-from schedc.io.serve import serve
+from schedc.io.child import serve
 from schedc.study.task import row_of
 
 

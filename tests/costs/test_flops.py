@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from schedc.costs.architecture import Architecture, Attention, Block, Mamba
+from schedc.costs.architecture import Architecture, Attention, Block, Mamba, Setting
 from schedc.costs.operators.blocks import block_operators
-from schedc.costs.setting import Setting
 
 TOKENS, HIDDEN = 12, 48
 

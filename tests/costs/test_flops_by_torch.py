@@ -9,10 +9,9 @@ import torch
 from torch.nn.functional import gelu, linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention
+from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Setting
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.ends import head_operators
-from schedc.costs.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

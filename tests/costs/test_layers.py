@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.costs.architecture import Attention
+from schedc.costs.architecture import Attention, Setting
 from schedc.costs.devices import DEVICES
 from schedc.costs.efficiency import ROOFLINE, duration_s, sustained
 from schedc.costs.layers import layers_of, merged
@@ -13,7 +13,6 @@ from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine
 from schedc.costs.parameters import block_parameters
 from schedc.costs.predicted import architecture_named, known_names
-from schedc.costs.setting import Setting
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]

@@ -5,12 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
+from schedc.costs.architecture import (
+    Architecture,
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Mamba,
+    Setting,
+    Sublayer,
+)
 from schedc.costs.devices import DEVICES
 from schedc.costs.layers import layers_of
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.parameters import block_parameters, further_token_parameters, parameters
-from schedc.costs.setting import Setting
 
 SMALL = st.integers(1, 5)
 FLAG = st.booleans()

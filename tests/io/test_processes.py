@@ -16,7 +16,7 @@ from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes
 
 SERVER = """
 import os, signal, subprocess, sys, threading, time
-from schedc.io.serve import serve
+from schedc.io.child import serve
 idle_s = None
 def answer(question):
     {body}

@@ -12,8 +12,7 @@ from schedc.costs.operators.operator import Engine, Operator, Operators, Operato
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
-    from schedc.costs.architecture import Attention, LatentAttention
-    from schedc.costs.setting import Setting
+    from schedc.costs.architecture import Attention, LatentAttention, Setting
 
 BACKWARD_PRODUCTS = 2.5
 """Fused attention: F computes two products (scores, output), B five (the scores again, and four gradients)."""

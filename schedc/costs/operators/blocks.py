@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
+from schedc.costs.architecture import (
+    Architecture,
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Mamba,
+    Setting,
+    Sublayer,
+)
 from schedc.costs.operators.attention import attention_operators, latent_attention_operators
 from schedc.costs.operators.feed_forward import experts_operators, feed_forward_operators
 from schedc.costs.operators.mamba import mamba_operators
 from schedc.costs.operators.operator import Operator, Operators, collective, elementwise
-
-if TYPE_CHECKING:
-    from schedc.costs.setting import Setting
 
 
 def block_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:

@@ -17,8 +17,7 @@ from schedc.costs.operators.operator import (
 )
 
 if TYPE_CHECKING:
-    from schedc.costs.architecture import Architecture, Block
-    from schedc.costs.setting import Setting
+    from schedc.costs.architecture import Architecture, Block, Setting
 
 TOKEN_BYTES = 8
 """Of a token's number."""

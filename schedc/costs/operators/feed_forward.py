@@ -12,8 +12,7 @@ from schedc.costs.operators.operator import Operator, Operators, OperatorWork, c
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
-    from schedc.costs.architecture import Experts, FeedForward
-    from schedc.costs.setting import Setting
+    from schedc.costs.architecture import Experts, FeedForward, Setting
 
 
 def feed_forward_operators(feed_forward: FeedForward, hidden: int, setting: Setting) -> Operators:

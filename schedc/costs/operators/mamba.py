@@ -12,8 +12,7 @@ from schedc.costs.operators.operator import Engine, Operator, Operators, Operato
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
-    from schedc.costs.architecture import Mamba
-    from schedc.costs.setting import Setting
+    from schedc.costs.architecture import Mamba, Setting
 
 BACKWARD_SCANS = 3
 """B computes the chunks' states again, and two gradients for each product."""

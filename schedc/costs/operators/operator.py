@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from schedc.costs.setting import Setting
+    from schedc.costs.architecture import Setting
 
 GRADIENT_BYTES = 4
 """Of each element of a weight's gradient, which is summed over microbatches in 32 bits."""

@@ -17,7 +17,7 @@ topology = { sites = [1, 1], between = { latency = "1 ms" } }
 
 STAND_IN = """
 import json, os, pickle, signal, sys, time
-from schedc.io.serve import serve
+from schedc.io.child import serve
 def answer(question):
     (microbatches,) = [each.value for each in pickle.loads(question).source.overrides]
     {body}
