@@ -11,49 +11,32 @@ the device has computed it, on the clock of the host that both ranks share; who 
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedc.runtime.common.failure import NoAnswer
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.stamped import InjectedTransport, message_tag
-from schedc.runtime.execution.channels import NO_TAG, TAGS, same_transfer
+from schedc.runtime.execution.channels import TAGS, TransferBegins
+from schedc.runtime.measure.device_clock import timed_event
 from schedc.runtime.transports.delegate import found_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
-    from schedc.runtime.transports.base import Ends, Outgoing
+    from schedc.runtime.transports.base import Ends, Incoming, Outgoing
+    from schedc.runtime.transports.nccl import NcclTransport
     from schedc.runtime.transports.streams import Mark
 
 CALIBRATION_CYCLES = (1_000_000, 11_000_000)
 """Two lengths, so that what a launch takes drops out; some milliseconds on any GPU."""
 CALIBRATIONS = 5
-
-
-class MarkedIncoming(Protocol):
-    """A tensor expected, that is device work."""
-
-    mark: Mark
-    """A CUDA event: when the device has received it."""
-
-    def wait(self, timeout_s: float) -> torch.Tensor:
-        """As `Incoming.wait`."""
-
-
-class MarkedTransport(Protocol):
-    """A transport whose receives are."""
-
-    def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
-        """As `Transport.send`."""
-
-    def receive(self, kind: TensorMeta, tag: int) -> MarkedIncoming:
-        """As `Transport.receive`."""
 
 
 def spin(stream: torch.cuda.Stream, duration_ns: float, rate: float) -> None:
@@ -78,9 +61,9 @@ def cycles_per_ns(device: torch.device) -> float:
     for _ in range(CALIBRATIONS):
         times_ns: list[float] = []
         for cycles in CALIBRATION_CYCLES:
-            begin = _event_of(stream)
+            begin = timed_event(stream)
             spin(stream, cycles, 1)
-            end = _event_of(stream)
+            end = timed_event(stream)
             end.synchronize()
             times_ns.append(begin.elapsed_time(end) * 1e6)
         rates.append((CALIBRATION_CYCLES[1] - CALIBRATION_CYCLES[0]) / (times_ns[1] - times_ns[0]))
@@ -90,7 +73,7 @@ def cycles_per_ns(device: torch.device) -> float:
 class _Spun:
     """A message that has left the link, or will."""
 
-    def __init__(self, inner: MarkedIncoming, left: torch.cuda.Event, latency_ns: int, device: torch.device, rate: float) -> None:
+    def __init__(self, inner: Incoming, left: torch.cuda.Event, latency_ns: int, device: torch.device, rate: float) -> None:
         self._inner = inner
         self._left = left
         self._latency_ns = latency_ns
@@ -101,7 +84,7 @@ class _Spun:
         value = self._inner.wait(timeout_s)
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(self._left)
-        now = _event_of(compute)
+        now = timed_event(compute)
         now.synchronize()
         spin(compute, self._latency_ns - self._left.elapsed_time(now) * 1e6, self._rate)
         return value
@@ -110,7 +93,7 @@ class _Spun:
 class SpunTransport:
     """The end of a wire for its tensors, with tags as channels give them."""
 
-    def __init__(self, inner: MarkedTransport, delay: DelayOfTransfers, device: torch.device, rate: float) -> None:
+    def __init__(self, inner: NcclTransport, delay: DelayOfTransfers, device: torch.device, rate: float) -> None:
         """Wrap an end.
 
         Args:
@@ -124,7 +107,7 @@ class SpunTransport:
         self._device = device
         self._rate = rate
         self._link = _stream(device)
-        self._last_tag = NO_TAG
+        self._begins = TransferBegins()
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
@@ -136,28 +119,26 @@ class SpunTransport:
         assert isinstance(incoming.mark, torch.cuda.Event)
         delay = self._delay.at(perf_counter_ns())  # under a link trace, that of when the receive is posted
         self._link.wait_event(incoming.mark)
-        if not same_transfer(self._last_tag, tag):
+        if self._begins.at(tag):
             spin(self._link, delay.occupancy_ns[tag // TAGS], self._rate)
-        self._last_tag = tag
-        return _Spun(incoming, _event_of(self._link), delay.latency_ns, self._device, self._rate)
+        return _Spun(incoming, timed_event(self._link), delay.latency_ns, self._device, self._rate)
 
 
 class _Outgoing:
     """A message on its way, and its stamp, which is made when the device has come so far."""
 
-    def __init__(self, message: Outgoing) -> None:
+    def __init__(self, message: Outgoing, stamp: Future[Outgoing]) -> None:
         self._message = message
-        self.stamp: Outgoing | None = None
-        self.error: Exception | None = None
-        self.stamped = threading.Event()
+        self._stamp = stamp
 
     def wait(self, timeout_s: float) -> None:
-        if not self.stamped.wait(timeout_s):
-            raise NoAnswer(f"the device has not computed it in {timeout_s:g} s")
-        if self.error is not None:
-            raise found_elsewhere(self.error)
-        if self.stamp is not None:
-            self.stamp.wait(timeout_s)
+        try:
+            stamp = self._stamp.result(timeout_s)
+        except TimeoutError:
+            raise NoAnswer(f"the device has not computed it in {timeout_s:g} s") from None
+        except (ConnectionLost, NoAnswer) as error:
+            raise found_elsewhere(error) from error
+        stamp.wait(timeout_s)
         self._message.wait(timeout_s)
 
 
@@ -180,32 +161,19 @@ class DeviceStampedTransport(InjectedTransport):
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
         mark = self._record()
-        outgoing = _Outgoing(self._data.send(tensor, message_tag(tag)))
-        self._stamps.add(lambda: self._stamp(mark, tag, outgoing))
-        return outgoing
+        message = self._data.send(tensor, message_tag(tag))
+        return _Outgoing(message, self._stamps.submit(partial(self._stamp, mark, tag)))
 
-    def _stamp(self, mark: Mark, tag: int, outgoing: _Outgoing) -> None:
+    def _stamp(self, mark: Mark, tag: int) -> Outgoing:
         """Send a message's stamp once the device has computed it."""
-        try:
-            mark.synchronize()
-            outgoing.stamp = self.send_stamp(tag)
-        except Exception as error:  # for who waits for the message
-            outgoing.error = error
-        outgoing.stamped.set()
+        mark.synchronize()
+        return self.send_stamp(tag)
 
 
 def compute_mark(device: torch.device) -> Mark:
     """A mark in the current stream of a GPU, after all that has been launched."""
     mark: Mark = torch.cuda.current_stream(device).record_event()
     return mark
-
-
-def _event_of(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """The time at which a stream has done what it has got so far."""
-    make: Any = torch.cuda.Event  # PyTorch has no types for it
-    event: torch.cuda.Event = make(enable_timing=True)
-    event.record(stream)
-    return event
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

@@ -7,16 +7,18 @@ posted late is seen late.
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.timer import wait_until
-from schedc.runtime.execution.channels import NO_TAG, TAGS, last_of, same_transfer
+from schedc.runtime.execution.channels import TAGS, TransferBegins
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import torch
 
     from schedc.runtime.common.header import TensorMeta
@@ -30,21 +32,17 @@ WATCH_S = 86_400.0
 class _Incoming:
     """A message that is watched for."""
 
-    def __init__(self, inner: Incoming) -> None:
-        self.inner = inner
-        self.seen = threading.Event()
-        self.arrival_ns = 0
-        self.value: torch.Tensor | None = None
-        self.error: Exception | None = None
+    def __init__(self, seen: Future[tuple[torch.Tensor, int]]) -> None:
+        """Take the message, and the time at which it arrives."""
+        self._seen = seen
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        if not self.seen.wait(timeout_s):
-            raise NoAnswer(f"nothing came in {timeout_s:g} s")
-        if self.error is not None:
-            raise self.error
-        assert self.value is not None
-        wait_until(self.arrival_ns)
-        return self.value
+        try:
+            value, arrival_ns = self._seen.result(timeout_s)
+        except TimeoutError:
+            raise NoAnswer(f"nothing came in {timeout_s:g} s") from None
+        wait_until(arrival_ns)
+        return value
 
 
 class ObservedTransport:
@@ -61,7 +59,7 @@ class ObservedTransport:
         self._inner = inner
         self._delay = delay
         self._link = link
-        self._last_tag = NO_TAG
+        self._begins = TransferBegins()
         self._receives = SerialExecutor()
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
@@ -70,20 +68,13 @@ class ObservedTransport:
 
     def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
-        place = None if same_transfer(self._last_tag, tag) else tag // TAGS
-        self._last_tag = last_of(self._last_tag, tag)
-        incoming = _Incoming(self._inner.receive(kind, tag))
-        self._receives.add(lambda: self._watch(incoming, place))
-        return incoming
+        place = tag // TAGS if self._begins.at(tag) else None
+        return _Incoming(self._receives.submit(partial(self._watch, self._inner.receive(kind, tag), place)))
 
-    def _watch(self, incoming: _Incoming, place: int | None) -> None:
-        """Take note of an expected message when it comes: of the transfer at this place of the wire; None: of the one before."""
-        try:
-            incoming.value = incoming.inner.wait(WATCH_S)
-            now_ns = perf_counter_ns()
-            delay = self._delay.at(now_ns)
-            occupancy_ns = 0 if place is None else delay.occupancy_ns[place]
-            incoming.arrival_ns = self._link.reserve(now_ns, occupancy_ns) + delay.latency_ns
-        except Exception as error:  # for who takes it
-            incoming.error = error
-        incoming.seen.set()
+    def _watch(self, incoming: Incoming, place: int | None) -> tuple[torch.Tensor, int]:
+        """An expected message, and when it arrives: of the transfer at this place of the wire; None: of the one before."""
+        value = incoming.wait(WATCH_S)
+        now_ns = perf_counter_ns()
+        delay = self._delay.at(now_ns)
+        occupancy_ns = 0 if place is None else delay.occupancy_ns[place]
+        return value, self._link.reserve(now_ns, occupancy_ns) + delay.latency_ns

@@ -14,7 +14,7 @@ import torch
 
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.timer import wait_until
-from schedc.runtime.execution.channels import NO_TAG, TAGS, last_of, same_transfer
+from schedc.runtime.execution.channels import TAGS, TransferBegins
 
 if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
@@ -95,7 +95,7 @@ class InjectedTransport:
         self._delay = delay
         self._link = link
         self._queue = queue
-        self._last_tag = NO_TAG
+        self._begins = TransferBegins()
         self._arrival_ns = 0
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
@@ -105,7 +105,7 @@ class InjectedTransport:
 
     def send_stamp(self, tag: int) -> Outgoing:
         """Reserve the link for a message that is ready now, and send the receiver the time at which it arrives."""
-        if not same_transfer(self._last_tag, tag):
+        if self._begins.at(tag):
             if self._queue is not None:
                 self._queue.enter()
             now_ns = perf_counter_ns()
@@ -113,7 +113,6 @@ class InjectedTransport:
             self._arrival_ns = self._link.reserve(now_ns, delay.occupancy_ns[tag // TAGS]) + delay.latency_ns
             if self._queue is not None:
                 self._queue.hold(self._arrival_ns)
-        self._last_tag = last_of(self._last_tag, tag)
         return self._control.send(torch.tensor([self._arrival_ns], device="cpu"), stamp_tag(tag))
 
     def receive(self, kind: TensorMeta, tag: int) -> _Incoming:

@@ -34,24 +34,24 @@ Failing: TypeAlias = "Callable[[str, Exception], None]"
 TAGS = MAX_TENSORS + 3
 """How many tags a transfer has: one for each tensor; then what lies beside them, a header, a monitor's stamp and its pings."""
 HEADER_TAG, STAMP_TAG, PING_TAG = range(MAX_TENSORS, TAGS)
-NO_TAG = -1
-"""Of the message before the first."""
 
 
-def same_transfer(before: int, tag: int) -> bool:
-    """Whether a message belongs to the same transfer as the one before it on its wire, by their tags.
+class TransferBegins:
+    """Which messages of a wire, one behind the other, begin a transfer."""
 
-    The tensors of a transfer follow each other and have rising tags; together they occupy the link once.
-    """
-    return before // TAGS == tag // TAGS and before < tag
+    def __init__(self) -> None:
+        """None has been sent."""
+        self._last_tag = -1
 
+    def at(self, tag: int) -> bool:
+        """Whether the next message, by its tag, belongs to another transfer than the one before it.
 
-def last_of(before: int, tag: int) -> int:
-    """Of two messages, one behind the other, which the next is compared with.
-
-    What lies beside a transfer's tensors says nothing of them: more may follow.
-    """
-    return before if tag % TAGS >= HEADER_TAG else tag
+        The tensors of a transfer follow each other and have rising tags. What lies beside them says nothing: more may follow.
+        """
+        before = self._last_tag
+        if tag % TAGS < HEADER_TAG:
+            self._last_tag = tag
+        return before // TAGS != tag // TAGS or before >= tag
 
 
 def _header_tag(at: int) -> int:

@@ -40,13 +40,12 @@ class CudaEvents:
     def __init__(self, device: torch.device) -> None:
         """Take the GPU of the stages."""
         self._device = device
-        self._events: list[Any] = []  # PyTorch has no types for them
+        self._events: list[torch.cuda.Event] = []
 
     def record(self, number: int) -> None:
         """As `Events.record`."""
-        make: Any = torch.cuda.Event
         while number >= len(self._events):
-            self._events.append(make(enable_timing=True))
+            self._events.append(timed_event())
         self._events[number].record(torch.cuda.current_stream(self._device))
 
     def synchronize(self, number: int) -> None:
@@ -57,6 +56,15 @@ class CudaEvents:
         """As `Events.between_ns`."""
         elapsed_ms: float = self._events[first].elapsed_time(self._events[second])
         return round(elapsed_ms * 1e6)
+
+
+def timed_event(stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
+    """An event that has a time; recorded now, if a stream is given: when that has done what it has got so far."""
+    make: Any = torch.cuda.Event  # PyTorch has no types for it
+    event: torch.cuda.Event = make(enable_timing=True)
+    if stream is not None:
+        event.record(stream)
+    return event
 
 
 class DeviceClock(Observer):

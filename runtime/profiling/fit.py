@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,25 +46,13 @@ def fit_link(times_ns: Mapping[int, float]) -> LinkFit:
         raise ValueError(f"a line needs two sizes or more, got {len(times_ns)}")
     if min(times_ns.values()) <= 0:
         raise ValueError(f"times must be above 0, got {min(times_ns.values())}")
-    sizes, times = list(times_ns), list(times_ns.values())
-    weights = [1 / time**2 for time in times]
-    total = math.fsum(weights)
-    size_mean = math.fsum(map(math.prod, zip(weights, sizes, strict=True))) / total
-    time_mean = math.fsum(map(math.prod, zip(weights, times, strict=True))) / total
-    apart = [
-        (weight * (size - size_mean), size - size_mean, time) for weight, size, time in zip(weights, sizes, times, strict=True)
-    ]
-    slope = math.fsum(scaled * (time - time_mean) for scaled, _, time in apart) / math.fsum(
-        scaled * off for scaled, off, _ in apart
-    )
-    latency = time_mean - slope * size_mean
+    sizes, times = np.array([*times_ns], float), np.array([*times_ns.values()], float)
+    slope, latency = map(float, np.polyfit(sizes, times, 1, w=1 / times))
     if latency < 0:  # the best line through the origin
-        latency = 0.0
-        slope = math.fsum(size / time for size, time in times_ns.items()) / math.fsum(
-            (size / time) ** 2 for size, time in times_ns.items()
-        )
+        ratios = sizes / times
+        latency, slope = 0.0, float(ratios.sum() / (ratios**2).sum())
     elif slope < 0:  # the best level one
-        latency, slope = time_mean, 0.0
+        latency, slope = float(np.average(times, weights=times**-2)), 0.0
     fit = LinkFit(
         latency_ns=round(latency),
         bytes_per_second=max(1, round(1e9 / slope)) if slope > 1e-9 else None,  # an exabyte per second is none

@@ -21,7 +21,7 @@ from schedc.runtime.profiling.blocks import block_of, gradient_bytes, gradients_
 from schedc.runtime.profiling.held import meter_for
 from schedc.runtime.profiling.measured import MeasuredLayer
 from schedc.runtime.profiling.model import raised
-from schedc.runtime.profiling.watch import watch_for
+from schedc.runtime.profiling.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from schedc.runtime.profiling.blocks import Boundary
     from schedc.runtime.profiling.model import Model
-    from schedc.runtime.profiling.watch import Watch
     from schedc.runtime.stage.block import StageBlock
 
 T = TypeVar("T")
@@ -89,7 +88,7 @@ def profile_model(
             with _on_device(layer, device, dtype), _autocast(device, autocast):
                 run, outputs = _prepare(layer, inputs, loss_fn, targets)
                 held_bytes, held_after_input_bytes = _hold(run, device, warmup, first=not measured)
-                times = _time(run, watch_for(device), repeats)
+                times = _time(run, Watch(device), repeats)
         except SchedcError as error:
             raise InvalidInput(f"layer {name!r}: {error}") from error
         except Exception as error:

@@ -8,76 +8,58 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
-import torch
+from schedc.runtime.measure.device_clock import CudaEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import torch
 
-_new_event = cast("Callable[..., torch.cuda.Event]", torch.cuda.Event)  # torch gives it no types
+    from schedc.runtime.measure.device_clock import Events
 
 
-class Watch(Protocol):
+class Watch:
     """Measures phases, one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take where the work is done."""
+        self._events: Events = CudaEvents(device) if device.type == "cuda" else _HostEvents()
+        self._count = 0
+        self._phases: list[tuple[str, int]] = []
+        """With the number of the event at which each begins; it ends at the next."""
 
     def start(self) -> None:
         """A phase begins."""
+        self._events.record(self._count)
 
     def stop(self, phase: str) -> None:
         """The phase that has begun ends; it was this one."""
+        self._events.record(self._count + 1)
+        self._phases.append((phase, self._count))
+        self._count += 2
 
-    def times(self) -> Mapping[str, Sequence[int]]:
+    def times(self) -> dict[str, list[int]]:
         """The nanoseconds of each phase so far, in order; forgets them."""
+        times: defaultdict[str, list[int]] = defaultdict(list)
+        for phase, begin in self._phases:
+            self._events.synchronize(begin + 1)
+            times[phase].append(self._events.between_ns(begin, begin + 1))
+        self._phases.clear()
+        self._count = 0
+        return times
 
 
-def watch_for(device: torch.device) -> Watch:
-    """A stopwatch for work on this device."""
-    return _EventWatch(device) if device.type == "cuda" else _ClockWatch()
-
-
-class _ClockWatch:
-    """By the host's clock."""
+class _HostEvents:
+    """As `Events`, of work that is done when its call returns."""
 
     def __init__(self) -> None:
-        self._begun = 0
-        self._times: defaultdict[str, list[int]] = defaultdict(list)
+        self._times_ns: dict[int, int] = {}
 
-    def start(self) -> None:
-        self._begun = time.perf_counter_ns()
+    def record(self, number: int) -> None:
+        self._times_ns[number] = time.perf_counter_ns()
 
-    def stop(self, phase: str) -> None:
-        self._times[phase].append(time.perf_counter_ns() - self._begun)
+    def synchronize(self, number: int) -> None:
+        pass
 
-    def times(self) -> Mapping[str, Sequence[int]]:
-        times, self._times = self._times, defaultdict(list)
-        return times
-
-
-class _EventWatch:
-    """By events in the current stream of a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._begun: torch.cuda.Event | None = None
-        self._phases: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        self._begun = self._now()
-
-    def stop(self, phase: str) -> None:
-        assert self._begun is not None
-        self._phases.append((phase, self._begun, self._now()))
-
-    def times(self) -> Mapping[str, Sequence[int]]:
-        torch.cuda.synchronize(self._device)
-        times: defaultdict[str, list[int]] = defaultdict(list)
-        for phase, begun, ended in self._phases:
-            times[phase].append(round(begun.elapsed_time(ended) * 1e6))
-        self._phases.clear()
-        return times
-
-    def _now(self) -> torch.cuda.Event:
-        event = _new_event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def between_ns(self, first: int, second: int) -> int:
+        return self._times_ns[second] - self._times_ns[first]

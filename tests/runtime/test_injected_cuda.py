@@ -139,7 +139,8 @@ def test_nothing_is_computed_from_a_message_before_its_time() -> None:
     streams: Any = torch.cuda.Stream
     come_ns, occupancy_ns, latency_ns = 5 * MS, 10 * MS, 20 * MS
     delay = WireDelay(latency_ns=latency_ns, occupancy_ns=(occupancy_ns,) * 3)
-    end = SpunTransport(Receiving(streams(device), come_ns, rate), delay, device, rate)
+    receiving: Any = Receiving(streams(device), come_ns, rate)
+    end = SpunTransport(receiving, delay, device, rate)
     torch.cuda.synchronize()
     begin = make(enable_timing=True)
     begin.record()

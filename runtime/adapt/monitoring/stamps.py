@@ -22,7 +22,7 @@ from schedc.runtime.adapt.monitoring.link_pair import News
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.serial_executor import SerialExecutor
-from schedc.runtime.execution.channels import NO_TAG, PING_TAG, STAMP_TAG, TAGS, same_transfer
+from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class StampedEnd:
         self._beside = beside
         self._link = link
         self._every = -(-transfers // MOST_STAMPS)
-        self._last_tag = NO_TAG
+        self._begins = TransferBegins()
         link.end = beside
 
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
@@ -271,11 +271,7 @@ class StampedEnd:
 
     def _stamps(self, tag: int) -> bool:
         """Whether this tensor has a stamp; both ends say the same."""
-        if not self._cadence.now:
-            return False
-        first = not same_transfer(self._last_tag, tag)
-        self._last_tag = tag
-        return first and tag // TAGS % self._every == 0
+        return self._cadence.now and self._begins.at(tag) and tag // TAGS % self._every == 0
 
 
 class _Both:
