@@ -19,3 +19,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_small_letters = {each.casefold(): each for each in known}
     matches = get_close_matches(name.casefold(), list(by_small_letters), n=1, cutoff=0.5)
     return f"; did you mean {by_small_letters[matches[0]]!r}?" if matches else ""
+
+
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers in few words: `0`, `2-4`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]

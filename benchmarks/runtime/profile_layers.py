@@ -22,7 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.runtime.profiling import Model, merged, profile_layer, profile_model, warnings
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.terminal.profile import ProfileRow, print_profile
+from schedc.view.terminal.profile import ProfileRow, shown_profile
+from schedc.view.terminal.show import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,7 @@ def main() -> None:
     title = f"hidden {options.hidden}, {options.length} tokens, {options.dtype} on {options.device}, medians of"
     title += f" {options.rounds} × {options.repeats}"
     rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters) for layer in shown]
-    print_profile(rows, warnings(apart, together), title)
+    show(shown_profile(rows, warnings(apart, together), title))
 
     table = Table(title=f"\na stage of {options.layers} blocks, whole and as the sum of them", title_justify="left", box=None)
     for header in ("", "sum", "whole", "whole ÷ sum", "of the fastest"):

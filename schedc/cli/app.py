@@ -25,11 +25,10 @@ from schedc.cli.commands.costs import costs_command
 from schedc.cli.commands.diff import diff_command
 from schedc.cli.commands.emulate import emulate_command
 from schedc.cli.commands.explain import explain_command
-from schedc.cli.commands.export_layouts import export_megatron, export_torchtitan
-from schedc.cli.commands.export_perfetto import export_perfetto
-from schedc.cli.commands.export_torch_csv import export_app, lint
+from schedc.cli.commands.export import export_app
 from schedc.cli.commands.family import family_command
 from schedc.cli.commands.init import init_command
+from schedc.cli.commands.lint import lint_command
 from schedc.cli.commands.plot import plot_command
 from schedc.cli.commands.profile import profile_command
 from schedc.cli.commands.repartition import repartition_command
@@ -41,6 +40,7 @@ from schedc.cli.commands.sweep import sweep_command
 from schedc.cli.commands.templates import templates_command
 from schedc.cli.commands.tune import tune_command
 from schedc.cli.commands.verify import verify_command
+from schedc.cli.options import INTERRUPTED
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.usage import UsageError, refused
 from schedc.errors import SchedcError
@@ -53,10 +53,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-INTERRUPTED = 130
-"""The exit status after an interruption from the keyboard."""
 
 
 def _version(wanted: bool) -> None:
@@ -72,33 +68,35 @@ def options(
     """Take the options before the command."""
 
 
-app.command("compile")(compile_command)
-app.command("verify")(verify_command)
-app.command("simulate")(simulate_command)
-app.command("show")(show_command)
-app.command("bounds")(bounds_command)
-app.command("templates")(templates_command)
-app.command("bench")(bench_command)
-app.command("schema")(schema_command)
-app.command("profile")(profile_command)
-app.command("costs")(costs_command)
-app.command("init")(init_command)
-app.command("tune")(tune_command)
-app.command("family")(family_command)
-app.command("emulate")(emulate_command)
-app.command("compare")(compare_command)
-app.command("diff")(diff_command)
-app.command("report")(report_command)
-app.command("explain")(explain_command)
-app.command("assign")(assign_command)
-app.command("repartition")(repartition_command)
-app.command("plot")(plot_command)
-app.command("sweep")(sweep_command)
-export_app.command("megatron")(export_megatron)
-export_app.command("torchtitan")(export_torchtitan)
-export_app.command("perfetto")(export_perfetto)
+COMMANDS = (
+    compile_command,
+    verify_command,
+    simulate_command,
+    show_command,
+    bounds_command,
+    templates_command,
+    bench_command,
+    schema_command,
+    profile_command,
+    costs_command,
+    init_command,
+    tune_command,
+    family_command,
+    emulate_command,
+    compare_command,
+    diff_command,
+    report_command,
+    explain_command,
+    assign_command,
+    repartition_command,
+    plot_command,
+    sweep_command,
+)
+"""In the order in which `--help` lists them."""
+for function in COMMANDS:
+    app.command(function.__name__.removesuffix("_command"))(function)
 app.add_typer(export_app, name="export")
-app.command("lint")(lint)
+app.command("lint")(lint_command)
 
 
 @cache

@@ -24,6 +24,8 @@ _LIMITS = {
     "greater than": "above",
     "less than": "below",
 }
+_NEW_NAMES = {"model": "costs", "relayout": "repartition"}
+"""Of commands that had another name before."""
 _NUMBERS = {"valid number": "a number", "valid integer": "a whole number"}
 
 
@@ -45,7 +47,9 @@ def _unknown(error: Any) -> str | None:
         return f"expected {_name(error.param)}, found none; {listed}"
     match = re.fullmatch(r"No such command '(.*?)'\..*", message, re.DOTALL)
     if match:
-        return f"found an unknown command {show(match[1])}{nearest(match[1], context.command.commands) or f'; {listed}'}"
+        new = _NEW_NAMES.get(match[1])
+        near = f"; it is now `{context.command_path} {new}`" if new else nearest(match[1], context.command.commands)
+        return f"found an unknown command {show(match[1])}{near or f'; {listed}'}"
     match = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL)
     return f"found {show(match[1])}, expected no more arguments" if match else None
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import schedc
 
-from schedc.view.terminal.results import console, plain_table, print_fitting
+from schedc.view.document import Table, right
+from schedc.view.terminal.show import show
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "m70-2dc" / "job.toml"
@@ -371,9 +372,8 @@ def test_a_table_that_is_too_wide_leaves_columns_out(monkeypatch: pytest.MonkeyP
     """No cell is cut, no row takes two lines, and what is missing is named."""
     for width, expected in ((80, 0), (24, 1), (12, 2)):
         monkeypatch.setenv("COLUMNS", str(width))
-        table = plain_table("a title of some length", right=("first", "second", "third"))
-        table.add_row("12345", "123456789", "12345678")
-        print_fitting(console(), table, ("third", "none", "second"))
+        columns, rows = right("first", "second", "third"), [("12345", "123456789", "12345678")]
+        show([Table(title="a title of some length", columns=columns, rows=rows, may_go=("third", "none", "second"))])
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 3 + bool(expected) and "…" not in "".join(lines)
         assert lines[2].split() == ["12345", "123456789", "12345678"][: 3 - expected]

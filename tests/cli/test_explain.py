@@ -31,7 +31,8 @@ from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, o
 from schedc.study.explain.delays import pair_delays
 from schedc.study.explain.resolve import Solver
 from schedc.verify.schedule.checks import verify_schedule
-from schedc.view.terminal.explanation import print_explanation
+from schedc.view.terminal.explanation import WIDTH, shown_explanation
+from schedc.view.terminal.show import console, show
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -140,13 +141,14 @@ def test_what_the_bound_says_of_a_plan_and_the_columns_of_80(
     plan = certified(problem, one_f_one_b(problem))
     said = explain_plan(plan, time_limit_s=LONG_S)
     monkeypatch.setenv("COLUMNS", "80")
-    print_explanation(plan, replace(said, planned_ns=200, base_ns=200, base_bound_ns=100))
+    said_of_bound = replace(said, planned_ns=200, base_ns=200, base_bound_ns=100)
+    show(shown_explanation(plan, said_of_bound), console(most=WIDTH))
     text = capsys.readouterr().out
     assert "no schedule is more than 50.00% shorter" in " ".join(text.split())
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     monkeypatch.setenv("COLUMNS", "45")
-    print_explanation(plan, said)
+    show(shown_explanation(plan, said), console(most=WIDTH))
     text = capsys.readouterr().out
     assert all(line.rstrip().endswith("…") for line in text.splitlines() if "rank 0" in line and "%" in line)  # cut, and says so
 

@@ -35,7 +35,8 @@ from schedc.runtime.common.program import wires_of
 from schedc.runtime.emulation.adapting import AdaptingRuns, PlanMove, emulate_adapting
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
 from schedc.solvers.driver.registry import constructive
-from schedc.view.terminal.adapting import print_replay, simulated_runs
+from schedc.view.terminal.emulated import replay_times, shown_replay, simulated_runs
+from schedc.view.terminal.show import show
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -227,7 +228,8 @@ def test_each_stretch_has_a_row_and_each_plan_a_line(capsys: pytest.CaptureFixtu
         ended="the proposer has ended: it ended by SIGKILL",
         before_others=False,
     )
-    print_replay(plan, trace, found, scale=2.0, choose=False, as_json=False)
+    times = replay_times(plan, trace, found, choose=False)
+    show(shown_replay(trace, found, times, scale=2.0, choose=False))
     shown = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     text = " ".join(lines)

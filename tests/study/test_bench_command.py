@@ -11,8 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from schedc.cli import bench_table as bench_module
-from schedc.cli.bench_table import run_bench
+from schedc.cli.commands.bench import bench_command
 from schedc.errors import InvalidInput
 from schedc.ir.problem import Objective
 from schedc.study.bench import instances as instances_module
@@ -38,7 +37,7 @@ def command(
     csv_file: CsvOption = None,
     fused_backward: Annotated[float | None, typer.Option()] = None,
 ) -> None:
-    run_bench(name, methods, time_limit, csv_file, fused_backward)
+    bench_command(name, methods, time_limit, csv_file, fused_backward)
 
 
 def bench(*arguments: object) -> Result:
@@ -93,7 +92,7 @@ def test_a_set_runs_with_a_fused_backward_of_its_own() -> None:
 
 
 def test_no_line_is_wider_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "PIPED_WIDTH", 80)
+    monkeypatch.setattr("schedc.view.terminal.bench.PIPED_WIDTH", 80)
     result = bench("tiny-makespan", "--methods", "1f1b,greedy{n_sub=2}")
     assert result.exit_code == 0, result.exception
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -118,7 +117,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(arguments: tuple[str, ...], 
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(bench_module, "run")
+    monkeypatch.setattr("schedc.study.bench.run.run", None)
     result = bench("tiny-makespan", "--csv", "/no/such/folder/rows.csv")
     assert isinstance(result.exception, InvalidInput)
     assert "does not exist; create it first" in str(result.exception)
@@ -129,7 +128,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
         yield from run(chosen, names[:1], limits=limits)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_module, "run", stopped)
+    monkeypatch.setattr("schedc.study.bench.run.run", stopped)
     path = tmp_path / "rows.csv"
     result = bench("tiny-makespan", "--csv", path)
     assert result.exit_code != 0

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from schedc.cli.quantities import option_value
+from schedc.api import assign_plan, read_plan
+from schedc.cli.options import JsonOption, option_seconds, option_value
 from schedc.errors import InvalidInput
+from schedc.io.outputs import check_outputs, write_output
+from schedc.units import parse_bytes
 
 
 class OrderName(StrEnum):
@@ -19,11 +22,8 @@ class OrderName(StrEnum):
     ranks = "ranks"
 
 
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON) of one pipeline.")]
-
-
 def assign_command(
-    plan: PlanArgument,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON) of one pipeline.")],
     links: Annotated[
         Path, typer.Option("--links", metavar="TOPOLOGY", help="The links between all nodes (TOML), by process number.")
     ],
@@ -47,15 +47,12 @@ def assign_command(
     time_limit: Annotated[
         str | None, typer.Option(metavar="TIME", help="For each search, as in 10s. Default: a fixed amount of work.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say which node takes which replica and rank, so that slow links cost least, and in which order to list the hosts."""
-    from schedc.api import assign_plan, read_plan
-    from schedc.formats.plan.plan_file import plan_json
-    from schedc.io.outputs import check_outputs, write_output
-    from schedc.units import parse_bytes
-    from schedc.view.terminal.moves import assignment_json, print_assignment
-    from schedc.view.terminal.results import print_json
+    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.view.terminal.moves import assignment_json, shown_assignment
+    from schedc.view.terminal.show import show
 
     read = read_plan(plan)
     if replicas is None and read.problem.data_parallel is None:
@@ -71,11 +68,8 @@ def assign_command(
         order=order.value,
         exact_links=exact_links,
         keep_orders=keep_orders,
-        time_limit_s=None if time_limit is None else option_value("--time-limit", time_limit) / 1e9,
+        time_limit_s=option_seconds("--time-limit", time_limit),
     )
     if output is not None:
         write_output(output, plan_json(found.plan()))
-    if as_json:
-        print_json(assignment_json(found))
-    else:
-        print_assignment(found, exact_links=exact_links)
+    show(assignment_json(found) if as_json else shown_assignment(found, exact_links=exact_links))

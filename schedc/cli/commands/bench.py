@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from schedc.cli.options import option_seconds
+from schedc.io.outputs import check_outputs
 
 
 def bench_command(
@@ -18,6 +21,28 @@ def bench_command(
     ] = None,
 ) -> None:
     """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""
-    from schedc.cli.bench_table import run_bench
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.driver.registry import check_method
+    from schedc.study.bench.csv_file import write_rows
+    from schedc.study.bench.instances import instances as instances_of
+    from schedc.study.bench.run import run, split_methods
+    from schedc.view.terminal import bench as view
+    from schedc.view.terminal.progress import working
+    from schedc.view.terminal.show import console, show
 
-    run_bench(instances, methods, time_limit, csv, fused_backward)
+    chosen, names = instances_of(instances, fused_backward), split_methods(methods)
+    limits = Limits(time_s=option_seconds("--time-limit", time_limit))
+    check_outputs({"--csv": csv}, ())
+    for name in names:
+        check_method(name)
+    rows = []
+    try:
+        with working("cells", logs=False, total=len(chosen) * len(names)) as progress:
+            for row in run(chosen, names, limits=limits):
+                rows.append(row)
+                progress(f"cells, last {row.instance.name} by {row.method}", len(rows))
+                if csv is not None:  # after every row, so that a stop loses nothing
+                    write_rows(csv, rows)
+    finally:  # an interrupt shows what is known so far
+        if rows:
+            show(view.shown_bench(instances, rows), console(piped_width=view.PIPED_WIDTH))

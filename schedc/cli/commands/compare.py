@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedc.api import read_plan
+from schedc.cli.options import JsonOption, PlanArgument
 from schedc.errors import InvalidInput
+from schedc.io.atomic_write import write_atomically
+from schedc.io.outputs import check_outputs
 
 if TYPE_CHECKING:
+    from schedc.analysis.comparison.compare import Comparison
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
 
@@ -17,7 +23,7 @@ FileOption = Path | None
 
 
 def compare_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")],
+    plan: PlanArgument,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file, recorded from this plan.")],
     step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
     profile: Annotated[
@@ -27,42 +33,33 @@ def compare_command(
     perfetto: Annotated[
         FileOption, typer.Option(metavar="FILE", help="Write planned and measured lanes for ui.perfetto.dev (JSON).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
-    from schedc.analysis.comparison.compare import compare
-    from schedc.compile.plans import time_plan
-    from schedc.formats.plan.plan_file import read_plan
-    from schedc.formats.profile_file import stage_profile_json
-    from schedc.formats.topology_toml import link_topology_toml
-    from schedc.formats.trace_file import read_trace
-    from schedc.io.outputs import check_outputs, write_atomically
-    from schedc.view.perfetto.comparison import comparison_json
-    from schedc.view.terminal.comparison import comparison_table, print_comparison
-    from schedc.view.terminal.results import print_json
+    from schedc.compile.fixed_layout import time_plan
+    from schedc.formats.link_topology import link_topology_toml
+    from schedc.formats.stage_profile import stage_profile_json
+    from schedc.view.perfetto.comparison import comparison_json as perfetto_json
+    from schedc.view.terminal.comparison import comparison_json, shown_comparison
+    from schedc.view.terminal.show import show
 
     number = step_number(step)
     check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
-    read, recorded = read_plan(plan), read_trace(trace)
-    check_same_plan(read, recorded, plan, trace)
-    timeline = time_plan(read)
-    try:
-        comparison = compare(read, timeline, recorded, number)
-    except InvalidInput as error:
-        raise InvalidInput(f"{trace}: {error}") from error
+    read = read_plan(plan)
+    recorded, comparison = compared(read, time_plan(read), plan, trace, number)
     made: dict[Path, tuple[str, bytes]] = {}  # all of it before anything is written, as the topology may be refused
     if topology is not None:
         made[topology] = "the measured links", link_topology_toml(comparison.measured_problem)
     if profile is not None:
         made[profile] = "the measured costs", stage_profile_json(comparison.measured_problem)
     if perfetto is not None:
-        made[perfetto] = "planned and measured lanes", comparison_json(read, recorded, comparison)
+        made[perfetto] = "planned and measured lanes", perfetto_json(read, recorded, comparison)
     for path, (_, content) in made.items():
         write_atomically(path, content)
     if as_json:
-        print_json(comparison_table(read, recorded, comparison))
+        show(comparison_json(read, recorded, comparison))
     else:
-        print_comparison(read, recorded, comparison, [(what, path) for path, (what, _) in made.items()])
+        show(shown_comparison(read, recorded, comparison, [(what, path) for path, (what, _) in made.items()]))
 
 
 def step_number(text: str) -> int | None:
@@ -78,17 +75,23 @@ def step_number(text: str) -> int | None:
     raise InvalidInput(f"--step: found {text!r}, expected the number of a recorded step, or median")
 
 
-def check_same_plan(plan: Plan, trace: Trace, plan_path: Path, trace_path: Path) -> None:
-    """Refuse a trace of another plan.
+def compared(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, step: int | None) -> tuple[Trace, Comparison]:
+    """The trace in a file, and the plan compared with it.
 
     Raises:
-        InvalidInput: names both.
+        InvalidInput: the trace is of another plan, or has no such step; names the files.
     """
-    from schedc.formats.plan.plan_file import plan_sha256
+    from schedc.analysis.comparison.compare import compare
+    from schedc.formats.plan.plan_to_file import plan_sha256
+    from schedc.formats.trace_file import read_trace
 
-    sha256 = plan_sha256(plan)
+    trace, sha256 = read_trace(trace_path), plan_sha256(plan)
     if trace.plan_sha256 != sha256:
         raise InvalidInput(
             f"{trace_path}: is a trace of the plan {trace.plan_name!r} with the sha256 {trace.plan_sha256[:12]}…, found {plan_path}"
             f" with {sha256[:12]}…; compare the plan that was run"
         )
+    try:
+        return trace, compare(plan, timeline, trace, step)
+    except InvalidInput as error:
+        raise InvalidInput(f"{trace_path}: {error}") from error

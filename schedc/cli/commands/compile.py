@@ -1,34 +1,33 @@
-"""`schedc compile`: a job in, a plan out."""
+"""`schedc compile`: a job in, a plan out; with `--robust` one plan for links that change."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from schedc.cli.compile_robustly import SAMPLES, check_robust, compile_robustly
-from schedc.cli.jobs import JobArgument, JsonOption, LayoutOption, SetOption, read_job
-from schedc.cli.quantities import option_value
+from schedc.cli import options
 from schedc.errors import InvalidInput
-from schedc.io.location import one_line
+from schedc.io.outputs import check_outputs, is_standard, write_output
+
+SAMPLES = 64
+"""How many states of the links `--robust` looks at, where the user does not say."""
 
 
 def compile_command(
-    job: JobArgument,
+    job: options.JobArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan; - is standard output.")],
-    values: SetOption = None,
-    layout: LayoutOption = None,
+    values: options.SetOption = None,
+    layout: options.LayoutOption = None,
     write_job: Annotated[
         Path | None,
         typer.Option("--write-job", metavar="FILE", help='Write the job with the layout chosen in place of "auto", comments kept.'),
     ] = None,
     method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
-    gap: Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of random numbers.")] = None,
+    gap: options.GapOption = None,
+    seed: options.SeedOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Search threads of CP-SAT.")] = 8,
     deterministic_limit: Annotated[
         float | None, typer.Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
@@ -43,77 +42,108 @@ def compile_command(
     robust_samples: Annotated[
         int | None, typer.Option(min=1, max=4096, help="With --robust: how many states of the links. Default: 64.")
     ] = None,
-    as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Compile a job into a plan."""
-    check_robust(robust, robust_percentile, robust_samples)
+    _check_robust(robust, robust_percentile, robust_samples)
     if write_job is not None and (robust is not None or str(write_job) == "-"):
         found = "-" if robust is None else "--robust"
         raise InvalidInput(f"--write-job: found {found}, expected a file, and no --robust, which chooses no layout")
-    from schedc.io.outputs import is_standard
     from schedc.solvers.common.interruption import Interruption
 
     # Standard input first: to wait for it must end at a signal.
-    given = read_job(job, values, layout) if is_standard(job) else None
+    given = options.read_job(job, values, layout) if is_standard(job) else None
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.cli.defect import defects_kept
-        from schedc.compile.driver import compile_job
+        from schedc.compile.open_layout import compile_job
         from schedc.compile.settings import search_settings
-        from schedc.formats.plan.plan_file import plan_json
+        from schedc.formats.plan.plan_to_file import plan_json
         from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
-        from schedc.io.outputs import check_outputs, write_output
         from schedc.lower.layout_report import layout_report
+        from schedc.study.robust.criterion import Criterion
+        from schedc.study.robust.requests import is_drawn, states_named
+        from schedc.study.robust.robust import compile_robust
         from schedc.view.terminal import results
-        from schedc.view.terminal.layout import layout_json, print_layout
         from schedc.view.terminal.progress import live
+        from schedc.view.terminal.robust import robust_json, shown_robust
+        from schedc.view.terminal.show import console, show
 
-        loaded = given or read_job(job, values, layout)
-        check_outputs({"-o": output, "--write-job": write_job}, loaded.files, standard=True, as_json=as_json)
+        loaded = given or options.read_job(job, values, layout)
+        read = loaded.files if robust is None or is_drawn(robust) else (*loaded.files, Path(robust))
+        check_outputs({"-o": output, "--write-job": write_job}, read, standard=True, as_json=as_json)
         if write_job is not None:
             check_job_can_be_written(loaded.source)
-        settings = search_settings(
+        chosen, limits = search_settings(
             loaded,
             method=method,
-            time_limit_s=None if time_limit is None else option_value("--time-limit", time_limit) / 1e9,
+            time_limit_s=options.option_seconds("--time-limit", time_limit),
             gap=gap,
             seed=seed,
             workers=workers,
             deterministic_limit=deterministic_limit,
             option="--method",
         )
-        settings = replace(settings, interruption=interruption)
-        if robust is not None:
-            compile_robustly(
-                loaded,
-                output,
-                robust,
-                settings,
-                percentile=robust_percentile,
-                samples=robust_samples or SAMPLES,
-                as_json=as_json,
-                quiet=quiet,
-            )
-            return
-        with defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
-            compiled = compile_job(loaded, shown.told(settings))
+        samples = robust_samples or SAMPLES
+        states = (
+            None if robust is None else states_named(robust, loaded.problem, samples=samples, seed=limits.seed, option="--robust")
+        )
+        robustly = None
+        with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
+            if states is None:
+                compiled = compile_job(
+                    loaded,
+                    method=chosen,
+                    limits=limits,
+                    report=shown.improved,
+                    on_method=shown.running,
+                    on_layouts=shown.layouts,
+                    interruption=interruption,
+                )
+            else:
+                robustly = compile_robust(
+                    loaded.problem,
+                    states,
+                    Criterion(robust_percentile),
+                    method=chosen,
+                    limits=limits,
+                    job_sha256=loaded.sha256,
+                    report=shown.improved,
+                    on_method=shown.running,
+                    interruption=interruption,
+                )
+                compiled = robustly.compiled
         write_output(output, plan_json(compiled.plan))
         if write_job is not None:
             write_output(write_job, job_text_in_layout(loaded.source, compiled.plan, write_job))
-        for failure in compiled.failures:
-            typer.echo(
-                f"schedc: a defect of schedc, please report it: {failure}; the plan was written and does not rest on it", err=True
-            )
-        chosen_layout = compiled.layout or loaded.layout
-        is_given = loaded.open_layout is None or loaded.open_layout.layers_of_stage is not None
-        report = layout_report(loaded.workload, chosen_layout, compiled.plan.problem, is_given=is_given)
+        options.say_defects(compiled.failures, "the plan was written and does not rest on it")
+        as_object = results.compiled_json(compiled)
+        if robustly is not None:
+            as_object |= {"robust": robust_json(robustly)}
+            document = shown_robust(robustly, output)
+        else:
+            chosen_layout = compiled.layout or loaded.layout
+            is_given = loaded.open_layout is None or loaded.open_layout.layers_of_stage is not None
+            report = layout_report(loaded.workload, chosen_layout, compiled.plan.problem, is_given=is_given)
+            as_object |= results.layout_json(report, chosen_layout)
+            document = results.shown_compiled(compiled, report, output, interrupted=interruption.requested)
         if as_json:
-            results.print_json(results.compiled_json(compiled) | layout_json(report, chosen_layout))
+            show(as_object)
         elif not quiet:
-            print_layout(report, stderr=is_standard(output), is_chosen=compiled.layout is not None)
-            results.print_compiled(compiled, output, interrupted=interruption.requested)
+            show(document, console(stderr=is_standard(output)))
     if interruption.requested and (quiet or as_json):
-        sys.stdout.flush()
-        where = "standard output" if is_standard(output) else one_line(str(output))
-        typer.echo(f"schedc: the best plan so far is written to {where}: interrupted", err=True)
+        options.say_interrupted(output)
+
+
+def _check_robust(robust: str | None, percentile: float | None, samples: int | None) -> None:
+    """Refuse options that are for `--robust` alone.
+
+    Raises:
+        InvalidInput: one is given without it, or the percentile is 0.
+    """
+    for option, value in (("--robust-percentile", percentile), ("--robust-samples", samples)):
+        if robust is None and value is not None:
+            raise InvalidInput(f"{option}: found {value:g} without --robust LINKTRACE|DISTRIBUTION, expected both or neither")
+    if percentile == 0:
+        raise InvalidInput("--robust-percentile: found 0, expected a number above 0 and at most 100")

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption
+from schedc.io.outputs import check_outputs, is_standard, write_output
+
 
 class Recompute(StrEnum):
     """What B computes again instead of keeping it."""
@@ -24,10 +27,10 @@ def costs_command(
         Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON); - is standard output.")
     ],
     device: Annotated[str, typer.Option(metavar="NAME", help="What it runs on, as h100.")] = "h100",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
-    cp: Annotated[int, typer.Option(min=1, help="Context parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
-    microbatch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    tp: TensorOption = 1,
+    cp: ContextOption = 1,
+    ep: ExpertOption = 1,
+    microbatch: MicrobatchOption = 1,
     sequence: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a sequence. Default: 4096, or the model's position embeddings if fewer.")
     ] = None,
@@ -40,19 +43,15 @@ def costs_command(
     operators: Annotated[
         bool, typer.Option("--operators", help="Print what each operator of each kind of layer costs, too.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
-    from msgspec import structs
-
     from schedc.costs.efficiency import ROOFLINE, sustained
     from schedc.costs.parameters import expert_parameters, parameters
     from schedc.costs.predicted import is_known, predicted
     from schedc.formats.profile_file import profile_json
-    from schedc.io.outputs import check_outputs, is_standard, write_output
-    from schedc.view.terminal.operators import first_parts, operators_json, print_operators
-    from schedc.view.terminal.profile import ProfileRow, print_profile
-    from schedc.view.terminal.results import print_json
+    from schedc.view.terminal import profile
+    from schedc.view.terminal.show import console, show
 
     path = None if is_known(model) else Path(model)
     check_outputs({"-o": output}, () if path is None or not path.exists() else (path,), standard=True, as_json=as_json)
@@ -68,21 +67,22 @@ def costs_command(
         split_backward=split_backward,
         rates=ROOFLINE if efficiency is None else sustained(efficiency),
     )
-    architecture, layers, sizes = made.architecture, made.layers, {"tp": tp, "cp": cp, "ep": ep}
+    architecture, layers = made.architecture, made.layers
     write_output(output, profile_json(layers, model=f"{made.title}, predicted").encode())
     total, of_experts = parameters(architecture), expert_parameters(architecture)
     if as_json:
-        of_layers = (operators_json(part.operators, made) for part in first_parts(made))
         entries = [
-            {**{name: value for name, value in structs.asdict(layer).items() if value not in (None, "")}, "operators": each}
-            for layer, each in zip(layers, of_layers, strict=True)
+            {**profile.entry_json(layer), "operators": profile.operators_json(part.operators, made)}
+            for layer, part in zip(layers, profile.first_parts(made), strict=True)
         ]
-        counts = {"parameters": total, "expert_parameters": of_experts}
-        print_json({"model": architecture.name, "device": made.device.name, **counts, **sizes, "layers": entries})
-    else:
-        notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
-        if of_experts:
-            notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
-        print_profile([ProfileRow(layer, {}, layer.parameters or 0) for layer in layers], notes, f"{made.title}: predicted", output)
-        if operators:
-            print_operators(made, stderr=is_standard(output))
+        counts = {"parameters": total, "expert_parameters": of_experts, "tp": tp, "cp": cp, "ep": ep}
+        show({"model": architecture.name, "device": made.device.name, **counts, "layers": entries})
+        return
+    notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
+    if of_experts:
+        notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
+    rows = [profile.ProfileRow(layer, {}, layer.parameters or 0) for layer in layers]
+    out = console(stderr=is_standard(output), piped_width=profile.PIPED_WIDTH)
+    show(profile.shown_profile(rows, notes, f"{made.title}: predicted", output), out)
+    if operators:
+        show(profile.shown_operators(made), out)

@@ -7,25 +7,24 @@ from typing import Annotated
 
 import typer
 
-PlanBefore = Annotated[Path, typer.Argument(metavar="A", help="The plan before the change (JSON).")]
-PlanAfter = Annotated[Path, typer.Argument(metavar="B", help="The plan after the change (JSON).")]
+from schedc.api import diff_plans, read_plan
+from schedc.cli.options import JsonNotLinesOption
+from schedc.io.location import one_line
 
 
 def diff_command(
-    before: PlanBefore,
-    after: PlanAfter,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")] = False,
+    before: Annotated[Path, typer.Argument(metavar="A", help="The plan before the change (JSON).")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The plan after the change (JSON).")],
+    as_json: JsonNotLinesOption = False,
 ) -> None:
     """Say what is different between two plans: layout, orders, certificate, memory, costs. Status 1: they differ."""
-    from schedc.api import diff_plans, read_plan
-    from schedc.io.location import one_line
     from schedc.view.terminal.difference import difference_json, difference_lines
-    from schedc.view.terminal.results import print_json
+    from schedc.view.terminal.show import show
 
     first, second = read_plan(before), read_plan(after)
     difference = diff_plans(first, second)
     if as_json:
-        print_json(difference_json(difference))
+        show(difference_json(difference))
     else:
         name = first.name if first.name == second.name else f"{first.name} → {second.name}"
         for line in difference_lines(difference, name):

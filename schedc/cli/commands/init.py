@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedc.cli.quantities import option_value
+from schedc.cli import options
 from schedc.errors import InvalidInput
+from schedc.io.location import Location, one_line
+from schedc.io.outputs import check_outputs, is_standard, write_output
 from schedc.spelling import counted
+from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
@@ -50,10 +53,10 @@ def init_command(
         str | None,
         typer.Option(metavar="NAME", help="Whose memory and links there are. Default: h100; with --profile none is assumed."),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
-    cp: Annotated[int, typer.Option(min=1, help="Context parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
-    microbatch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    tp: options.TensorOption = 1,
+    cp: options.ContextOption = 1,
+    ep: options.ExpertOption = 1,
+    microbatch: options.MicrobatchOption = 1,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence. Default: as of schedc costs.")] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
     sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
@@ -78,9 +81,6 @@ def init_command(
     """Write a commented job for a model, a device and a topology; it compiles as it is."""
     from schedc.costs.devices import device_named
     from schedc.formats.job_toml import job_toml
-    from schedc.io.location import one_line
-    from schedc.io.outputs import check_outputs, is_standard, write_output
-    from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
     checked = (
         ("--latency", latency, parse_duration_ns),
@@ -90,7 +90,7 @@ def init_command(
     )
     for option, text, parse in checked:
         if text is not None:
-            option_value(option, text, parse)
+            options.option_value(option, text, parse)
     if (model is None) == (profile is None):
         raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
     if sites > ranks:
@@ -153,7 +153,6 @@ def _read(path: Path) -> _Profile:
     from schedc.formats.profile_file import ProfileFile
     from schedc.io.conform import conform
     from schedc.io.input_file import read_bytes
-    from schedc.io.location import Location, one_line
     from schedc.io.tables import parse_json
 
     file = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path)))
@@ -253,8 +252,6 @@ def _path_from(profile: _Profile, job: Path) -> str:
 
 def _between(profile: _Profile, latency: str | None, bandwidth: str | None, group: int) -> FirstLink:
     """The link between two sites. A job's messages are those of one device, so it has one device's part of the bandwidth."""
-    from schedc.units import parse_bandwidth
-
     note = "one direction, shared by all ranks"
     if bandwidth is not None and group > 1:
         note = f"{note}; of {bandwidth.strip()}, as each of a rank's {group} devices sends a message"

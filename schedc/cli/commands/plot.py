@@ -7,54 +7,47 @@ from typing import Annotated
 
 import typer
 
+from schedc.api import read_plan
 from schedc.errors import InvalidInput
+from schedc.io.atomic_write import write_atomically
+from schedc.io.location import one_line
+from schedc.io.outputs import check_outputs
 
-InputArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN|TABLE", help="A plan (.json), or the table of a sweep or of tune (.csv or .parquet).")
-]
-OutputOption = Annotated[
-    Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the picture: .svg, .png or .pdf.")
-]
-XOption = Annotated[
-    str | None, typer.Option("--x", metavar="COLUMN", help="Of a table: the x axis. Default: a setting that varies.")
-]
-YOption = Annotated[str | None, typer.Option("--y", metavar="COLUMN", help="Of a table: the y axis. Default: the objective.")]
-ByOption = Annotated[
-    list[str] | None,
-    typer.Option("--by", metavar="COLUMN", help="Of a table: a curve for each value. Repeatable. Default: all other settings."),
-]
+Column = str | None
 
 
 def plot_command(
-    source: InputArgument,
-    output: OutputOption,
+    source: Annotated[
+        Path, typer.Argument(metavar="PLAN|TABLE", help="A plan (.json), or the table of a sweep or of tune (.csv or .parquet).")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the picture: .svg, .png or .pdf.")],
     transfers: Annotated[bool, typer.Option("--transfers", help="Of a plan: draw transfers, from start to arrival.")] = False,
-    x: XOption = None,
-    y: YOption = None,
-    by: ByOption = None,
+    x: Annotated[
+        Column, typer.Option("--x", metavar="COLUMN", help="Of a table: the x axis. Default: a setting that varies.")
+    ] = None,
+    y: Annotated[Column, typer.Option("--y", metavar="COLUMN", help="Of a table: the y axis. Default: the objective.")] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="COLUMN", help="Of a table: a curve for each value. Repeatable. Default: all other settings."),
+    ] = None,
     width: Annotated[float, typer.Option(min=2, max=40, metavar="INCHES", help="Of the picture; a page of a paper has 7.")] = 7.0,
     title: Annotated[str, typer.Option(metavar="TEXT", help="Above the picture. Default: none.")] = "",
 ) -> None:
     """Draw a plan, or curves from a table; needs matplotlib, which pip install 'schedc[plot]' adds."""
-    from schedc.io.location import one_line
-    from schedc.io.outputs import check_outputs, write_atomically
+    from schedc.compile.fixed_layout import time_plan
+    from schedc.view.plot.curves import curves
     from schedc.view.plot.figure import check_ending
+    from schedc.view.plot.gantt import gantt
+    from schedc.view.plot.table import choose_axes, read_columns
 
     check_ending(output)
     check_outputs({"-o": output}, (source,))
     if source.suffix in (".csv", ".parquet"):
-        from schedc.view.plot.curves import curves
-        from schedc.view.plot.table import choose_axes, read_columns
-
         if transfers:
             raise InvalidInput(f"--transfers: found it with the table {source}, expected a plan")
         axes = choose_axes(read_columns(source), x, y, by or ())
         content = curves(axes, output.suffix, width_inches=width, title=title)
     else:
-        from schedc.compile.plans import time_plan
-        from schedc.formats.plan.plan_file import read_plan
-        from schedc.view.plot.gantt import gantt
-
         for option, given in (("--x", x), ("--y", y), ("--by", by)):
             if given:
                 raise InvalidInput(f"{option}: found it with the plan {source}, expected a table (.csv or .parquet)")

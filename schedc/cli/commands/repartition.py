@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedc.cli.jobs import SetOption, read_job
-from schedc.cli.quantities import option_value
+from schedc.api import read_plan, repartition_plan
+from schedc.cli.options import JsonOption, SetOption, option_value, read_job
 from schedc.errors import InvalidInput
-from schedc.io.location import show
+from schedc.io.location import show as shown
+from schedc.io.outputs import check_outputs, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,18 +21,14 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
     from schedc.ir.problem import Problem
 
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs (JSON).")]
-JobOption = Annotated[
-    Path, typer.Option("--job", metavar="JOB", help="The plan's job, whose profile has layers; - is standard input.")
-]
-
-
 _FACTOR = re.compile(r"\s*([0-9]{1,9})\s*=(.*)", re.ASCII)
 
 
 def repartition_command(
-    plan: PlanArgument,
-    job: JobOption,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs (JSON).")],
+    job: Annotated[
+        Path, typer.Option("--job", metavar="JOB", help="The plan's job, whose profile has layers; - is standard input.")
+    ],
     slow: Annotated[
         list[str] | None,
         typer.Option("--slow", metavar="RANK=FACTOR", help="The rank takes this many times as long: 2=1.3. Repeatable."),
@@ -50,14 +47,12 @@ def repartition_command(
         typer.Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan to go on with.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""
-    from schedc.api import read_plan, repartition_plan
-    from schedc.formats.plan.plan_file import plan_json
-    from schedc.io.outputs import check_outputs, write_output
-    from schedc.view.terminal.moves import print_repartition, repartition_json
-    from schedc.view.terminal.results import print_json
+    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.view.terminal.moves import repartition_json, shown_repartition
+    from schedc.view.terminal.show import show
 
     if not slow and not links:
         raise InvalidInput("found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY")
@@ -76,10 +71,7 @@ def repartition_command(
     )
     if output is not None:
         write_output(output, plan_json(found.plan))
-    if as_json:
-        print_json(repartition_json(read, found))
-    else:
-        print_repartition(read, found, slow=factors, steps=steps)
+    show(repartition_json(read, found) if as_json else shown_repartition(read, found, slow=factors, steps=steps))
 
 
 def _factors(texts: Sequence[str], ranks: int) -> dict[int, float]:
@@ -92,10 +84,12 @@ def _factors(texts: Sequence[str], ranks: int) -> dict[int, float]:
         except ValueError:
             factor = 0.0
         if match is None or not 0 < factor < math.inf:
-            raise InvalidInput(f"--slow: found {show(text)}, expected RANK=FACTOR with a number above 0, as in 2=1.3")
+            raise InvalidInput(f"--slow: found {shown(text)}, expected RANK=FACTOR with a number above 0, as in 2=1.3")
         rank = int(match[1])
-        if rank >= ranks or rank in found:
-            raise InvalidInput(f"--slow: found {show(text)}, expected each of the ranks 0 to {ranks - 1} at most once")
+        if rank >= ranks:
+            raise InvalidInput(f"--slow: found {shown(text)}, expected a rank from 0 to {ranks - 1}")
+        if rank in found:
+            raise InvalidInput(f"--slow: found {shown(text)}, expected each rank at most once")
         found[rank] = factor
     return found
 
@@ -109,6 +103,6 @@ def _slow_links(texts: Sequence[str], problem: Problem) -> Conditions:
     for text, conditions in found:
         if len(conditions) != 1:
             raise InvalidInput(
-                f"--links: found {show(text)}, {len(conditions)} conditions, expected one: RANKS=LATENCY, as in 3-4=30ms"
+                f"--links: found {shown(text)}, {len(conditions)} conditions, expected one: RANKS=LATENCY, as in 3-4=30ms"
             )
     return Conditions(links={pair: state for _, [(_, each)] in found for pair, state in each.links.items()})

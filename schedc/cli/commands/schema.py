@@ -18,18 +18,12 @@ class SchemaName(StrEnum):
 
 def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|tune", help="Which file.")]) -> None:
     """Print the JSON Schema of the job, the plan, or the job of tune."""
-    from schedc.view.terminal import results
+    from schedc.formats.plan.plan_schema import plan_schema
+    from schedc.frontend.schema import job_schema, schema_of
+    from schedc.study.tune.tune_file import TuneFile
+    from schedc.view.terminal.show import show
 
     if file is SchemaName.job:
-        from schedc.frontend.job_file import job_schema
-
-        results.print_json(job_schema())
-    elif file is SchemaName.tune:
-        from schedc.io.quantities import schema_of
-        from schedc.study.tune.tune_file import TuneFile
-
-        results.print_json(schema_of(TuneFile, "schedc tune job"))
+        show(job_schema())
     else:
-        from schedc.formats.plan.plan_structs import plan_schema
-
-        results.print_json(plan_schema())
+        show(plan_schema() if file is SchemaName.plan else schema_of(TuneFile, "schedc tune job"))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from schedc.cli.jobs import PlanArgument  # noqa: TC001 - typer reads the annotations
-from schedc.cli.quantities import option_value
+from schedc.api import read_plan
+from schedc.cli.options import PlanArgument, option_value
 from schedc.errors import InvalidInput
 
 
@@ -21,14 +21,15 @@ def show_command(
     width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
-    from schedc.compile.plans import time_plan
-    from schedc.formats.plan.plan_file import read_plan
-    from schedc.view.terminal.plan import chosen_ranks, print_plan
+    from schedc.compile.fixed_layout import time_plan
+    from schedc.view.terminal.plan import chosen_ranks, shown_plan
+    from schedc.view.terminal.show import console, show
 
     from_ns, to_ns = option_value("--from", begin), None if end is None else option_value("--to", end)
     read = read_plan(plan)
     timeline = time_plan(read)
     plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown
-    if not from_ns < min(plan_ns, plan_ns if to_ns is None else to_ns):
+    to_ns = plan_ns if to_ns is None else min(to_ns, plan_ns)
+    if not from_ns < to_ns:
         raise InvalidInput(f"--from: found {begin!r}, expected a time before --to and before the plan's end")
-    print_plan(read, timeline, from_ns, to_ns, ranks=chosen_ranks(ranks, read.problem.ranks), width=width)
+    show(shown_plan(read, timeline, (from_ns, to_ns), ranks=chosen_ranks(ranks, read.problem.ranks)), console(width=width))

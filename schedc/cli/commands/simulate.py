@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedc.cli.jobs import JsonOption, PlanArgument, PlanJobOption, SetOption, check_set, read_job
+from schedc.api import choosing_run, costs_for, read_plan, simulate_plan
+from schedc.cli.options import JsonOption, PlanArgument, PlanJobOption, SetOption, check_set, read_given_job
 from schedc.errors import InvalidInput
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from schedc.analysis.simulation.timeline import Timeline
 
 
 class TransfersName(StrEnum):
@@ -32,23 +37,41 @@ def simulate_command(
     as_json: JsonOption = False,
 ) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
-    from schedc.api import costs_for, read_plan, simulate_plan
-    from schedc.view.terminal import results
+    from schedc.formats.link_trace import read_link_trace
+    from schedc.view.terminal.emulated import moved_ops
+    from schedc.view.terminal.results import shown_timeline, timeline_json
+    from schedc.view.terminal.show import show
 
     check_set(job, values, "--job JOB")
-    read = read_plan(plan)
-    loaded = None if job is None else read_job(job, values)
-    if choose or links is not None:
-        from schedc.cli.choosing_run import print_run
-
-        if transfers is not TransfersName.decoupled:
-            raise InvalidInput(f"--transfers {transfers.value}: cannot be combined with --choose or --links; leave one out")
-        print_run(read, loaded, links, choose=choose, as_json=as_json)
-        return
-    timeline, problem = simulate_plan(read, loaded, transfers=transfers.value), costs_for(read, loaded)
-    if as_json:
-        results.print_json({"transfers": transfers.value, **results.timeline_json(problem, read.schedule(), timeline)})
+    changing = choose or links is not None
+    if changing and transfers is not TransfersName.decoupled:
+        raise InvalidInput(f"--transfers {transfers.value}: cannot be combined with --choose or --links; leave one out")
+    read, loaded = read_plan(plan), read_given_job(job, values)
+    problem = costs_for(read, loaded)
+    said: dict[str, object] = {"transfers": transfers.value}
+    more = ""
+    if changing:
+        trace = None if links is None else read_link_trace(links, problem)
+        run = choosing_run(read, loaded, links=trace, choose=choose)
+        schedule, timeline = run.schedule, run.timeline
+        in_order = choosing_run(read, loaded, links=trace, choose=False).timeline if choose else timeline
+        moved = moved_ops(read.schedule().orders, schedule.orders)
+        said |= {"chooses": choose, "as_planned_ns": in_order.makespan_ns, "moved_ops": moved}
+        if choose:
+            longer, takes = _against(timeline, in_order)
+            more = f"ranks choose by what has come; in the plan's orders it takes {takes}, which choosing changes by {longer}"
+            more += f"; {moved} ops run at another place of their rank's order"
     else:
-        results.print_timeline(problem, read.schedule(), timeline)
+        schedule, timeline = read.schedule(), simulate_plan(read, loaded, transfers=transfers.value)
         if transfers is not TransfersName.decoupled:
-            results.print_against_decoupled(transfers.value, timeline, simulate_plan(read, loaded))
+            longer, takes = _against(timeline, simulate_plan(read, loaded))
+            more = f"with {transfers.value} transfers; decoupled ones take {takes}, so these cost {longer}"
+    if as_json:
+        show({**said, **timeline_json(problem, schedule, timeline)})
+    else:
+        show([*shown_timeline(problem, schedule, timeline), *([more] if more else [])])
+
+
+def _against(timeline: Timeline, other: Timeline) -> tuple[str, str]:
+    """How much longer it takes than the other, and what that takes."""
+    return f"{timeline.makespan_ns / max(1, other.makespan_ns) - 1:+.2%}", format_duration_ns(other.makespan_ns)

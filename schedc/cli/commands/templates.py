@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from schedc.cli.jobs import LayoutOption, SetOption, check_set, read_job
+from schedc.cli.options import LayoutOption, SetOption, check_set, read_job
 from schedc.errors import InvalidInput
 
 
@@ -19,17 +19,17 @@ def templates_command(
     layout: LayoutOption = None,
 ) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
+    from schedc.compile.fixed_layout import time_methods
     from schedc.solvers.templates import TEMPLATES
-    from schedc.view.terminal import results
+    from schedc.view.terminal.results import shown_candidates, shown_templates
+    from schedc.view.terminal.show import show
 
     check_set(job, values, "JOB")
     if job is None and layout is not None:
         raise InvalidInput(f"--layout: found {layout} without a job, expected JOB, too")
     if job is None:
-        results.print_templates(tuple(TEMPLATES.values()))
+        show([shown_templates(TEMPLATES.values())])
         return
-    from schedc.compile.driver import time_methods
-
     problem = read_job(job, values, layout).problem
     candidates = time_methods(problem, tuple(TEMPLATES))
-    results.print_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective)
+    show(shown_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective))

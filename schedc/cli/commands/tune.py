@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from schedc.cli.jobs import JobArgument, SetOption, read_source
-from schedc.cli.quantities import option_value
+from schedc.cli import options
+from schedc.cli.options import option_value
 from schedc.errors import InvalidInput
-from schedc.io.location import Location, one_line
+from schedc.io.location import Location
+from schedc.io.outputs import is_standard
 
 
 def tune_command(
-    job: JobArgument,
+    job: options.JobArgument,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the table goes, and the best as job, profile and plan.")
     ],
-    values: SetOption = None,
+    values: options.SetOption = None,
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="auto, or the one method that is run on each candidate.")
     ] = None,
@@ -29,25 +29,25 @@ def tune_command(
     candidate_time: Annotated[
         str, typer.Option("--candidate-time", metavar="TIME", help="Limit for the search of one candidate.")
     ] = "20s",
-    gap: Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Stop a search at this relative gap.")] = None,
+    gap: options.GapOption = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of random numbers.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Search threads of CP-SAT.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False,
+    workers: options.WorkersOption = 8,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Try the ways to divide a cluster and a batch: ranks, data parallelism, microbatches, placement; write the best as a plan."""
-    from schedc.io.outputs import is_standard
     from schedc.solvers.common.interruption import Interruption
 
-    source = read_source(job, values)
+    source = options.read_source(job, values)
     interruption = Interruption()
     with interruption.listening():
         from schedc.solvers.driver.registry import check_method
         from schedc.study.tune.folder import prepared_folder, write_folder
         from schedc.study.tune.request import read_request
         from schedc.study.tune.search import TuneLimits, tune
-        from schedc.view.terminal import tune as rendering
-        from schedc.view.terminal.results import print_json
+        from schedc.view.terminal import tune as view
+        from schedc.view.terminal.progress import say, working
+        from schedc.view.terminal.show import console, show
 
         if is_standard(output):
             raise InvalidInput("-o: found -, expected a folder; standard output has the table")
@@ -61,21 +61,29 @@ def tune_command(
             raise place.error(str(error)) from error
         limit_ns = settings.time_limit_ns if time_limit is None else option_value("--time-limit", time_limit)
         limits = TuneLimits(
-            time_s=rendering.DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
+            time_s=view.DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
             candidate_s=option_value("--candidate-time", candidate_time) / 1e9,
             gap=settings.gap if gap is None else gap,
             seed=settings.seed if seed is None else seed,
             workers=workers,
         )
-        with prepared_folder(output, request.files), rendering.live_tune(request.name, hidden=quiet or as_json) as report:
-            tuned = tune(request, method=chosen, limits=limits, interruption=interruption, report=report)
+        hidden = quiet or as_json
+        with prepared_folder(output, request.files):
+            say(f"{request.name}: Ctrl-C keeps the best plan so far", hidden=hidden)
+            with working("reading candidates", hidden=hidden) as progress:
+                tuned = tune(
+                    request,
+                    method=chosen,
+                    limits=limits,
+                    interruption=interruption,
+                    report=lambda known: progress(view.progress_line(known), 0),
+                )
         write_folder(output, request, tuned)
-        for failure in tuned.failures:
-            typer.echo(f"schedc: a defect of schedc, please report it: {failure}; no plan rests on it", err=True)
+        options.say_defects(tuned.failures, "no plan rests on it")
         if as_json:
-            print_json(rendering.tuned_json(tuned))
+            show(view.tuned_json(tuned))
         elif not quiet:
-            rendering.print_tuned(tuned, output, interrupted=interruption.requested)
-    if interruption.requested and (quiet or as_json):
-        sys.stdout.flush()
-        typer.echo(f"schedc: the best plan so far is written to {one_line(str(output))}: interrupted", err=True)
+            out = console(piped_width=view.PIPED_WIDTH)
+            show(view.shown_tuned(tuned, output, interrupted=interruption.requested), out)
+    if interruption.requested and hidden:
+        options.say_interrupted(output)

@@ -1,4 +1,4 @@
-"""The panel of a trace: planned against measured, where the time of each rank went, and what was late and why."""
+"""The panels of a trace: planned against measured, where the time of each rank went, and what was late and why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from schedc.analysis.comparison.words import cause_words, first_words, late_words, signed_time
 from schedc.ir.ops import token
 from schedc.units import format_duration_ns
-from schedc.view.report.markup import Cell, Markup, element, table
-from schedc.view.report.panels import bar, facts, keys_of_bars, panel
+from schedc.view.document import Bar, Column, Facts, Fold, Keys, Panel, Table, left, right
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.account import Account
+    from schedc.view.document import Block
     from schedc.view.report.figures import Measured
 
 PARTS = (
@@ -24,12 +24,8 @@ PARTS = (
 """Of an Account: field, colour, words."""
 
 
-def comparison_panels(measured: Measured) -> list[Markup]:
-    """What `schedc compare` says, as panels."""
-    return [element("div", _iteration(measured), _delays(measured), class_="columns"), _ranks(measured)]
-
-
-def _iteration(measured: Measured) -> Markup:
+def iteration_panel(measured: Measured) -> Panel:
+    """Planned against measured."""
     comparison, trace = measured.comparison, measured.trace
     found, whole = comparison.measured, comparison.whole_step
     error_ns = max(rank.clock_error_ns for rank in trace.ranks)
@@ -49,67 +45,50 @@ def _iteration(measured: Measured) -> Markup:
         rows.append(("clocks of the ranks", f"agree within {format_duration_ns(error_ns)}"))
     if trace.scale != 1:
         rows.append(("slowed down", f"{trace.scale:g} times against the plan's costs, taken out of all times"))
-    return panel("Planned against measured", facts(rows))
+    return Panel("Planned against measured", [Facts(rows)])
 
 
-def _delays(measured: Measured) -> Markup:
+def delays_panel(measured: Measured) -> Panel:
     """What was late and why: the last op, and of each rank the op that ended latest against the plan."""
     comparison = measured.comparison
     end, worst = comparison.end, comparison.worst
-    causes = [[Cell(cause_words(cause)), Cell(signed_time(cause.added_ns), "number")] for cause in end.causes]
-    rows = [
-        [
-            Cell(f"rank {delay.rank}"),
-            Cell(token(delay.op)),
-            Cell(signed_time(delay.late_ns), "number"),
-            Cell(first_words(delay), "text"),
-        ]
-        for delay in (rank.worst for rank in comparison.ranks)
+    causes = [(cause_words(cause), signed_time(cause.added_ns)) for cause in end.causes]
+    delays = [rank.worst for rank in comparison.ranks]
+    rows = [(f"rank {delay.rank}", token(delay.op), signed_time(delay.late_ns), first_words(delay)) for delay in delays]
+    columns = [*left("rank", "op"), *right("late"), Column("first cause", kind="text")]
+    blocks: list[Block] = [
+        f"The last op, {token(end.op)} on rank {end.rank}, ended {late_words(end.late_ns)}.",
+        Table(title="What its critical chain, as measured, added", columns=[*left("where"), *right("added")], rows=causes),
+        f"The worst-placed op of all, {token(worst.op)} on rank {worst.rank}, ended {late_words(worst.late_ns)};"
+        f" first cause: {first_words(worst)}.",
+        Fold("The worst-placed op of each rank", [Table(title="Per rank", columns=columns, rows=rows)]),
     ]
-    headers = [Cell("rank"), Cell("op"), Cell("late", "number"), Cell("first cause")]
-    return panel(
-        "What was late and why",
-        element("p", f"The last op, {token(end.op)} on rank {end.rank}, ended {late_words(end.late_ns)}."),
-        table("What its critical chain, as measured, added", [Cell("where"), Cell("added", "number")], causes),
-        element(
-            "p",
-            f"The worst-placed op of all, {token(worst.op)} on rank {worst.rank}, ended {late_words(worst.late_ns)};"
-            f" first cause: {first_words(worst)}.",
-        ),
-        element("details", element("summary", "The worst-placed op of each rank"), table("Per rank", headers, rows)),
-    )
+    return Panel("What was late and why", blocks)
 
 
-def _ranks(measured: Measured) -> Markup:
+def accounts_panel(measured: Measured) -> Panel:
     """Where the time of each rank went, planned and measured one above the other."""
     comparison = measured.comparison
     whole_ns = max(comparison.predicted_ns, comparison.shown_ns)
-    rows = []
-    for number, rank in enumerate(comparison.ranks):
-        for name, account in (("planned", rank.planned), ("measured", rank.measured)):
-            rows.append(
-                [
-                    Cell(f"rank {number}, {name}"),
-                    Cell(_account_bar(account, whole_ns)),
-                    *(Cell(format_duration_ns(getattr(account, field), 2), "number") for field, _, _ in PARTS),
-                ]
-            )
-    headers = [Cell("rank"), Cell("time", "wide")]
-    headers += [Cell(words, "number") for words in ("computes", "producer late", "transfer", "other", "idle after")]
-    return panel(
-        "Where the time went, planned and measured",
-        keys_of_bars((colour, words) for _, colour, words in PARTS),
-        table("Per rank", headers, rows),
-        long=True,
-    )
+    rows = [
+        (f"rank {number}, {name}", *_account(account, whole_ns))
+        for number, rank in enumerate(comparison.ranks)
+        for name, account in (("planned", rank.planned), ("measured", rank.measured))
+    ]
+    times = right("computes", "producer late", "transfer", "other", "idle after")
+    table = Table(title="Per rank", columns=[*left("rank"), Column("time", kind="wide"), *times], rows=rows)
+    keys = Keys([(colour, words) for _, colour, words in PARTS])
+    return Panel("Where the time went, planned and measured", [keys, table], long=True)
 
 
-def _account_bar(account: Account, whole_ns: int) -> Markup:
-    parts = []
-    for field, colour, words in PARTS:
-        length_ns: int = getattr(account, field)
-        parts.append((colour, length_ns, f"{words}: {format_duration_ns(length_ns)}"))
-    return bar(parts, whole_ns)
+def _account(account: Account, whole_ns: int) -> list[str | Bar]:
+    """A bar of the parts, and each of them."""
+    lengths_ns: list[int] = [getattr(account, field) for field, _, _ in PARTS]
+    parts = [
+        (colour, length_ns, f"{words}: {format_duration_ns(length_ns)}")
+        for (_, colour, words), length_ns in zip(PARTS, lengths_ns, strict=True)
+    ]
+    return [Bar(tuple(parts), whole_ns), *(format_duration_ns(length_ns, 2) for length_ns in lengths_ns)]
 
 
 def _change(found_ns: int, planned_ns: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.analysis.attribution.critical_path import critical_path
 from schedc.analysis.attribution.idle import idle_of
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from schedc.view.report.links import LinkFigures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """A recording of the plan, and what it says."""
 
     trace: Trace

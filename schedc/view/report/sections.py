@@ -10,9 +10,8 @@ from schedc.ir.ops import KIND_NAMES
 from schedc.ir.plan import Scope
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
+from schedc.view.document import Bar, Column, Facts, Fold, Keys, Line, Panel, Table, left, right
 from schedc.view.report.links import ALLOWED
-from schedc.view.report.markup import Cell, Markup, element, table
-from schedc.view.report.panels import bar, facts, keys_of_bars, panel
 from schedc.view.report.stages import HEADERS, stage_rows
 from schedc.view.report.summary import CAUSE_WORDS, percent, worth
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.attribution.idle import Idle
+    from schedc.view.document import Block
     from schedc.view.report.figures import Figures
 
 MOST_LINKS = 40
@@ -38,65 +38,50 @@ CAUSE_COLOURS = {
 """In the order of the bars."""
 
 
-def sections(figures: Figures) -> tuple[Markup, list[Markup], list[Markup]]:
-    """What follows from the plan alone: the panel of the ranks, and two stacks of panels that are beside each other."""
-    return _ranks(figures), [_links(figures), _path(figures)], [_stages(figures), _certificate(figures), _made_by(figures)]
-
-
-def _ranks(figures: Figures) -> Markup:
+def ranks_panel(figures: Figures) -> Panel:
     """Per rank, its time by cause and its memory against the limit."""
-    timeline, problem = figures.timeline, figures.plan.problem
+    timeline, limits = figures.timeline, figures.plan.problem.memory_limit_bytes
     whole_ns = timeline.makespan_ns
-    most_bytes = max([*figures.peaks_bytes, *(limit for limit in problem.memory_limit_bytes if limit is not None), 1])
-    rows = []
-    for rank, busy_ns in enumerate(timeline.busy_ns):
-        peak_bytes, limit = figures.peaks_bytes[rank], problem.memory_limit_bytes[rank]
-        held = bar(
-            [("--memory", peak_bytes, format_bytes(peak_bytes))], most_bytes, mark=None if limit is None else limit / most_bytes
-        )
+    most_bytes = max([*figures.peaks_bytes, *(limit for limit in limits if limit is not None), 1])
+    rows: list[Sequence[str | Bar]] = []
+    for rank, (busy_ns, idle) in enumerate(zip(timeline.busy_ns, figures.idle, strict=True)):
+        limit, held = limits[rank], format_bytes(figures.peaks_bytes[rank])
+        mark = None if limit is None else limit / most_bytes
         rows.append(
             [
-                Cell(f"rank {rank}"),
-                Cell(_time_bar(busy_ns, figures.idle[rank], whole_ns)),
-                Cell(percent(busy_ns, whole_ns), "number"),
-                Cell(format_duration_ns(whole_ns - busy_ns), "number"),
-                Cell(_largest(figures.idle[rank])),
-                Cell(held),
-                Cell(format_bytes(peak_bytes) + ("" if limit is None else f" of {format_bytes(limit)}"), "number"),
+                f"rank {rank}",
+                _time_bar(busy_ns, idle, whole_ns),
+                percent(busy_ns, whole_ns),
+                format_duration_ns(whole_ns - busy_ns),
+                _largest(idle),
+                Bar((("--memory", figures.peaks_bytes[rank], held),), most_bytes, mark),
+                held + ("" if limit is None else f" of {format_bytes(limit)}"),
             ]
         )
-    headers = [
-        Cell("rank"),
-        Cell("time", "wide"),
-        Cell("computes", "number"),
-        Cell("idle", "number"),
-        Cell("idle most for"),
-        Cell("memory", "half"),
-        Cell("peak activations", "number"),
-    ]
-    used = figures.idle_by_cause
-    keys = [
-        (COMPUTE_COLOUR, "computes"),
-        *((colour, CAUSE_WORDS[cause]) for cause, colour in CAUSE_COLOURS.items() if cause in used),
-    ]
+    times = [Column("time", kind="wide"), *right("computes", "idle"), *left("idle most for")]
+    columns = [*left("rank"), *times, Column("memory", kind="half"), *right("peak activations")]
+    causes = [cause for cause in CAUSE_COLOURS if cause in figures.idle_by_cause]
+    keys = [(COMPUTE_COLOUR, "computes"), *((CAUSE_COLOURS[cause], CAUSE_WORDS[cause]) for cause in causes)]
     keys += [("--memory", "activations held at most")]
-    keys += [("--limit", "limit")] if any(limit is not None for limit in problem.memory_limit_bytes) else []
-    return panel(
-        "Ranks: idle time by cause, memory against its limit",
-        keys_of_bars(keys),
-        table("Per rank", headers, rows),
-        element("details", element("summary", "Idle time by cause, in numbers"), _causes(figures)),
-        identity="figures-of-ranks",
-        long=True,
-    )
+    keys += [("--limit", "limit")] if any(limit is not None for limit in limits) else []
+    blocks: list[Block] = [
+        Keys(keys),
+        Table(title="Per rank", columns=columns, rows=rows),
+        Fold("Idle time by cause, in numbers", [_causes(figures, causes)]),
+    ]
+    return Panel("Ranks: idle time by cause, memory against its limit", blocks, identity="figures-of-ranks", long=True)
 
 
-def _time_bar(busy_ns: int, idle: Sequence[Idle], whole_ns: int) -> Markup:
+def _time_bar(busy_ns: int, idle: Sequence[Idle], whole_ns: int) -> Bar:
     parts = [(COMPUTE_COLOUR, busy_ns, f"computes: {format_duration_ns(busy_ns)}")]
     for cause, colour in CAUSE_COLOURS.items():
-        idle_ns = sum(each.idle_ns for each in idle if each.cause is cause)
+        idle_ns = _idle_ns(idle, cause)
         parts.append((colour, idle_ns, f"{CAUSE_WORDS[cause]}: {format_duration_ns(idle_ns)}"))
-    return bar(parts, whole_ns)
+    return Bar(tuple(parts), whole_ns)
+
+
+def _idle_ns(idle: Sequence[Idle], cause: IdleCause) -> int:
+    return sum(each.idle_ns for each in idle if each.cause is cause)
 
 
 def _largest(idle: Sequence[Idle]) -> str:
@@ -111,17 +96,17 @@ def _largest(idle: Sequence[Idle]) -> str:
     return f"{words.get(largest.cause, CAUSE_WORDS[largest.cause])}{at}, {format_duration_ns(largest.idle_ns)}"
 
 
-def _causes(figures: Figures) -> Markup:
+def _causes(figures: Figures, causes: Sequence[IdleCause]) -> Table:
     """The idle times of all ranks in numbers."""
-    causes = [cause for cause in CAUSE_COLOURS if cause in figures.idle_by_cause]
     rows = []
     for rank, idle in enumerate(figures.idle):
-        of_cause = [sum(each.idle_ns for each in idle if each.cause is cause) for cause in causes]
-        rows.append([Cell(f"rank {rank}"), *(Cell(format_duration_ns(ns) if ns else "–", "number") for ns in of_cause)])
-    return table("Idle time per rank", [Cell("rank"), *(Cell(CAUSE_WORDS[cause], "number") for cause in causes)], rows)
+        of_cause = [_idle_ns(idle, cause) for cause in causes]
+        rows.append((f"rank {rank}", *(format_duration_ns(ns) if ns else "–" for ns in of_cause)))
+    columns = [*left("rank"), *right(*(CAUSE_WORDS[cause] for cause in causes))]
+    return Table(title="Idle time per rank", columns=columns, rows=rows)
 
 
-def _path(figures: Figures) -> Markup:
+def path_panel(figures: Figures) -> Panel:
     """The critical path by what it is made of."""
     colours = {
         **{SegmentKind(name): f"--{name.lower()}0" for name in KIND_NAMES},
@@ -131,79 +116,57 @@ def _path(figures: Figures) -> Markup:
         SegmentKind.REDUCE_SCATTER: "--scatter",
     }
     whole_ns = figures.timeline.makespan_ns
-    total_ns = {kind: sum(segment.length_ns for segment in figures.path if segment.kind is kind) for kind in colours}
-    used = [kind for kind in colours if total_ns[kind]]
-    rows = [
-        [
-            Cell(kind),
-            Cell(format_duration_ns(total_ns[kind]), "number"),
-            Cell(percent(total_ns[kind], whole_ns), "number"),
-            Cell(str(sum(segment.kind is kind for segment in figures.path)), "number"),
-        ]
-        for kind in used
+    pieces_ns = {kind: [segment.length_ns for segment in figures.path if segment.kind is kind] for kind in colours}
+    used = {kind: (sum(of_kind), len(of_kind)) for kind, of_kind in pieces_ns.items() if sum(of_kind)}
+    rows = [(kind, format_duration_ns(ns), percent(ns, whole_ns), str(pieces)) for kind, (ns, pieces) in used.items()]
+    said = "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is."
+    blocks: list[Block] = [
+        Line(said, "quiet"),
+        Bar(tuple((colours[kind], ns, kind) for kind, (ns, _) in used.items()), whole_ns),
+        Table(title="What it is made of", columns=[*left("what"), *right("takes", "of the step", "pieces")], rows=rows),
     ]
-    headers = [Cell("what"), Cell("takes", "number"), Cell("of the step", "number"), Cell("pieces", "number")]
-    return panel(
-        "Critical path",
-        element(
-            "p",
-            "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is.",
-            class_="quiet",
-        ),
-        bar([(colours[kind], total_ns[kind], kind) for kind in used], whole_ns),
-        table("What it is made of", headers, rows),
-    )
+    return Panel("Critical path", blocks)
 
 
-def _links(figures: Figures) -> Markup:
+def links_panel(figures: Figures) -> Panel | None:
     """What each link does, and the delays that it tolerates."""
-    whole_ns = figures.timeline.makespan_ns
+    whole_ns, longer = figures.timeline.makespan_ns, f"{percent(ALLOWED, 1, 0)} longer"
     computed = all(link.free_ns is not None for link in figures.links)
-    rows = [
-        [
-            Cell(f"{link.source}>{link.destination}"),
-            Cell(str(link.messages), "number"),
-            Cell(percent(link.busy_ns, whole_ns), "number"),
-            *(Cell(format_duration_ns(ns, 2), "number") for ns in (link.slack_ns, link.free_ns, link.allowed_ns) if ns is not None),
-        ]
-        for link in sorted(figures.links, key=lambda link: (link.allowed_ns or 0, link.slack_ns, -link.busy_ns))
-    ]
-    longer = f"≤ {percent(ALLOWED, 1, 0)} longer"
-    headers = [
-        "messages",
-        "busy",
-        "slack",
-        *(["no longer", longer] if computed else []),
-    ]
+    rows = []
+    for link in sorted(figures.links, key=lambda link: (link.allowed_ns or 0, link.slack_ns, -link.busy_ns)):
+        delays_ns = [ns for ns in (link.slack_ns, link.free_ns, link.allowed_ns) if ns is not None]
+        busy = percent(link.busy_ns, whole_ns)
+        delays = [format_duration_ns(ns, 2) for ns in delays_ns]
+        rows.append((f"{link.source}>{link.destination}", str(link.messages), busy, *delays))
+    headers = ["messages", "busy", "slack", *(["no longer", f"≤ {longer}"] if computed else [])]
     note = "Slack: how much later any one of its messages could leave, with the step no longer. "
     if computed:
         note += "The last two columns: the latency that could be added to all of its messages, with the step no longer, or at most"
-        note += f" {percent(ALLOWED, 1, 0)} longer. Orders are kept: with others, a plan may tolerate more."
+        note += f" {longer}. Orders are kept: with others, a plan may tolerate more."
     else:
         note += "What all of them together tolerate is not computed for a plan of this size: schedc explain does."
-    content = table("The link that tolerates least first", [Cell("link"), *(Cell(text, "number") for text in headers)], rows)
-    if len(rows) > MOST_LINKS:
-        content = element("details", element("summary", f"All {len(rows)} links"), content)
-    return panel("Links: delays that they tolerate", element("p", note, class_="quiet"), content) if rows else Markup()
+    table = Table(title="The link that tolerates least first", columns=[*left("link"), *right(*headers)], rows=rows)
+    return _with_note("Links: delays that they tolerate", note, table, f"All {len(rows)} links") if rows else None
 
 
-def _stages(figures: Figures) -> Markup:
+def stages_panel(figures: Figures) -> Panel | None:
     """Where the stages are, what they hold all the time, and what their ranks can hold."""
     problem = figures.plan.problem
-    rows = [
-        [Cell(text, "number" if at else "") for at, text in enumerate(row.cells)]
-        for row in stage_rows(problem, range(len(problem.stages)))
-    ]
-    content = table(
-        "Stages that are alike in one row", [Cell(text, "number" if at else "") for at, text in enumerate(HEADERS)], rows
-    )
-    if len(rows) > MOST_LINKS:
-        content = element("details", element("summary", f"All {len(problem.stages)} stages"), content)
+    rows = [row.cells for row in stage_rows(problem, range(len(problem.stages)))]
+    first, *others = HEADERS
+    table = Table(title="Stages that are alike in one row", columns=[*left(first), *right(*others)], rows=rows)
     note = "Static: what a stage holds all the time. Capacity: what its rank can hold in all, static and activations."
-    return panel("Stages", element("p", note, class_="quiet"), content) if rows else Markup()
+    return _with_note("Stages", note, table, f"All {len(problem.stages)} stages") if rows else None
 
 
-def _certificate(figures: Figures) -> Markup:
+def _with_note(title: str, note: str, table: Table, summary: str) -> Panel:
+    """A note and a table, which is folded where it is long."""
+    is_long = len(list(table.rows)) > MOST_LINKS
+    return Panel(title, [Line(note, "quiet"), Fold(summary, [table]) if is_long else table])
+
+
+def certificate_panel(figures: Figures) -> Panel:
+    """What is proven of the plan."""
     certificate, own = figures.plan.certificate, figures.own_layout
     scope = "every layout that the job leaves open" if certificate.scope is Scope.LAYOUT else "every schedule of this layout"
     scope += ", of whole blocks" if certificate.solver_log_sha256 else ""
@@ -216,16 +179,15 @@ def _certificate(figures: Figures) -> Markup:
         ("bubble ratio", percent(certificate.bubble_ratio, 1, 2)),
     ]
     if own is not None:
-        of_blocks = ", of whole blocks" if own.of_whole_blocks else ""
-        rows.append(
-            ("in this layout alone", f"{worth(own)}{of_blocks}: {format_duration_ns(own.bound.value_ns)}, by {own.bound.name}")
-        )
+        said = f"{worth(own)}{', of whole blocks' if own.of_whole_blocks else ''}"
+        rows.append(("in this layout alone", f"{said}: {format_duration_ns(own.bound.value_ns)}, by {own.bound.name}"))
     if certificate.solver_log_sha256:
         rows.append(("solver's log", f"sha256 {certificate.solver_log_sha256}"))
-    return panel("Certificate", facts(rows))
+    return Panel("Certificate", [Facts(rows)])
 
 
-def _made_by(figures: Figures) -> Markup:
+def made_by_panel(figures: Figures) -> Panel:
+    """How the plan came to be."""
     made, problem = figures.plan.made_by, figures.plan.problem
     rows = [
         ("method", made.method),
@@ -235,27 +197,23 @@ def _made_by(figures: Figures) -> Markup:
         ("reproducible", "yes" if made.reproducible else "no: a clock or an interruption ended the search"),
         ("placement", f"{problem.placement}, {counted(len(problem.stages), 'stage')} on {counted(problem.ranks, 'rank')}"),
     ]
-    return panel("How it was made", facts(rows), element("h3", "Candidates tried"), _candidates(figures))
+    return Panel("How it was made", [Facts(rows), Line("Candidates tried", "bold"), *_candidates(figures)])
 
 
-def _candidates(figures: Figures) -> Markup:
+def _candidates(figures: Figures) -> list[Block]:
     """The methods that were tried, the best first, then those that found nothing and why."""
     compilation = figures.compilation
     if compilation is None:
-        note = (
-            "A plan's file keeps the method that made it, not what else was tried. Give what compile --json printed as --compiled."
-        )
-        return element("p", note, class_="quiet")
-    solved = [tried for tried in compilation.candidates if tried.makespan_ns is not None]
-    best_ns = min((tried.makespan_ns or 0 for tried in solved), default=0)
-    rows = []
-    for tried in sorted(solved, key=lambda tried: tried.makespan_ns or 0):
-        makespan_ns = tried.makespan_ns or 0
-        against = f"+{percent(makespan_ns - best_ns, best_ns, 2)}"
-        cells = [format_duration_ns(makespan_ns), against, f"{tried.seconds:.2f} s"]
-        rows.append([Cell(tried.method), *(Cell(text, "number") for text in cells)])
-    headers = [Cell("method"), *(Cell(text, "number") for text in ("makespan", "over best", "took"))]
+        kept = "A plan's file keeps the method that made it, not what else was tried."
+        return [Line(f"{kept} Give what compile --json printed as --compiled.", "quiet")]
+    solved = [(tried.makespan_ns, tried) for tried in compilation.candidates if tried.makespan_ns is not None]
+    solved.sort(key=lambda pair: pair[0])
+    best_ns = solved[0][0] if solved else 0
+    rows = [
+        (tried.method, format_duration_ns(ns), f"+{percent(ns - best_ns, best_ns, 2)}", f"{tried.seconds:.2f} s")
+        for ns, tried in solved
+    ]
     ended = f"{len(compilation.candidates)} methods in {compilation.seconds:.1f} s; it ended: {compilation.ended}"
+    table = Table(title=ended, columns=[*left("method"), *right("makespan", "over best", "took")], rows=rows)
     why_not = [(tried.method, tried.why_not) for tried in compilation.candidates if tried.makespan_ns is None]
-    others = element("details", element("summary", f"{len(why_not)} found nothing"), facts(why_not)) if why_not else Markup()
-    return Markup(table(ended, headers, rows) + others)
+    return [table, Fold(f"{len(why_not)} found nothing", [Facts(why_not)])] if why_not else [table]

@@ -8,7 +8,7 @@ from schedc.analysis.attribution.idle import IdleCause
 from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.report.markup import Markup, element, text
+from schedc.view.report.html import Markup, element, text
 
 if TYPE_CHECKING:
     from schedc.analysis.bounds.own_layout import OwnLayout

@@ -1,13 +1,13 @@
-"""What `schedc diff` prints: a few lines for each part of a plan that changed, or one JSON object."""
+"""What `schedc diff` shows: a few lines for each part of a plan that changed, or one object."""
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import token
-from schedc.spelling import counted
+from schedc.spelling import counted, ranges
 from schedc.units import format_bytes, format_duration_ns
+from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 8
 """In one section: a pull request is read as a whole."""
+SECTIONS = ("layout", "cuts", "certificate", "memory", "costs", "made_by")
 _NOUNS = {"links": "link", "memory_limit_bytes": "rank", "peak_activation_bytes": "rank", "parts": "block"}
 """What the place of a list's entry is; elsewhere it is a stage."""
 _FIRST = ("ranks", "microbatches", "stages", "placement", "makespan_ns", "stage_span_ns", "lower_bound_ns", "gap", "bound", "scope")
@@ -41,12 +42,10 @@ _HEXADECIMAL = 12  # of a digest, as many as tell two apart
 
 def difference_json(difference: PlanDifference) -> dict[str, Any]:
     """The object of `diff --json`."""
-    sections = {"layout": difference.layout, "certificate": difference.certificate, "memory": difference.memory}
-    sections |= {"cuts": difference.cuts, "costs": difference.costs, "made_by": difference.made_by}
     return {
         "equal": difference.is_empty,
-        **{name: [_change_json(change) for change in changes] for name, changes in sections.items()},
-        "orders": [_order_json(order) for order in difference.orders],
+        **{name: [_change_json(change) for change in getattr(difference, name)] for name in SECTIONS},
+        "orders": difference.orders,
         "not_compared": difference.not_compared or None,
     }
 
@@ -56,16 +55,16 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
     if difference.is_empty:
         return [f"{name}: the plans are equal"]
     sections = {
-        "layout": list(_change_lines(difference.layout)),
+        "layout": _change_lines(difference.layout),
         "orders": [*_order_lines(difference), *_change_lines(difference.cuts)],
-        "certificate": list(_change_lines(_without_what_follows(difference.certificate))),
-        "memory": list(_change_lines(difference.memory)),
-        "costs": list(_change_lines(difference.costs)),
-        "made by": list(_change_lines(difference.made_by)),
+        "certificate": _change_lines(_without_what_follows(difference.certificate)),
+        "memory": _change_lines(difference.memory),
+        "costs": _change_lines(difference.costs),
+        "made by": _change_lines(difference.made_by),
     }
     lines = [f"{name}: the plans differ"]
-    for section, said in sections.items():
-        if said:
+    for section, found in sections.items():
+        if said := list(found):
             left_out = len(said) - (MOST_LINES - 1)
             shown = said if left_out <= 1 else [*said[: MOST_LINES - 1], f"and {left_out} more lines; --json has all"]
             lines += [f"{section}:", *(f"  {line}" for line in shown)]
@@ -73,23 +72,7 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
 
 
 def _change_json(change: FactChange) -> dict[str, Any]:
-    return {"place": change.place, "before": change.before, "after": change.after}
-
-
-def _order_json(order: RankOrder) -> dict[str, Any]:
-    return {
-        "rank": order.rank,
-        "ops": order.ops,
-        "moved": order.moved,
-        "first": None if order.first is None else token(order.first),
-        "first_places": order.first_places,
-        "most_places": order.most_places,
-        "fused": order.fused,
-        "split": order.split,
-        "recut": order.recut,
-        "channels": order.channels,
-        "collectives": order.collectives,
-    }
+    return picked(change, "place before after")
 
 
 def _order_lines(difference: PlanDifference) -> list[str]:
@@ -209,10 +192,7 @@ def _tuple(key: str, name: str, value: tuple[Any, ...]) -> str:
 def _numbered(noun: str, places: Iterable[At]) -> str:
     """`stages 0-3, 5`, `link 3>4`."""
     given = list(places)
-    numbers = [place for place in given if isinstance(place, int)]
     texts = [str(place) for place in given if not isinstance(place, int)]
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        ends = [number for _, number in run]
-        texts.append(str(ends[0]) if len(ends) == 1 else f"{ends[0]}-{ends[-1]}")
+    texts += ranges(place for place in given if isinstance(place, int))
     left_out = f" and {len(texts) - MOST_LINES} more" if len(texts) > MOST_LINES else ""
     return f"{noun}{'s' * (len(given) > 1)} {', '.join(texts[:MOST_LINES])}{left_out}"

@@ -165,6 +165,14 @@ def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) ->
     return Text(row, "medium_purple")
 
 
+def cropped(*parts: Text) -> Text:
+    """The parts as one line, which ends where the terminal does."""
+    line = Text(no_wrap=True, overflow="crop")
+    for part in parts:
+        line.append_text(part)
+    return line
+
+
 def row_of(window: Window, spans: Iterable[Span]) -> Text:
     """The spans, ascending, over a background of idle time."""
     row = Text()

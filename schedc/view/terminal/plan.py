@@ -13,11 +13,13 @@ from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
+from schedc.view.document import Line, Picture, Table, right
 from schedc.view.report.stages import HEADERS, stage_rows
 from schedc.view.terminal.gantt import (
     Span,
     Window,
     collective_spans,
+    cropped,
     legend,
     link_spans,
     memory_row,
@@ -26,16 +28,15 @@ from schedc.view.terminal.gantt import (
     ruler,
     spread_ranks,
 )
-from schedc.view.terminal.results import certificate_lines, console, plain_table
+from schedc.view.terminal.results import certificate_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rich.console import Console
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
+    from schedc.view.document import Block
 
 MOST_LINKS, MOST_MEMORY, MOST_STAGES = 8, 4, 16
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""
@@ -67,71 +68,44 @@ def chosen_ranks(text: str | None, ranks: int) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def print_plan(
-    plan: Plan,
-    timeline: Timeline,
-    from_ns: int,
-    to_ns: int | None,
-    *,
-    ranks: tuple[int, ...] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the plan between two times.
+def shown_plan(
+    plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], *, ranks: tuple[int, ...] | None = None
+) -> Iterator[Block]:
+    """A plan between two times.
 
     Args:
         plan: the plan.
         timeline: when its ops happen.
-        from_ns: the first moment that is shown.
-        to_ns: the last one; None: the end of the step.
+        shown_ns: the first moment that is shown, and the last one.
         ranks: the ranks to show, with all their links, collectives and memory; None: as many of each as fit a picture.
-        width: columns; None: as many as the terminal has.
     """
-    out = console()
-    if width is not None:
-        out.width = width
     problem = plan.problem
-    last_ns = timeline.makespan_ns if to_ns is None else min(to_ns, timeline.makespan_ns)
-    shown_ns = (from_ns, max(last_ns, from_ns + 1))
-    whole = shown_ns == (0, timeline.makespan_ns)
-    title = f" {format_duration_ns(shown_ns[0])} to {format_duration_ns(shown_ns[1])} "
     rows, left_out = _rows(plan, timeline, shown_ns, ranks)
-    rows = [_Row("", lambda window: ruler(window, title), "" if whole else "in this time:"), *rows]
+    title = f" {format_duration_ns(shown_ns[0])} to {format_duration_ns(shown_ns[1])} "
+    whole = shown_ns == (0, timeline.makespan_ns)
+    rows.insert(0, _Row("", lambda window: ruler(window, title), "" if whole else "in this time:"))
+    counts = f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')}"
+    yield Line(f"{plan.name}: {counts}, by {plan.made_by.method}", "bold")
+    yield from certificate_lines(plan)
+    yield Picture(lambda _: [legend(problem, (timeline,))])
+    yield Picture(partial(_drawn, rows, shown_ns))
+    stages = stage_rows(problem, [index for index, stage in enumerate(problem.stages) if ranks is None or stage.rank in ranks])
+    hidden = stages[MOST_STAGES // 2 : -MOST_STAGES // 2] if ranks is None and len(stages) > MOST_STAGES else []
+    cells = [row.cells if row not in hidden else ("…",) for row in stages if row not in hidden[1:]]
+    if cells:
+        yield Table(columns=right(*HEADERS), rows=cells)
+    if hidden:
+        left_out.append(f"{sum(row.stages for row in hidden)} of {len(problem.stages)} stages")
+    if left_out:
+        yield Line(f"not shown: {', '.join(left_out)}; --ranks all or --ranks 0-3,8 shows others", "dim")
+
+
+def _drawn(rows: Sequence[_Row], shown_ns: tuple[int, int], width: int) -> Iterator[Text]:
     label_width = max(len(label) for label, _, _ in rows) + 1
     tail_width = max(len(tail) for _, _, tail in rows) + 1
-    window = Window(*shown_ns, max(20, out.width - label_width - tail_width))
-
-    out.print(
-        Text(
-            f"{plan.name}: {counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')},"
-            f" by {plan.made_by.method}",
-            "bold",
-        )
-    )
-    for said in certificate_lines(plan):
-        out.print(said)
-    out.print(legend(problem, (timeline,)))
+    window = Window(*shown_ns, max(20, width - label_width - tail_width))
     for label, draw, tail in rows:
-        line = Text().append(label.ljust(label_width), "bold").append_text(draw(window))
-        out.print(line.append(f" {tail}" if tail else "", "dim"), no_wrap=True, overflow="crop")
-    left_out += _print_stages(out, problem, ranks)
-    if left_out:
-        out.print(Text(f"not shown: {', '.join(left_out)}; --ranks all or --ranks 0-3,8 shows others", "dim"))
-
-
-def _print_stages(out: Console, problem: Problem, ranks: tuple[int, ...] | None) -> list[str]:
-    """Print the table of the stages, if more is known of them than their ranks; what it leaves out, in words."""
-    rows = stage_rows(problem, [index for index, stage in enumerate(problem.stages) if ranks is None or stage.rank in ranks])
-    hidden = rows[MOST_STAGES // 2 : -MOST_STAGES // 2] if ranks is None and len(rows) > MOST_STAGES else []
-    if not rows:
-        return []
-    table = plain_table(right=HEADERS)
-    for row in rows:
-        if row not in hidden:
-            table.add_row(*row.cells)
-        elif row is hidden[0]:
-            table.add_row("…")
-    out.print(table)
-    return [f"{sum(row.stages for row in hidden)} of {len(problem.stages)} stages"] if hidden else []
+        yield cropped(Text(label.ljust(label_width), "bold"), draw(window), Text(f" {tail}" if tail else "", "dim"))
 
 
 def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tuple[int, ...] | None) -> tuple[list[_Row], list[str]]:
@@ -155,14 +129,20 @@ def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tupl
     for rank in computing:
         spans = [Span(*ends, "", "", "") for ends in zip(timeline.start_ns(rank), timeline.end_ns(rank), strict=True)]
         busy = f"{_busy_ns(spans, shown_ns) / length_ns:.1%} busy"
-        rows.append(_Row(f"rank {rank}", partial(_of_rank, problem, timeline, rank), busy))
+        rows.append(_Row(f"rank {rank}", partial(rank_row, problem=problem, timeline=timeline, rank=rank), busy))
     rows += [_Row(resources[number].label, partial(row_of, spans=links[number])) for number in crossed]
     rows += [_Row(f"coll {rank}", partial(row_of, spans=collectives[rank])) for rank in holding if rank in collectives]
     held = holding if any(peaks) else ()
     for rank in held:
         curve = memory_curve(problem, schedule, timeline, rank)
         limit = problem.memory_limit_bytes[rank]
-        rows.append(_Row(f"mem {rank}", partial(_of_memory, curve, limit or max(peaks)), _of_limit(_peak(curve, shown_ns), limit)))
+        rows.append(
+            _Row(
+                f"mem {rank}",
+                partial(memory_row, curve=curve, full_bytes=limit or max(peaks)),
+                _of_limit(_peak(curve, shown_ns), limit),
+            )
+        )
     counts = (
         (len(computing), problem.ranks, "ranks"),
         (len(crossed), len(links), "links"),
@@ -188,14 +168,6 @@ def _touches(problem: Problem, resource: Resource, ranks: set[int]) -> bool:
     return any(
         Resource.of_link(link) == resource and not ranks.isdisjoint((link.source, link.destination)) for link in problem.links
     )
-
-
-def _of_rank(problem: Problem, timeline: Timeline, rank: int, window: Window) -> Text:
-    return rank_row(window, problem, timeline, rank)
-
-
-def _of_memory(curve: list[tuple[int, int]], full_bytes: int, window: Window) -> Text:
-    return memory_row(window, curve, full_bytes)
 
 
 def _busy_ns(spans: Iterable[Span], shown_ns: tuple[int, int]) -> int:

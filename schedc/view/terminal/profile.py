@@ -1,32 +1,36 @@
-"""What `schedc profile` and `schedc costs` print: the layers as a table, notes, and the layer at work while one is measured."""
+"""What `schedc profile` and `schedc costs` show: the layers as a table, notes, and what each operator costs."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.text import Text
-
+from schedc.costs.durations import duration_s
+from schedc.costs.parts import parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.terminal.results import console, plain_table
+from schedc.view.document import Column, Line, Table, right
+from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from schedc.analysis.comparison.times import SampledTimes
+    from schedc.costs.operators.operator import Operator, Operators, OperatorWork
+    from schedc.costs.parts import Part
+    from schedc.costs.predicted import Predicted
     from schedc.formats.profile_file import LayerEntry
+    from schedc.view.document import Block
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the table needs."""
-
-
 MOST_ALTERNATING = 8
 """How many kinds of layers are seen to alternate, at most."""
-
+PHASES = ("forward", "backward_input", "backward_weight")
 _COLUMNS = ("layer", "×", "F", "B", "W", "BW", "spread", "activation", "after B", "message", "parameters")
+_OF_OPERATORS = ("F GFLOPs", "F memory", "F links", "F", "B", "W", "F to B", "F to W", "B to W", "parameters")
 
 
 class ProfileRow(NamedTuple):
@@ -37,19 +41,8 @@ class ProfileRow(NamedTuple):
     parameters: int | None
 
 
-@contextmanager
-def telling(hidden: bool) -> Iterator[Callable[[str], None]]:
-    """The layer that is being measured, on standard error where that is a terminal."""
-    errors = console(stderr=True)
-    if hidden or not errors.is_terminal:
-        yield lambda name: None
-        return
-    with errors.status("measuring") as status:
-        yield lambda name: status.update(Text(one_line(f"measuring {name}")))
-
-
-def print_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, output: Path | None = None) -> None:
-    """Print the table of the layers, those that repeat once, the notes, and where the profile is.
+def shown_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, output: Path | None = None) -> Iterator[Block]:
+    """The table of the layers, those that repeat once, the notes, and where the profile is.
 
     Args:
         rows: in the order of the forward.
@@ -57,26 +50,78 @@ def print_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, 
         title: of the table.
         output: the file that has been written; None: none has.
     """
-    table = plain_table(one_line(title))
-    table.add_column("layer", overflow="fold")
-    without = {"layer"}
-    if not any(row.phases for row in rows):
-        without.add("spread")
-    if all(row.parameters is None for row in rows):
-        without.add("parameters")
-    headers = [column for column in _COLUMNS if column not in without]
-    for header in headers:
-        table.add_column(header, justify="right")
-    for name, of_row in _folded([_cells(row) for row in rows]):
-        cells = dict(zip(_COLUMNS, (name, *of_row), strict=True))
-        table.add_row(cells["layer"], *(cells[header] for header in headers))
-    standard = is_standard(output)
-    out = console(stderr=standard, piped_width=PIPED_WIDTH)
-    out.print(table)
-    for note in notes:
-        out.print(Text(one_line(f"note: {note}"), "yellow"))
+    known = {"spread": any(row.phases for row in rows), "parameters": any(row.parameters is not None for row in rows)}
+    kept = [at for at, header in enumerate(_COLUMNS) if known.get(header, True)]
+    folded = [(name, *cells) for name, cells in _folded([_cells(row) for row in rows])]
+    yield Table(
+        title=one_line(title),
+        columns=[Column("layer", wrap="fold"), *right(*(_COLUMNS[at] for at in kept[1:]))],
+        rows=[[row[at] for at in kept] for row in folded],
+    )
+    yield from (Line(one_line(f"note: {note}"), "yellow") for note in notes)
     if output is not None:
-        out.print("wrote standard output" if standard else f"wrote {one_line(str(output))}")
+        yield "wrote standard output" if is_standard(output) else f"wrote {one_line(str(output))}"
+
+
+def entry_json(layer: LayerEntry) -> dict[str, Any]:
+    """A layer of a profile; what is not known is left out."""
+    return {name: value for name in layer.__struct_fields__ if (value := getattr(layer, name)) not in (None, "")}
+
+
+def first_parts(made: Predicted) -> list[Part]:
+    """For each entry of the predicted layers, the first of its layers."""
+    parts = parts_of(made.architecture, made.setting)
+    return [parts[index] for index in accumulate((layer.repeat for layer in made.layers[:-1]), initial=0)]
+
+
+def operators_json(operators: Operators, made: Predicted) -> list[dict[str, Any]]:
+    """The key `operators` of a layer of `costs --json`."""
+
+    def work_json(work: OperatorWork, operator: Operator) -> dict[str, int]:
+        return {**_rounded(work, "flops memory_bytes link_bytes"), "duration_ns": _duration_ns(work, operator, made)}
+
+    return [
+        {
+            "name": operator.name,
+            **{phase: work_json(getattr(operator, phase), operator) for phase in PHASES},
+            **_rounded(operator, "parameters kept_for_input_bytes kept_for_weight_bytes gradient_bytes"),
+        }
+        for operator in operators
+    ]
+
+
+def _rounded(value: object, names: str) -> dict[str, int]:
+    return {name: round(each) for name, each in picked(value, names).items()}
+
+
+def shown_operators(made: Predicted) -> Iterator[Block]:
+    """A table for each kind of layer."""
+    seen: set[int] = set()
+    for layer, part in zip(made.layers, first_parts(made), strict=True):
+        if id(part.operators) in seen:  # equal blocks share them
+            continue
+        seen.add(id(part.operators))
+        rows = [_cells_of_operator(operator, made) for operator in part.operators]
+        columns = [Column("operator", wrap="fold"), *right(*_OF_OPERATORS)]
+        yield Table(title=one_line(f"{layer.name}: {part.kind}"), columns=columns, rows=rows)
+    yield Line("F to B: bytes kept from F until B; F to W and B to W likewise", "dim")
+
+
+def _duration_ns(work: OperatorWork, operator: Operator, made: Predicted) -> int:
+    return round(1e9 * duration_s(work, operator.engine, made.device, made.rates, element_bytes=made.setting.element_bytes))
+
+
+def _cells_of_operator(operator: Operator, made: Predicted) -> tuple[str, ...]:
+    durations = (_duration_ns(getattr(operator, phase), operator, made) for phase in PHASES)
+    sizes = (operator.kept_for_input_bytes, operator.kept_for_weight_bytes, operator.gradient_bytes)
+    return (
+        operator.name,
+        f"{operator.forward.flops / 1e9:,.1f}" if operator.forward.flops else "–",
+        *(format_bytes(round(size), 1) if size else "–" for size in (operator.forward.memory_bytes, operator.forward.link_bytes)),
+        *(format_duration_ns(duration, 1) if duration else "–" for duration in durations),
+        *(format_bytes(round(size), 1) if size else "–" for size in sizes),
+        f"{round(operator.parameters):,}" if operator.parameters else "–",
+    )
 
 
 def _folded(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:

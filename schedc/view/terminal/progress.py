@@ -1,4 +1,4 @@
-"""What `compile` shows while it works, on standard error: what runs, what is known, and how it ends.
+"""What commands show while they work, on standard error: what runs, and what is known.
 
 A terminal gets one line that changes. Elsewhere, in a log, each line says what is known then, and there are not many of them.
 """
@@ -7,38 +7,90 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from schedc.units import format_duration_ns
-from schedc.view.terminal.results import console
+from schedc.view.terminal.show import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.console import Console
+
     from schedc.frontend.job import Job
-    from schedc.solvers.common.search_settings import Improvement, LayoutsProgress, SearchSettings
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.incumbent import Improvement
+    from schedc.solvers.driver.best_layout import LayoutsProgress
 
 LOG_EVERY_S = 5.0
 """A log gets a line no more often than this."""
 
 
-class Live:
-    """What is known now: the method at work, the best schedule and the bound."""
+@contextmanager
+def working(
+    first: str,
+    *,
+    hidden: bool = False,
+    logs: bool = True,
+    done: int = 0,
+    total: int | None = None,
+    errors: Console | None = None,
+) -> Iterator[Callable[[str, int], None]]:
+    """Show the work until it ends; is called with the line, and how much is done, whenever they change.
 
-    def __init__(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
+    Args:
+        first: the line until then.
+        hidden: show nothing.
+        logs: whether what is no terminal gets lines.
+        done: how much is done when it begins.
+        total: how much there is to do, where that is known; then there is a bar.
+        errors: standard error, where the caller prints lines meanwhile.
+    """
+    errors = errors or console(stderr=True)
+    if hidden or not (errors.is_terminal or logs):
+        yield lambda line, done: None
+        return
+    if not errors.is_terminal:
+        begun = written = time.perf_counter()
+
+        def log(line: str, done: int) -> None:
+            nonlocal written
+            now = time.perf_counter()
+            if now - written >= LOG_EVERY_S:
+                written = now
+                errors.print(f"{now - begun:6.1f} s  {line}", soft_wrap=True)
+
+        yield log
+        return
+    text, elapsed = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    columns = (SpinnerColumn(), elapsed, text) if total is None else (BarColumn(), text, elapsed, TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(first, total=total, completed=done)
+        yield lambda line, done: bar.update(task, description=line, completed=done)
+
+
+def say(line: str, *, hidden: bool = False) -> None:
+    """A line on standard error before the work."""
+    if not hidden:
+        console(stderr=True).print(line, soft_wrap=True)
+
+
+class Live:
+    """What is known of a compile: the method at work, the best schedule and the bound."""
+
+    def __init__(self, begin: Callable[[], None], show: Callable[[str, int], None]) -> None:
         """`begin` is called when the first method begins: the job is sound; `show` with the line whenever it changes."""
         self._begin, self._show = begin, show
-        self._method, self._known, self._layouts = "", "", ""
+        self._method, self._known, self._layouts = "", "no schedule yet", ""
 
     def running(self, method: str) -> None:
         """A method begins."""
         if not self._method:
             self._begin()
         self._method = method
-        self._show(self._line())
+        self._update()
 
     def improved(self, step: Improvement) -> None:
         """A better schedule or bound is known."""
@@ -46,56 +98,25 @@ class Live:
             f"{step.objective} {format_duration_ns(step.objective_ns)} by {step.found_by},"
             f" bound {format_duration_ns(step.lower_bound_ns)}, gap {step.gap:.2%}"
         )
-        self._show(self._line())
+        self._update()
 
     def layouts(self, known: LayoutsProgress) -> None:
         """Layouts were evaluated."""
         best = "" if known.objective_ns is None else f", best {format_duration_ns(known.objective_ns)}"
         self._layouts = f"; {known.layouts} layouts{best}, bound {format_duration_ns(known.lower_bound_ns)}"
-        self._show(self._line())
+        self._update()
 
-    def told(self, settings: SearchSettings) -> SearchSettings:
-        """The settings of a search that is shown here."""
-        return replace(settings, report=self.improved, on_method=self.running, on_layouts=self.layouts)
-
-    def _line(self) -> str:
-        return f"{self._known or 'no schedule yet'}{self._layouts}; running {self._method}"
+    def _update(self) -> None:
+        self._show(f"{self._known}{self._layouts}; running {self._method}", 0)
 
 
 @contextmanager
-def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Live]:
+def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
     """Show the work on a job until it ends."""
-    if hidden:
-        yield Live(lambda: None, lambda _: None)
-        return
-    errors = console(stderr=True)
-    limits = settings.limits
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
     what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
-    first = f"{job.workload.name}: {what}, method {settings.method}, limit {limit}; Ctrl-C keeps the best plan so far"
-
-    def begin() -> None:
-        errors.print(first, soft_wrap=True)
-
-    if not errors.is_terminal:
-        write = log_lines(lambda line: errors.print(line, soft_wrap=True))
-        yield Live(begin, lambda line: write(lambda: line))
-        return
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("computing lower bounds", total=None)
-        yield Live(begin, lambda line: bar.update(task, description=line))
-
-
-def log_lines(write: Callable[[str], None]) -> Callable[[Callable[[], str]], None]:
-    """Write a line with the seconds since now, unless the last one is too new."""
-    begun = written = time.perf_counter()
-
-    def show(line: Callable[[], str]) -> None:
-        nonlocal written
-        now = time.perf_counter()
-        if now - written >= LOG_EVERY_S:
-            written = now
-            write(f"{now - begun:6.1f} s  {line()}")
-
-    return show
+    first = f"{job.workload.name}: {what}, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+    errors = console(stderr=True)
+    errors.quiet = hidden
+    with working("computing lower bounds", hidden=hidden, errors=errors) as show:
+        yield Live(lambda: errors.print(first, soft_wrap=True), show)

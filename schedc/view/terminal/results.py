@@ -1,105 +1,49 @@
-"""What the commands print: tables and pictures for people, JSON objects for machines. Results go to standard output."""
+"""What the commands about one plan show: candidates, certificate, layout, violations, times, bounds, templates."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from schedc.analysis.bounds.own_layout import own_layout
+from schedc.analysis.simulation.memory import peak_bytes
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
+from schedc.view.document import Column, Line, Table, left, right
+from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.bounds.own_layout import OwnLayout
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.compile.driver import Compiled
+    from schedc.compile.fixed_layout import Compiled
+    from schedc.ir.layout import Layout
     from schedc.ir.plan import Certificate, Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.incumbent import Candidate
+    from schedc.lower.layout_report import LayoutReport
+    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.driver.portfolio import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
+    from schedc.view.document import Block
 
-
-def console(*, stderr: bool = False, piped_width: int | None = None) -> Console:
-    """Standard output, or standard error. Text is shown as it is: brackets and colons mean nothing.
-
-    Args:
-        stderr: whether it is standard error.
-        piped_width: columns where it is no terminal and COLUMNS does not say how many there are; None: 80.
-    """
-    out = Console(highlight=False, soft_wrap=False, markup=False, emoji=False, stderr=stderr)
-    if piped_width is not None and not out.is_terminal and "COLUMNS" not in os.environ:
-        out.width = piped_width
-    return out
-
-
-def plain_table(title: str | None = None, right: Iterable[str] = ()) -> Table:
-    """A table without lines, its title above it; `right` are the headers of columns of numbers, which begin it."""
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for header in right:
-        table.add_column(header, justify="right")
-    return table
-
-
-def print_fitting(out: Console, table: Table, least: Sequence[str]) -> None:
-    """Print a table; where the terminal is too narrow for it, without some columns, which a line names.
-
-    Args:
-        out: where.
-        table: one of `plain_table`.
-        least: the headers of columns that may be left out, in the order in which they are.
-    """
-    left: list[str] = []
-    if table.title is not None:  # a line of its own: a table's title is wrapped where its columns end
-        out.print(table.title, style="italic", soft_wrap=True)
-        table.title = None
-    for header in least:
-        if out.measure(table, options=out.options.update(max_width=10_000)).maximum <= out.width:
-            break
-        kept = [column for column in table.columns if column.header != header]
-        if len(kept) == len(table.columns):
-            continue
-        left.append(header)
-        narrower = plain_table()
-        for column in kept:
-            narrower.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
-        for row, cells in zip(table.rows, zip(*(column.cells for column in kept), strict=True), strict=True):
-            narrower.add_row(*cells, style=row.style)
-        table = narrower
-    out.print(table)
-    if left:
-        out.print(f"not shown in {out.width} columns: {', '.join(left)}", soft_wrap=True)
-
-
-def print_json(value: object) -> None:
-    """One JSON object on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+MOST_STAGES = 64
+"""`compile` has a table of at most this many."""
 
 
 def certificate_lines(plan: Plan) -> list[str]:
     """The certificate in words; where a layout was open, also what is known of the plan's own layout."""
-    from schedc.analysis.bounds.own_layout import own_layout
-
     certificate, own = plan.certificate, own_layout(plan)
     where = " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
-    objective = f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, "
-    lines = [
-        objective + _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
-    ]
+    worth = _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
+    lines = [f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, {worth}"]
     if own is not None:
         lines.append("in this layout alone: " + _worth(own, own.of_whole_blocks, "", own.bound.value_ns, own.bound.name))
     held = f"peak activations {format_bytes(max(certificate.peak_activation_bytes))}"
@@ -112,181 +56,152 @@ def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bo
     return f"{worth}{where} (lower bound {format_duration_ns(bound_ns)}, by {bound_by})"
 
 
-def print_candidates(
-    candidates: Sequence[Candidate], best: str | None, title: str, *, objective: Objective, stderr: bool = False
-) -> None:
+def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, objective: Objective) -> Iterator[Block]:
     """How each method did, the best by the objective first, then those that could not and why."""
     spans = objective is Objective.STAGE_SPAN
-    table = plain_table(title)
-    table.add_column("method")
-    for header in ("makespan", *((objective,) if spans else ()), "over best", "took"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
+    rows = []
     for candidate in solved:
-        least_ns = solved[0].objective_ns or 1
-        table.add_row(
-            candidate.method,
-            format_duration_ns(candidate.makespan_ns or 0),
-            *((format_duration_ns(candidate.objective_ns or 0),) if spans else ()),
-            f"+{(candidate.objective_ns or 0) / least_ns - 1:.2%}",
-            f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
-            "◀" if candidate is chosen else "",
+        least_ns, objective_ns = solved[0].objective_ns or 1, candidate.objective_ns or 0
+        rows.append(
+            (
+                candidate.method,
+                format_duration_ns(candidate.makespan_ns or 0),
+                *((format_duration_ns(objective_ns),) if spans else ()),
+                f"+{objective_ns / least_ns - 1:.2%}",
+                f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
+                "◀" if candidate is chosen else "",
+            )
         )
-    out = console(stderr=stderr)
-    print_fitting(out, table, ("took",))
+    numbers = right("makespan", *((objective,) if spans else ()), "over best", "took", wrap="never")
+    yield Table(title=title, columns=[*left("method"), *numbers, Column("", wrap="never")], rows=rows, may_go=["took"])
     for candidate in candidates:
         if candidate.objective_ns is None:
-            out.print(Text(f"not {candidate.method}: {candidate.why_not.removeprefix(candidate.method).strip()}", "dim"))
+            yield Line(f"not {candidate.method}: {candidate.why_not.removeprefix(candidate.method).strip()}", "dim")
 
 
-def print_compiled(compiled: Compiled, output: Path, *, interrupted: bool = False) -> None:
-    """How each candidate did, the certificate, and why the work ended; on standard error where the plan is on standard output."""
-    plan, stderr = compiled.plan, is_standard(output)
-    title = f"{plan.name}: {len(compiled.candidates)} candidates"
-    print_candidates(
-        compiled.candidates, compiled.chosen or plan.made_by.method, title, objective=plan.problem.objective, stderr=stderr
-    )
-    out = console(stderr=stderr)
-    for line in certificate_lines(plan):
-        out.print(line)
-    where = "standard output" if stderr else one_line(str(output))
+def shown_compiled(compiled: Compiled, report: LayoutReport, output: Path, *, interrupted: bool) -> Iterator[Block]:
+    """What is to say of the layout, how each candidate did, the certificate, and why the work ended."""
+    plan = compiled.plan
+    yield from _shown_layout(report, is_chosen=compiled.layout is not None)
+    title, best = f"{plan.name}: {len(compiled.candidates)} candidates", compiled.chosen or plan.made_by.method
+    yield from shown_candidates(compiled.candidates, best, title, objective=plan.problem.objective)
+    yield from certificate_lines(plan)
     late = ", interrupted" if interrupted and compiled.ended != "interrupted" else ""  # what came when the search was over
-    out.print(f"written to {where} in {compiled.seconds:.2f} s: {compiled.ended}{late}")
+    yield f"{written_to(output)} in {compiled.seconds:.2f} s: {compiled.ended}{late}"
+
+
+def written_to(output: Path) -> str:
+    """Where a result went."""
+    return f"written to {'standard output' if is_standard(output) else one_line(str(output))}"
 
 
 def compiled_json(compiled: Compiled) -> dict[str, Any]:
     """The object of `compile --json`."""
-    certificate = compiled.plan.certificate
+    costs = "makespan_ns stage_span_ns objective objective_ns lower_bound_ns"
     return {
-        "makespan_ns": certificate.makespan_ns,
-        "stage_span_ns": certificate.stage_span_ns,
-        "objective": certificate.objective,
-        "objective_ns": certificate.objective_ns,
-        "lower_bound_ns": certificate.lower_bound_ns,
-        "gap": certificate.gap,
-        "bound": certificate.bound,
-        "scope": certificate.scope,
-        "layouts": compiled.layouts,
-        "method": compiled.plan.made_by.method,
-        "seconds": compiled.seconds,
-        "ended": compiled.ended,
+        **picked(compiled.plan.certificate, f"{costs} gap bound scope"),
+        **picked(compiled, "layouts seconds ended solver_log"),
+        **picked(compiled.plan.made_by, "method reproducible"),
         "candidates": [
-            {
-                "method": entry.method,
-                "makespan_ns": entry.makespan_ns,
-                "objective_ns": entry.objective_ns,
-                "seconds": entry.seconds,
-            }
-            if entry.makespan_ns is not None
-            else {"method": entry.method, "why_not": entry.why_not, "seconds": entry.seconds}
-            for entry in compiled.candidates
+            picked(each, "method why_not seconds" if each.makespan_ns is None else "method makespan_ns objective_ns seconds")
+            for each in compiled.candidates
         ],
-        "failures": [
-            {"method": failure.method, "error": failure.error, "message": failure.message, "place": failure.place}
-            for failure in compiled.failures
-        ],
-        "history": [
-            {
-                "seconds": step.seconds,
-                "makespan_ns": step.makespan_ns,
-                "objective_ns": step.objective_ns,
-                "lower_bound_ns": step.lower_bound_ns,
-                "found_by": step.found_by,
-            }
-            for step in compiled.history
-        ],
-        "reproducible": compiled.plan.made_by.reproducible,
-        "solver_log": list(compiled.solver_log),
+        "failures": failures_json(compiled.failures),
+        "history": [picked(step, "seconds makespan_ns objective_ns lower_bound_ns found_by") for step in compiled.history],
     }
 
 
-def print_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, knows_layouts: bool) -> None:
+def failures_json(failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """The key `failures` of several commands."""
+    return [picked(failure, "method error message place") for failure in failures]
+
+
+def _shown_layout(report: LayoutReport, *, is_chosen: bool) -> Iterator[Block]:
+    """The notes, if there are any; the table where the layout was chosen, or its partition is far from balanced."""
+    if (is_chosen or report.balanced is not None) and len(report.stages) <= MOST_STAGES:
+        total_ns = sum(row.work_ns for row in report.stages)
+        rows = [
+            (
+                str(stage),
+                str(row.rank),
+                "" if row.layers is None else f"{row.layers[0]} to {row.layers[1] - 1}",
+                format_duration_ns(row.work_ns),
+                f"{row.work_ns / max(1, total_ns):.1%}",
+                format_bytes(row.activation_bytes),
+                format_bytes(row.static_bytes),
+                "recomputes" if row.recomputes else "",
+            )
+            for stage, row in enumerate(report.stages)
+        ]
+        yield Table(columns=right("stage", "rank", "layers", "work", "share", "activations", "static", ""), rows=rows)
+    yield from (f"note: {note}" for note in report.notes)
+
+
+def layout_json(report: LayoutReport, layout: Layout) -> dict[str, Any]:
+    """The keys `layout` and `notes` of `compile --json`."""
+    return {
+        "layout": {
+            "partition": [last - first for first, last in (layout.layers_of_stage[stage] for stage in layout.paths[0])],
+            "placement": layout.placement if layout.placement != "explicit" else layout.rank_of_stage,
+            "recompute": [stage in layout.recomputed for stage in range(len(layout.rank_of_stage))],
+            "balanced_partition": report.balanced,
+            "stages": [picked(row, "rank layers work_ns activation_bytes static_bytes") for row in report.stages],
+        },
+        "notes": report.notes,
+    }
+
+
+def shown_verdict(plan: Plan, violations: Sequence[Violation], path: Path, *, knows_layouts: bool) -> Iterator[Block]:
     """Every violation on a line of its own, or that there is none, and what could not be checked."""
     for violation in violations:
-        sys.stdout.write(f"{one_line(f'{path}: {violation}')}\n")
-    if not violations:
-        ops = sum(len(rank.compute) for rank in plan.ranks)
-        transfers = sum(len(channel.transfers) for rank in plan.ranks for channel in rank.channels if channel.receives)
-        out = console()
-        out.print(
-            f"{one_line(str(path))}: holds: {counted(ops, 'op')} and {counted(transfers, 'transfer')}"
-            f" on {counted(len(plan.ranks), 'rank')}, every rule checked"
-        )
-        for line in certificate_lines(plan):
-            out.print(line)
-        digest = plan.certificate.solver_log_sha256
-        if digest:
-            out.print(f"the bound is a result of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}")
-        elif plan.certificate.scope is Scope.LAYOUT and not knows_layouts:
-            out.print("the bound is over layouts, not checked here: --job with the job that leaves the layout open does it")
+        yield Line(one_line(f"{path}: {violation}"), soft=True)
+    if violations:
+        return
+    ops = sum(len(rank.compute) for rank in plan.ranks)
+    transfers = sum(len(channel.transfers) for rank in plan.ranks for channel in rank.channels if channel.receives)
+    counts = f"{counted(ops, 'op')} and {counted(transfers, 'transfer')} on {counted(len(plan.ranks), 'rank')}"
+    yield f"{one_line(str(path))}: holds: {counts}, every rule checked"
+    yield from certificate_lines(plan)
+    digest = plan.certificate.solver_log_sha256
+    if digest:
+        yield f"the bound is a result of {plan.certificate.bound}, not checked here; its log has the sha256 {digest}"
+    elif plan.certificate.scope is Scope.LAYOUT and not knows_layouts:
+        yield "the bound is over layouts, not checked here: --job with the job that leaves the layout open does it"
 
 
 def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """The object of `simulate --json`."""
-    from schedc.analysis.simulation.memory import peak_bytes
-
     per_rank = {
         "busy_ns": timeline.busy_ns,
         "idle_ns": [timeline.makespan_ns - busy_ns for busy_ns in timeline.busy_ns],
         "peak_activation_bytes": peak_bytes(problem, schedule),
     }
-    return {
-        "makespan_ns": timeline.makespan_ns,
-        "stage_span_ns": timeline.stage_span_ns,
-        "bubble_ratio": timeline.bubble_ratio,
-        **per_rank,
-        "ranks": [{"rank": rank, **{name: each[rank] for name, each in per_rank.items()}} for rank in range(problem.ranks)],
-    }
+    ranks = [{"rank": rank, **{name: each[rank] for name, each in per_rank.items()}} for rank in range(problem.ranks)]
+    return {**picked(timeline, "makespan_ns stage_span_ns bubble_ratio"), **per_rank, "ranks": ranks}
 
 
-def print_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> None:
+def shown_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> Iterator[Block]:
     """Makespan and bubble, and per rank what it computes, waits and holds."""
-    from schedc.analysis.simulation.memory import peak_bytes
-
-    out = console()
-    out.print(
-        f"{problem.name}: makespan {format_duration_ns(timeline.makespan_ns)},"
-        f" stage span {format_duration_ns(timeline.stage_span_ns)}, bubble ratio {timeline.bubble_ratio:.2%}"
-    )
-    table = plain_table(right=("rank", "busy", "idle", "idle share", "peak activations", "limit"))
+    makespan, span = format_duration_ns(timeline.makespan_ns), format_duration_ns(timeline.stage_span_ns)
+    yield f"{problem.name}: makespan {makespan}, stage span {span}, bubble ratio {timeline.bubble_ratio:.2%}"
+    rows = []
     for rank, (busy_ns, peak) in enumerate(zip(timeline.busy_ns, peak_bytes(problem, schedule), strict=True)):
         idle_ns, limit = timeline.makespan_ns - busy_ns, problem.memory_limit_bytes[rank]
-        table.add_row(
-            str(rank),
-            format_duration_ns(busy_ns),
-            format_duration_ns(idle_ns),
-            f"{idle_ns / max(1, timeline.makespan_ns):.2%}",
-            format_bytes(peak),
-            "none" if limit is None else format_bytes(limit),
-        )
-    out.print(table)
+        share, bytes_limit = f"{idle_ns / max(1, timeline.makespan_ns):.2%}", "none" if limit is None else format_bytes(limit)
+        rows.append((str(rank), format_duration_ns(busy_ns), format_duration_ns(idle_ns), share, format_bytes(peak), bytes_limit))
+    yield Table(columns=right("rank", "busy", "idle", "idle share", "peak activations", "limit"), rows=rows)
 
 
-def print_against_decoupled(transfers: str, timeline: Timeline, decoupled: Timeline) -> None:
-    """How much longer it takes than where no transfer holds up compute."""
-    longer = timeline.makespan_ns / max(1, decoupled.makespan_ns) - 1
-    console().print(
-        f"with {transfers} transfers; decoupled ones take {format_duration_ns(decoupled.makespan_ns)}, so these cost {longer:+.2%}"
-    )
-
-
-def print_templates(templates: Sequence[Template]) -> None:
+def shown_templates(templates: Iterable[Template]) -> Table:
     """The known schedules, what each needs, and where it was published."""
-    table = plain_table()
-    for header in ("template", "placement", "what it is", "source"):
-        table.add_column(header)
-    for template in templates:
-        table.add_row(template.name, template.placements, template.summary, template.source)
-    console().print(table)
+    rows = [(each.name, each.placements, each.summary, each.source) for each in templates]
+    return Table(columns=left("template", "placement", "what it is", "source"), rows=rows)
 
 
-def print_bounds(name: str, bounds: Sequence[Bound]) -> None:
+def shown_bounds(name: str, bounds: Iterable[Bound]) -> Table:
     """Each lower bound of what has the name, the one that binds first."""
-    table = plain_table(f"{name}: no schedule is faster than")
-    for header in ("bound", "value", "where"):
-        table.add_column(header, justify="right" if header == "value" else "left")
-    for bound in sorted(bounds, key=lambda bound: -bound.value_ns):
-        table.add_row(bound.name, format_duration_ns(bound.value_ns), bound.detail)
-    console().print(table)
+    ordered = sorted(bounds, key=lambda bound: -bound.value_ns)
+    rows = [(bound.name, format_duration_ns(bound.value_ns), bound.detail) for bound in ordered]
+    return Table(title=f"{name}: no schedule is faster than", columns=[*left("bound"), *right("value"), *left("where")], rows=rows)

@@ -1,21 +1,17 @@
-"""What `schedc tune` shows: its progress, the table of candidates, and the same as JSON."""
+"""What `schedc tune` shows: its progress and the table of candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable  # noqa: TC003 - of a NamedTuple
-from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from rich.progress import Progress as Bar
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from schedc.spelling import counted
 from schedc.study.tune.folder import JOB, PLAN, TABLE
 from schedc.study.tune.rows import CandidateState
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.terminal.progress import log_lines
-from schedc.view.terminal.results import console, plain_table, print_fitting
+from schedc.view.document import Column, Line, Table
+from schedc.view.terminal.results import failures_json
+from schedc.view.terminal.show import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.rows import TuneRow
     from schedc.study.tune.search import Progress, Tuned
+    from schedc.view.document import Block
 
 DEFAULT_TIME_S = 300.0
 """How long `tune` searches unless the job or an option says otherwise."""
@@ -32,67 +29,43 @@ SHOWN = 12
 PIPED_WIDTH = 160
 
 
-@contextmanager
-def live_tune(name: str, *, hidden: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show what is known until the work ends, on standard error."""
-    if hidden:
-        yield lambda _: None
-        return
-    errors = console(stderr=True)
-    errors.print(f"{name}: Ctrl-C keeps the best plan so far", soft_wrap=True)
-    if not errors.is_terminal:
-        show = log_lines(lambda line: errors.print(line, soft_wrap=True))
-        yield lambda known: show(lambda: _line(known))
-        return
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("reading candidates", total=None)
-        yield lambda known: bar.update(task, description=_line(known))
-
-
-def print_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> None:
+def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Block]:
     """The best candidates, how many became what, and where the files are."""
-    out = console(piped_width=PIPED_WIDTH)
     columns = [column for column in _COLUMNS if column.always or len({column.text(row) for row in tuned.rows}) > 1]
-    table = plain_table()
-    for column in columns:
-        table.add_column(column.header, justify="right" if column.is_number else "left", no_wrap=True)
-    for row in tuned.rows[: SHOWN + 1]:
-        table.add_row(*(column.text(row) for column in columns), style="bold" if row.state is CandidateState.BEST else "")
-    print_fitting(out, table, ("collectives", "memory", "tokens/s", "bound", "ZeRO", "size", "across sites", "gap"))
+    rows = tuned.rows[: SHOWN + 1]
+    yield Table(
+        columns=[Column(column.header, right=column.is_number, wrap="never") for column in columns],
+        rows=[[column.text(row) for column in columns] for row in rows],
+        bold=[number for number, row in enumerate(rows) if row.state is CandidateState.BEST],
+        may_go=("collectives", "memory", "tokens/s", "bound", "ZeRO", "size", "across sites", "gap"),
+    )
     counts = {state: sum(row.state is state for row in tuned.rows) for state in CandidateState}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    out.print(f"{len(tuned.rows)} candidates: {said}", soft_wrap=True)
+    yield Line(f"{len(tuned.rows)} candidates: {said}", soft=True)
     best_ns = tuned.best.step_ns or 0
     gap = 1 - tuned.bound_ns / best_ns if best_ns else 0.0
     worth = "no candidate can be better" if gap <= 0 else f"no candidate can be better by more than {gap:.2%}"
-    out.print(f"best: {_says(tuned.best.candidate)}, step {_duration(tuned.best.step_ns)}; {worth}", soft_wrap=True)
+    yield Line(f"best: {_says(tuned.best.candidate)}, step {_duration(tuned.best.step_ns)}; {worth}", soft=True)
     sums = tuned.sums
     share = "" if sums.peak_share is None else f", and {sums.peak_share:.1%} of their peak FLOPs for the model's matrices"
     used = f"{sums.peak_bytes / sums.room_bytes:.1%} of the {format_bytes(sums.room_bytes, 1)} that a plan may use"
-    out.print(f"all devices: {used}{share}", soft_wrap=True)
-    ended = "; interrupted" if interrupted else ""
-    out.print(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{ended}", soft_wrap=True)
+    yield Line(f"all devices: {used}{share}", soft=True)
+    yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}", soft=True)
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """The object of `tune --json`."""
-    rows = [_row_json(row) for row in tuned.rows]
-    failures = [
-        {"method": failure.method, "error": failure.error, "message": failure.message, "place": failure.place}
-        for failure in tuned.failures
-    ]
     return {
         "best": _row_json(tuned.best),
         "lower_bound_ns": tuned.bound_ns,
-        "sums": asdict(tuned.sums),
-        "candidates": rows,
-        "failures": failures,
+        "sums": tuned.sums,
+        "candidates": [_row_json(row) for row in tuned.rows],
+        "failures": failures_json(tuned.failures),
     }
 
 
 def _row_json(row: TuneRow) -> dict[str, Any]:
-    values = asdict(row)
+    values: dict[str, Any] = plain(row)
     candidate: dict[str, Any] = values.pop("candidate")
     return candidate | values
 
@@ -129,14 +102,12 @@ def _says(each: TuneCandidate) -> str:
     across = "" if each.across is None else f", {each.across} across sites"
     placed = each.placement if each.chunks == 1 else f"{each.placement} with {each.chunks} chunks"
     recompute = "" if each.recompute == "none" else ", recomputing all stages"
-    return (
-        f"{counted(each.ranks, 'rank')} × {counted(each.data_parallel, 'pipeline')},"
-        f" {counted(each.microbatches, 'microbatch')} of {each.microbatch_size},"
-        f" {placed}{recompute}{across}"
-    )
+    shape = f"{counted(each.ranks, 'rank')} × {counted(each.data_parallel, 'pipeline')}"
+    return f"{shape}, {counted(each.microbatches, 'microbatch')} of {each.microbatch_size}, {placed}{recompute}{across}"
 
 
-def _line(known: Progress) -> str:
+def progress_line(known: Progress) -> str:
+    """How far the work is, and the best so far."""
     row = known.best
     best = "no plan yet" if row is None else f"best {_duration(row.step_ns)}: {_says(row.candidate)}"
     return f"{known.doing}, {known.done} of {known.total}; {best}"

@@ -1,0 +1,118 @@
+"""Shows what a command has found: a document as text, fitted to the terminal, or an object as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from schedc.ir.ops import Kind, Op, token
+from schedc.view.document import Line, Picture, Table
+
+if TYPE_CHECKING:
+    from schedc.view.document import Document
+
+
+def console(*, stderr: bool = False, piped_width: int | None = None, width: int | None = None, most: int = 10_000) -> Console:
+    """Standard output, or standard error. Text is shown as it is: brackets and colons mean nothing.
+
+    Args:
+        stderr: whether it is standard error.
+        piped_width: columns where it is no terminal and COLUMNS does not say how many there are; None: 80.
+        width: columns; None: as many as there are.
+        most: columns, if there are more.
+    """
+    out = Console(highlight=False, soft_wrap=False, markup=False, emoji=False, stderr=stderr)
+    if piped_width is not None and not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = piped_width
+    out.width = min(out.width, most) if width is None else width
+    return out
+
+
+def show(found: Mapping[str, Any] | Document, out: Console | None = None) -> None:
+    """Print what a command has found: an object as JSON, on standard output; a document, there or on the console."""
+    if isinstance(found, Mapping):
+        sys.stdout.write(json.dumps(plain(found), indent=2) + "\n")
+        return
+    out = out or console()
+    for block in found:
+        if isinstance(block, Table):
+            _print_table(out, block)
+        elif isinstance(block, Picture):
+            for row in block.draw(out.width):
+                out.print(row, no_wrap=row.no_wrap, overflow=row.overflow)
+        else:
+            line = Line(block) if isinstance(block, str) else block
+            assert isinstance(line, Line), "other blocks are for pages"
+            out.print(Text(line.text, line.style), soft_wrap=line.soft)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: an object of the fields of a dataclass or named tuple, ops and kinds by their names."""
+    if isinstance(value, Op):
+        return token(value)
+    if isinstance(value, Kind):
+        return value.name
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Iterable):
+        return [plain(each) for each in value]
+    raise TypeError(f"found {value!r}, expected what JSON has")
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """These attributes of it, for an object of JSON; the names have spaces between them."""
+    return {name: getattr(value, name) for name in names.split()}
+
+
+def _print_table(out: Console, table: Table) -> None:
+    """Print a table; where the terminal is too narrow for it, without some columns, which a line names."""
+    if table.title:  # a line of its own: a table's title is wrapped where its columns end
+        out.print(table.title, style="italic", soft_wrap=True)
+    rows, left_out = list(table.rows), list[str]()
+    drawn = _drawn(table, rows, left_out)
+    for header in table.may_go:
+        if out.measure(drawn, options=out.options.update(max_width=10_000)).maximum <= out.width:
+            break
+        if any(column.header == header for column in table.columns):
+            left_out.append(header)
+            drawn = _drawn(table, rows, left_out)
+    out.print(drawn)
+    if left_out:
+        out.print(f"not shown in {out.width} columns: {', '.join(left_out)}", soft_wrap=True)
+
+
+def _drawn(table: Table, rows: list[Any], left_out: list[str]) -> RichTable:
+    """The table without lines, and without these columns."""
+    drawn = RichTable(box=None, header_style="bold", pad_edge=False)
+    kept = [at for at, column in enumerate(table.columns) if column.header not in left_out]
+    for at in kept:
+        column = table.columns[at]
+        drawn.add_column(
+            column.header,
+            justify="right" if column.right else "left",
+            no_wrap=column.wrap == "never",
+            overflow="fold" if column.wrap == "fold" else "ellipsis",
+            min_width=column.least or None,
+        )
+    for number, row in enumerate(rows):
+        cells = [
+            Text(row[at], overflow="ellipsis", no_wrap=True) if table.columns[at].wrap == "cut" else row[at]
+            for at in kept
+            if at < len(row)
+        ]
+        drawn.add_row(*cells, style="bold" if number in table.bold else "")
+    return drawn
