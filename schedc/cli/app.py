@@ -68,30 +68,11 @@ def options(
     """Take the options before the command."""
 
 
-COMMANDS = (
-    compile_command,
-    verify_command,
-    simulate_command,
-    show_command,
-    bounds_command,
-    templates_command,
-    bench_command,
-    schema_command,
-    profile_command,
-    costs_command,
-    init_command,
-    tune_command,
-    family_command,
-    emulate_command,
-    compare_command,
-    diff_command,
-    report_command,
-    explain_command,
-    assign_command,
-    repartition_command,
-    plot_command,
-    sweep_command,
-)
+_ABOUT_PLANS = (compile_command, verify_command, simulate_command, show_command, bounds_command, templates_command)
+_ABOUT_INPUTS = (bench_command, schema_command, profile_command, costs_command, init_command, tune_command, family_command)
+_ABOUT_RUNS = (emulate_command, compare_command, diff_command, report_command, explain_command)
+_ABOUT_CHANGES = (assign_command, repartition_command, plot_command, sweep_command)
+COMMANDS = (*_ABOUT_PLANS, *_ABOUT_INPUTS, *_ABOUT_RUNS, *_ABOUT_CHANGES)
 """In the order in which `--help` lists them."""
 for function in COMMANDS:
     app.command(function.__name__.removesuffix("_command"))(function)

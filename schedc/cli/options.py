@@ -42,9 +42,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 JsonNotLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of random numbers.")]
-GapOption = Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")]
+GapOption = Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")]
 WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Search threads of CP-SAT.")]
-StepOption = Annotated[str, typer.Option(metavar="N|median", help="The recorded step to look at in detail.")]
 TensorOption = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
 ContextOption = Annotated[int, typer.Option(min=1, help="Context parallel size.")]
 ExpertOption = Annotated[int, typer.Option(min=1, help="Expert parallel size.")]
@@ -123,7 +122,7 @@ def read_sound_plan(path: Path) -> Plan:
     Raises:
         CheckFailed: its verifier refuses it.
     """
-    from schedc.compile.fixed_layout import check_plan
+    from schedc.compile.certify import check_plan
     from schedc.formats.plan.plan_file import read_plan
 
     read = read_plan(path)

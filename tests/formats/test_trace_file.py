@@ -20,7 +20,7 @@ from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import plan_json
 from schedc.formats.trace_file import parse_trace, read_trace, trace_json, write_trace_file
 from schedc.ir.ops import Kind, Op, token
-from schedc.view.perfetto.comparison import comparison_json
+from schedc.view.perfetto import perfetto_of_comparison
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +112,7 @@ def test_planned_and_measured_lanes_in_one_file() -> None:
     slow = slower_block(plan.problem, Op(Kind.F, 1, 2), 25)
     trace = trace_of_timelines(plan, [simulate(slow, plan.schedule())], first_step=3)
     comparison = compare(plan, simulate(plan.problem, plan.schedule()), trace)
-    events = json.loads(comparison_json(plan, trace, comparison))["traceEvents"]
+    events = json.loads(perfetto_of_comparison(plan, trace, comparison))["traceEvents"]
     assert_sound(events)
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert sorted(names) == sorted(

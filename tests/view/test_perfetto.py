@@ -18,7 +18,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.ops import token
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.view.perfetto.planned import plan_json
+from schedc.view.perfetto import perfetto_of_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 def events_of(plan: Plan) -> list[Event]:
-    file = json.loads(plan_json(plan, simulate(plan.problem, plan.schedule())))
+    file = json.loads(perfetto_of_plan(plan, simulate(plan.problem, plan.schedule())))
     assert set(file) == {"traceEvents", "displayTimeUnit"}
     events: list[Event] = file["traceEvents"]
     return events
@@ -108,7 +108,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"written to {tmp_path / 'out.json'}; open it in https://ui.perfetto.dev\n"
     written = (tmp_path / "out.json").read_bytes()
-    assert written == plan_json(plan, simulate(problem, plan.schedule()))
+    assert written == perfetto_of_plan(plan, simulate(problem, plan.schedule()))
     refused = schedc("export", "perfetto", tmp_path / "plan.json", "-o", tmp_path / "plan.json", width=400)
     assert refused.returncode == 2
     assert "this command reads it" in refused.stderr

@@ -27,8 +27,7 @@ from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import Kind
 from schedc.view.report.chart import planned_step, step_data
-from schedc.view.report.figures import Measured
-from schedc.view.report.links import ALLOWED, link_figures
+from schedc.view.report.figures import ALLOWED, Measured, link_figures
 from schedc.view.report.packing import packed
 from schedc.view.report.page import report_html
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
-    from schedc.view.report.links import LinkFigures
+    from schedc.view.report.figures import LinkFigures
 
 
 def unpacked(text: str) -> list[int]:

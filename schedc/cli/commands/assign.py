@@ -50,7 +50,7 @@ def assign_command(
     as_json: JsonOption = False,
 ) -> None:
     """Say which node takes which replica and rank, so that slow links cost least, and in which order to list the hosts."""
-    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.formats.plan.plan_file import plan_json
     from schedc.view.terminal.moves import assignment_json, shown_assignment
     from schedc.view.terminal.show import show
 

@@ -23,9 +23,8 @@ def bench_command(
     """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""
     from schedc.solvers.common.base import Limits
     from schedc.solvers.driver.registry import check_method
-    from schedc.study.bench.csv_file import write_rows
     from schedc.study.bench.instances import instances as instances_of
-    from schedc.study.bench.run import run, split_methods
+    from schedc.study.bench.run import run, split_methods, write_rows
     from schedc.view.terminal import bench as view
     from schedc.view.terminal.progress import working
     from schedc.view.terminal.show import console, show

@@ -10,8 +10,7 @@ import typer
 from schedc.api import read_plan
 from schedc.cli.options import JsonOption, PlanArgument
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
-from schedc.io.outputs import check_outputs
+from schedc.io.outputs import check_outputs, write_atomically
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.compare import Comparison
@@ -36,10 +35,10 @@ def compare_command(
     as_json: JsonOption = False,
 ) -> None:
     """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
-    from schedc.compile.fixed_layout import time_plan
-    from schedc.formats.link_topology import link_topology_toml
-    from schedc.formats.stage_profile import stage_profile_json
-    from schedc.view.perfetto.comparison import comparison_json as perfetto_json
+    from schedc.compile.plans import time_plan
+    from schedc.formats.profile_file import stage_profile_json
+    from schedc.formats.topology_toml import link_topology_toml
+    from schedc.view.perfetto import perfetto_of_comparison
     from schedc.view.terminal.comparison import comparison_json, shown_comparison
     from schedc.view.terminal.show import show
 
@@ -53,7 +52,7 @@ def compare_command(
     if profile is not None:
         made[profile] = "the measured costs", stage_profile_json(comparison.measured_problem)
     if perfetto is not None:
-        made[perfetto] = "planned and measured lanes", perfetto_json(read, recorded, comparison)
+        made[perfetto] = "planned and measured lanes", perfetto_of_comparison(read, recorded, comparison)
     for path, (_, content) in made.items():
         write_atomically(path, content)
     if as_json:
@@ -82,7 +81,7 @@ def compared(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, 
         InvalidInput: the trace is of another plan, or has no such step; names the files.
     """
     from schedc.analysis.comparison.compare import compare
-    from schedc.formats.plan.plan_to_file import plan_sha256
+    from schedc.formats.plan.plan_file import plan_sha256
     from schedc.formats.trace_file import read_trace
 
     trace, sha256 = read_trace(trace_path), plan_sha256(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -57,14 +58,14 @@ def compile_command(
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
         from schedc.cli.defect import defects_kept
-        from schedc.compile.open_layout import compile_job
+        from schedc.compile.driver import compile_job
         from schedc.compile.settings import search_settings
-        from schedc.formats.plan.plan_to_file import plan_json
+        from schedc.formats.plan.plan_file import plan_json
         from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
         from schedc.lower.layout_report import layout_report
-        from schedc.study.robust.criterion import Criterion
         from schedc.study.robust.requests import is_drawn, states_named
         from schedc.study.robust.robust import compile_robust
+        from schedc.study.robust.scenarios import Criterion
         from schedc.view.terminal import results
         from schedc.view.terminal.progress import live
         from schedc.view.terminal.robust import robust_json, shown_robust
@@ -75,7 +76,7 @@ def compile_command(
         check_outputs({"-o": output, "--write-job": write_job}, read, standard=True, as_json=as_json)
         if write_job is not None:
             check_job_can_be_written(loaded.source)
-        chosen, limits = search_settings(
+        settings = search_settings(
             loaded,
             method=method,
             time_limit_s=options.option_seconds("--time-limit", time_limit),
@@ -85,34 +86,17 @@ def compile_command(
             deterministic_limit=deterministic_limit,
             option="--method",
         )
-        samples = robust_samples or SAMPLES
-        states = (
-            None if robust is None else states_named(robust, loaded.problem, samples=samples, seed=limits.seed, option="--robust")
-        )
-        robustly = None
-        with defects_kept(loaded, output), live(loaded, chosen, limits, hidden=quiet or as_json) as shown:
+        settings = replace(settings, interruption=interruption)
+        states = robustly = None
+        if robust is not None:
+            samples = robust_samples or SAMPLES
+            states = states_named(robust, loaded.problem, samples=samples, seed=settings.limits.seed, option="--robust")
+        with defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
             if states is None:
-                compiled = compile_job(
-                    loaded,
-                    method=chosen,
-                    limits=limits,
-                    report=shown.improved,
-                    on_method=shown.running,
-                    on_layouts=shown.layouts,
-                    interruption=interruption,
-                )
+                compiled = compile_job(loaded, shown.told(settings))
             else:
-                robustly = compile_robust(
-                    loaded.problem,
-                    states,
-                    Criterion(robust_percentile),
-                    method=chosen,
-                    limits=limits,
-                    job_sha256=loaded.sha256,
-                    report=shown.improved,
-                    on_method=shown.running,
-                    interruption=interruption,
-                )
+                aim = Criterion(robust_percentile)
+                robustly = compile_robust(loaded.problem, states, aim, shown.told(settings), job_sha256=loaded.sha256)
                 compiled = robustly.compiled
         write_output(output, plan_json(compiled.plan))
         if write_job is not None:

@@ -38,7 +38,7 @@ def emulate_command(
 ) -> None:
     """Run a plan on this machine: a process per rank, real channels with the links' delays, waiting instead of compute."""
     from schedc.analysis.comparison.compare import compare
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.link_trace import read_link_trace
     from schedc.formats.trace_file import write_trace_file
     from schedc.view.terminal import emulated as view
@@ -57,26 +57,24 @@ def emulate_command(
         raise InvalidInput(f"{'--adapt' if adapt else '--choose'}: cannot be combined with --queues 1 or --trace; leave them out")
     runs = runs or (ADAPTING_RUNS if adapt else RUNS)
     progress = _progress(runs, read.certificate.makespan_ns * scale / 1e9)
+    from schedc.runtime.emulation.adapting import WARM_UP, emulate_adapting  # these load torch, which takes a while
+    from schedc.runtime.emulation.emulate import emulate
+
     if adapt:
-        from schedc.runtime.replay.replay import WARM_UP, replay
-
         with progress as report:
-            warm_up = warm_up or WARM_UP
-            replayed = replay(read, scale=scale, runs=runs, warm_up=warm_up, choose=choose, links=changes, report=report)
-        times = view.replay_times(read, changes, replayed, choose=choose)
-        as_object = view.replay_json(replayed, times, scale=scale)
-        document = view.shown_replay(changes, replayed, times, scale=scale, choose=choose)
+            found = emulate_adapting(
+                read, scale=scale, runs=runs, warm_up=warm_up or WARM_UP, choose=choose, links=changes, report=report
+            )
+        times = view.replay_times(read, changes, found, choose=choose)
+        as_object = view.replay_json(found, times, scale=scale)
+        document = view.shown_replay(changes, found, times, scale=scale, choose=choose)
     elif choose:
-        from schedc.runtime.emulation.choosing import emulate_choosing
-
         with progress as report:
-            chosen = emulate_choosing(read, scale=scale, runs=runs, links=changes, report=report)
+            chosen = emulate(read, scale=scale, runs=runs, choose=True, links=changes, report=report)
         simulated = view.choosing_times(read, changes, chosen)
         as_object = view.choosing_json(chosen, simulated, scale=scale)
         document = view.shown_choosing(chosen, simulated, scale=scale)
     else:
-        from schedc.runtime.emulation.emulate import emulate  # loads torch, which takes a while
-
         timeline = time_plan(read)
         with progress as report:
             emulation = emulate(read, scale=scale, runs=runs, queues=queues, links=changes, report=report)

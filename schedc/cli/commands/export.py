@@ -11,9 +11,8 @@ import typer
 from schedc.api import read_plan
 from schedc.cli.options import PlanArgument, read_sound_plan
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
 from schedc.io.location import one_line
-from schedc.io.outputs import check_outputs, is_standard, write_output
+from schedc.io.outputs import check_outputs, is_standard, write_atomically, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,8 +68,7 @@ def export_torch(
 @export_app.command("megatron")
 def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OptionsOption) -> None:
     """Write Megatron-LM's pipeline layout of a plan; - is standard output. Megatron decides the order of ops itself."""
-    from schedc.formats.layouts.megatron import megatron_options
-    from schedc.formats.layouts.model_layers import read_model_layers
+    from schedc.formats.layouts import megatron_options, read_model_layers
 
     check_outputs({"-o": output}, (plan, profile), standard=True)
     read = read_sound_plan(plan)
@@ -90,8 +88,7 @@ def export_torchtitan(
     head: Annotated[str, typer.Option(metavar="NAME", help="The name of the head's module; output in older models.")] = "lm_head",
 ) -> None:
     """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
-    from schedc.formats.layouts.model_layers import read_model_layers
-    from schedc.formats.layouts.torchtitan import torchtitan_lines
+    from schedc.formats.layouts import read_model_layers, torchtitan_lines
     from schedc.formats.torch_csv.exporter import torch_csv
     from schedc.formats.torch_csv.stage_map import notes
 
@@ -119,12 +116,12 @@ def export_perfetto(
     ],
 ) -> None:
     """Write a plan for ui.perfetto.dev: ops and transfers over time, memory of ranks and messages on links as curves."""
-    from schedc.compile.fixed_layout import time_plan
-    from schedc.view.perfetto.planned import plan_json
+    from schedc.compile.plans import time_plan
+    from schedc.view.perfetto import perfetto_of_plan
 
     check_outputs({"-o": output}, (plan,), standard=True)
     read = read_plan(plan)
-    write_output(output, plan_json(read, time_plan(read)))
+    write_output(output, perfetto_of_plan(read, time_plan(read)))
     if not is_standard(output):
         typer.echo(one_line(f"written to {output}; open it in https://ui.perfetto.dev"))
 

@@ -60,7 +60,7 @@ def family_command(
     if is_standard(output):
         raise InvalidInput("-o: found -, expected a folder; standard output has the table")
     loaded = options.read_job(job, values, layout)
-    chosen, limits = search_settings(
+    settings = search_settings(
         loaded,
         method=method,
         time_limit_s=options.option_seconds("--time-limit", time_limit),
@@ -71,7 +71,7 @@ def family_command(
         option="--method",
     )
     problem = loaded.problem
-    conditions = with_as_planned([each for text in links for each in _conditions(text, problem, most, limits.seed)])
+    conditions = with_as_planned([each for text in links for each in _conditions(text, problem, most, settings.limits.seed)])
     try:
         output.mkdir(exist_ok=True)
     except OSError as error:
@@ -81,7 +81,7 @@ def family_command(
     def on_plan(number: int, name: str) -> None:
         say(f"plan {number + 1} of {len(conditions)}, for {name}", hidden=quiet or as_json)
 
-    made = compile_family(problem, conditions, output, method=chosen, limits=limits, job_sha256=loaded.sha256, on_plan=on_plan)
+    made = compile_family(problem, conditions, output, settings=settings, job_sha256=loaded.sha256, on_plan=on_plan)
     options.say_defects(made.failures, "no plan rests on it")
     if as_json or not quiet:
         show(family_json(made) if as_json else shown_family(made, output))
@@ -89,8 +89,8 @@ def family_command(
 
 def _conditions(text: str, problem: Problem, most: int, seed: int) -> list[tuple[str, Conditions]]:
     """What one `--links` says."""
-    from schedc.study.robust.clusters import clustered
     from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
+    from schedc.study.robust.scenarios import clustered
 
     if is_grid(text):
         return grid_of(text, problem, option="--links")

@@ -9,9 +9,8 @@ import typer
 
 from schedc.api import read_plan
 from schedc.errors import InvalidInput
-from schedc.io.atomic_write import write_atomically
 from schedc.io.location import one_line
-from schedc.io.outputs import check_outputs
+from schedc.io.outputs import check_outputs, write_atomically
 
 Column = str | None
 
@@ -34,7 +33,7 @@ def plot_command(
     title: Annotated[str, typer.Option(metavar="TEXT", help="Above the picture. Default: none.")] = "",
 ) -> None:
     """Draw a plan, or curves from a table; needs matplotlib, which pip install 'schedc[plot]' adds."""
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.view.plot.curves import curves
     from schedc.view.plot.figure import check_ending
     from schedc.view.plot.gantt import gantt

@@ -50,7 +50,7 @@ def repartition_command(
     as_json: JsonOption = False,
 ) -> None:
     """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""
-    from schedc.formats.plan.plan_to_file import plan_json
+    from schedc.formats.plan.plan_file import plan_json
     from schedc.view.terminal.moves import repartition_json, shown_repartition
     from schedc.view.terminal.show import show
 

@@ -11,8 +11,7 @@ from schedc.api import read_plan
 from schedc.cli.commands.compare import compared, step_number
 from schedc.cli.options import PlanArgument
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.io.atomic_write import write_atomically
-from schedc.io.outputs import check_outputs
+from schedc.io.outputs import check_outputs, write_atomically
 
 FileOption = Path | None
 
@@ -29,7 +28,8 @@ def report_command(
     ] = None,
 ) -> None:
     """Write a plan as one HTML page: the step over time with zoom, what each op waited for, memory, idle time, certificate."""
-    from schedc.compile.fixed_layout import MOST_BOUNDED_OPS, check_plan, time_plan
+    from schedc.compile.certify import MOST_BOUNDED_OPS, check_plan
+    from schedc.compile.plans import time_plan
     from schedc.formats.compiled_json import read_compilation
     from schedc.view.report.figures import Measured
     from schedc.view.report.page import report_html

@@ -18,8 +18,9 @@ class SchemaName(StrEnum):
 
 def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|tune", help="Which file.")]) -> None:
     """Print the JSON Schema of the job, the plan, or the job of tune."""
-    from schedc.formats.plan.plan_schema import plan_schema
-    from schedc.frontend.schema import job_schema, schema_of
+    from schedc.formats.plan.plan_structs import plan_schema
+    from schedc.frontend.job_file import job_schema
+    from schedc.io.quantities import schema_of
     from schedc.study.tune.tune_file import TuneFile
     from schedc.view.terminal.show import show
 

@@ -21,7 +21,7 @@ def show_command(
     width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
-    from schedc.compile.fixed_layout import time_plan
+    from schedc.compile.plans import time_plan
     from schedc.view.terminal.plan import chosen_ranks, shown_plan
     from schedc.view.terminal.show import console, show
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.study.sweep.jobs import Sweep
-    from schedc.study.sweep.one_job import JobAnswer
+    from schedc.study.task import CompileRow
 
 WITHOUT_PLAN = 5
 """The exit status where the table is complete, and has rows without a plan."""
@@ -42,9 +42,9 @@ def sweep_command(
 
     interruption = Interruption()
     with interruption.listening():  # from here on a signal means that the rows so far are written
+        from schedc.study.executors import processes_for
         from schedc.study.sweep.jobs import read_sweep
         from schedc.study.sweep.journal import Journal, journal_path
-        from schedc.study.sweep.local import processes_for
         from schedc.study.sweep.run import kept_keys, run
         from schedc.study.sweep.table import check_format, write_table
 
@@ -53,7 +53,7 @@ def sweep_command(
         check_format(output)
         read = read_sweep(sweep)
         check_outputs({"-o": output, "the journal": journal_path(output)}, read.files)
-        at_once = processes_for(read) if processes is None else processes
+        at_once = processes_for(job.task.options.workers or 1 for job in read.jobs) if processes is None else processes
         where = cluster or counted(at_once, "process")
         with Journal(journal_path(output)) as journal:
             kept = len(kept_keys(read, journal))
@@ -83,8 +83,8 @@ def sweep_command(
 
 @contextmanager
 def _shown(
-    sweep: Sweep, known: dict[str, JobAnswer], kept: int, where: str, *, hidden: bool
-) -> Iterator[Callable[[list[JobAnswer]], None]]:
+    sweep: Sweep, known: dict[str, CompileRow], kept: int, where: str, *, hidden: bool
+) -> Iterator[Callable[[list[CompileRow]], None]]:
     """Show on standard error how far the sweep is; called with what came."""
     from schedc.view.terminal.progress import say, working
 
@@ -102,7 +102,7 @@ def _shown(
 
     with working(line(), hidden=hidden, done=kept, total=total) as progress:
 
-        def count(answers: list[JobAnswer]) -> None:
+        def count(answers: list[CompileRow]) -> None:
             nonlocal done, without
             done += len(answers)
             without += sum(answer.makespan_ns is None for answer in answers)
@@ -112,13 +112,13 @@ def _shown(
 
 
 def _print_end(
-    sweep: Sweep, known: dict[str, JobAnswer], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
+    sweep: Sweep, known: dict[str, CompileRow], rows: int, kept: int, took_s: float, output: Path, *, as_json: bool, quiet: bool
 ) -> None:
     """How many jobs came to what, with the first reason of each kind."""
     from schedc.view.document import Column, Line, Table, left, right
     from schedc.view.terminal.show import show
 
-    by_status: dict[str, list[JobAnswer]] = {}
+    by_status: dict[str, list[CompileRow]] = {}
     for job in sweep.jobs:
         if job.key in known:
             by_status.setdefault(known[job.key].status, []).append(known[job.key])

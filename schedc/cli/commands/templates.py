@@ -19,7 +19,7 @@ def templates_command(
     layout: LayoutOption = None,
 ) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
-    from schedc.compile.fixed_layout import time_methods
+    from schedc.compile.driver import time_methods
     from schedc.solvers.templates import TEMPLATES
     from schedc.view.terminal.results import shown_candidates, shown_templates
     from schedc.view.terminal.show import show

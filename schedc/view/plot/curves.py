@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes as Drawing
 
-    from schedc.view.plot.table import Axes, Column
+    from schedc.view.plot.table import Axes, PlotColumn
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, which all kinds of colour blindness keep apart."""
@@ -111,7 +111,7 @@ def _bottom(found: Mapping[Any, Points], bounds: Mapping[Any, Points], size: flo
     return 0.0 if min(values) < max(values) / 2 else None
 
 
-def _axis(column: Column, name: str = "") -> str:
+def _axis(column: PlotColumn, name: str = "") -> str:
     unit = column.unit.name
     return f"{name or _short(column.name)} ({unit})" if unit else name or _short(column.name)
 
@@ -123,7 +123,7 @@ def _short(name: str) -> str:
     return f"{parts[-2]} {last}" if last in VAGUE and len(parts) > 1 else last
 
 
-def _value(column: Column, text: str) -> str:
+def _value(column: PlotColumn, text: str) -> str:
     """A value in a legend: text and quantities as they are, a number with its column's name."""
     plain = column.numbers is not None and not column.unit.name
     return f"{_short(column.name)} {text}" if plain else text

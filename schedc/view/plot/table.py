@@ -43,7 +43,7 @@ NOT_SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class PlotColumn:
     """One column, with its values as they are drawn."""
 
     name: str
@@ -65,11 +65,11 @@ class Columns:
     """A table."""
 
     path: str
-    columns: dict[str, Column]
+    columns: dict[str, PlotColumn]
     settings: tuple[str, ...]
     """The columns that say what each row is of."""
 
-    def get(self, name: str, option: str) -> Column:
+    def get(self, name: str, option: str) -> PlotColumn:
         """The column of that name.
 
         Raises:
@@ -84,11 +84,11 @@ class Columns:
 class Axes:
     """What is drawn against what."""
 
-    x: Column
-    y: Column
-    by: tuple[Column, ...]
+    x: PlotColumn
+    y: PlotColumn
+    by: tuple[PlotColumn, ...]
     """One curve for each of their values."""
-    bound: Column | None
+    bound: PlotColumn | None
     """The lower bound of y, if the table has it."""
     objective: str
     """What y is, where the table says it and it is the same in all rows; else empty."""
@@ -185,13 +185,13 @@ PARSERS: tuple[tuple[Callable[[str], float], tuple[AxisUnit, ...]], ...] = (
 )
 
 
-def _column(name: str, texts: Sequence[str]) -> Column:
+def _column(name: str, texts: Sequence[str]) -> PlotColumn:
     for parse, units in PARSERS:
         numbers = _numbers(texts, parse)
         if numbers is not None:
             named = TIMES if name.endswith("_ns") else BYTES if name.endswith("_bytes") else units
-            return Column(name=name, texts=tuple(texts), numbers=numbers, units=named)
-    return Column(name=name, texts=tuple(texts), numbers=None, units=PLAIN)
+            return PlotColumn(name=name, texts=tuple(texts), numbers=numbers, units=named)
+    return PlotColumn(name=name, texts=tuple(texts), numbers=None, units=PLAIN)
 
 
 def _numbers(texts: Sequence[str], parse: Callable[[str], Any]) -> tuple[float | None, ...] | None:

@@ -11,7 +11,7 @@ from schedc.ir.plan import Scope
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
 from schedc.view.document import Bar, Column, Facts, Fold, Keys, Line, Panel, Table, left, right
-from schedc.view.report.links import ALLOWED
+from schedc.view.report.figures import ALLOWED
 from schedc.view.report.stages import HEADERS, stage_rows
 from schedc.view.report.summary import CAUSE_WORDS, percent, worth
 

@@ -25,13 +25,13 @@ def shown_bench(set_name: str, rows: Sequence[BenchRow]) -> Iterator[Block]:
     unsolved: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.answer.objective_ns is None:
-            unsolved.setdefault((row.method, row.answer.why_not), []).append(row.instance.name)
+            unsolved.setdefault((row.method, row.answer.error), []).append(row.instance.name)
     for (method, why_not), names in unsolved.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield Line(f"{method} on {names[0]}{more}: {why_not}", "dim")
     for row in rows:
-        if row.answer.objective_ns is not None and row.answer.why_not:
-            yield f"{row.instance.name} by {row.method}: a defect of schedc, please report it: {row.answer.why_not}"
+        if row.answer.objective_ns is not None and row.answer.error:
+            yield f"{row.instance.name} by {row.method}: a defect of schedc, please report it: {row.answer.error}"
     yield ""
     yield _methods_table(rows)
 

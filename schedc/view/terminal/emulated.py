@@ -6,9 +6,9 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedc.analysis.simulation.choosing import not_before, simulate_choosing
 from schedc.analysis.simulation.engines import Transfers
-from schedc.compile.fixed_layout import time_plan
+from schedc.analysis.simulation.online import not_before, simulate_online
+from schedc.compile.plans import time_plan
 from schedc.lower.conditions import problem_under
 from schedc.units import format_duration_ns
 from schedc.view.document import Table, right
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.compare import Comparison
-    from schedc.ir.conditions import Conditions, LinkState
-    from schedc.ir.link_trace import LinkTrace
+    from schedc.ir.conditions import Conditions, LinkState, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.schedule import Schedule
-    from schedc.runtime.emulation.choosing import ChoosingRuns
+    from schedc.runtime.emulation.adapting import AdaptingRuns
     from schedc.runtime.emulation.emulate import Emulation
-    from schedc.runtime.replay.replay import EmulatedReplay
     from schedc.view.document import Block
 
 MOST_LINKS = 3
@@ -87,7 +85,7 @@ class ChoosingTimes(NamedTuple):
     moved_ops: list[int]
 
 
-def choosing_times(plan: Plan, links: LinkTrace | None, emulated: ChoosingRuns) -> ChoosingTimes:
+def choosing_times(plan: Plan, links: LinkTrace | None, emulated: Emulation) -> ChoosingTimes:
     """Simulate the runs under the links that there were; None: they did not change."""
     runs = len(emulated.runs_ns)
     simulated_ns, planned_ns = (
@@ -102,13 +100,13 @@ def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) ->
     return sum(before != after for before_after in pairs for before, after in zip(*before_after, strict=True))
 
 
-def choosing_json(emulated: ChoosingRuns, times: ChoosingTimes, *, scale: float) -> dict[str, Any]:
+def choosing_json(emulated: Emulation, times: ChoosingTimes, *, scale: float) -> dict[str, Any]:
     """The object of `emulate --choose --json`."""
     runs = {"runs_begin_ns": emulated.begun_ns, **times._asdict()}
     return {**picked(emulated, "runs_ns before_others"), **runs, "scale": scale}
 
 
-def shown_choosing(emulated: ChoosingRuns, times: ChoosingTimes, *, scale: float) -> Iterator[Block]:
+def shown_choosing(emulated: Emulation, times: ChoosingTimes, *, scale: float) -> Iterator[Block]:
     """Each run beside what the simulator says of it, choosing and in the plan's order."""
     how = "ranks choose by what has come; all times are the plan's, the scale taken out"
     yield f"emulated on this machine at scale {scale:g}, {how}"
@@ -143,7 +141,7 @@ def simulated_runs(
     def takes_ns(number: int, entries: tuple[tuple[int, Conditions], ...]) -> int:
         later = [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in entries]
         schedule: Schedule = plans[number].schedule()
-        return simulate_choosing(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
+        return simulate_online(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
 
     found = []
     for number, begin_ns in zip(plan_of_run, begun_ns, strict=True):
@@ -163,7 +161,7 @@ class ReplayTimes(NamedTuple):
     first_plan_ns: list[int]
 
 
-def replay_times(plan: Plan, links: LinkTrace | None, found: EmulatedReplay, *, choose: bool) -> ReplayTimes:
+def replay_times(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, choose: bool) -> ReplayTimes:
     """Simulate the runs under the links that there were; None: they did not change."""
     return ReplayTimes(
         simulated_runs(found.plans, found.plan_of_run, found.begun_ns, links, choose=choose),
@@ -172,7 +170,7 @@ def replay_times(plan: Plan, links: LinkTrace | None, found: EmulatedReplay, *, 
 
 
 def shown_replay(
-    links: LinkTrace | None, found: EmulatedReplay, times: ReplayTimes, *, scale: float, choose: bool
+    links: LinkTrace | None, found: AdaptingRuns, times: ReplayTimes, *, scale: float, choose: bool
 ) -> Iterator[Block]:
     """Steps of several plans while links change, and when and why the plan changed.
 
@@ -215,7 +213,7 @@ class _Run(NamedTuple):
     """Measured, simulated, and simulated for the first plan in its order."""
 
 
-def _runs(found: EmulatedReplay, links: LinkTrace | None, times: ReplayTimes) -> Iterator[_Run]:
+def _runs(found: AdaptingRuns, links: LinkTrace | None, times: ReplayTimes) -> Iterator[_Run]:
     for at, (begin_ns, takes_ns) in enumerate(zip(found.begun_ns, found.runs_ns, strict=True)):
         changes = links is not None and any(begin_ns < time_ns < begin_ns + takes_ns for time_ns, _ in links.entries)
         shown = "as planned" if links is None else _links(links.at(begin_ns))
@@ -228,7 +226,7 @@ def _alike(run: _Run) -> tuple[int, str, int]:
     return run.plan, f"{run.links}, then others" if run.changes else run.links, run.number if run.changes else 0
 
 
-def _moves(found: EmulatedReplay) -> Iterator[str]:
+def _moves(found: AdaptingRuns) -> Iterator[str]:
     """A line for each plan that was published, and what ended adapting."""
     for move in found.moves:
         what = f"plan {move.plan}" if move.plan else "back to plan 0"
@@ -269,7 +267,7 @@ def _state(state: LinkState) -> str:
     return " and ".join([*latency, *bandwidth])
 
 
-def replay_json(found: EmulatedReplay, times: ReplayTimes, *, scale: float) -> dict[str, Any]:
+def replay_json(found: AdaptingRuns, times: ReplayTimes, *, scale: float) -> dict[str, Any]:
     """The object of `emulate --adapt --json`."""
     moves = []
     for move in found.moves:

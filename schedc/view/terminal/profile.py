@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedc.costs.durations import duration_s
-from schedc.costs.parts import parts_of
+from schedc.costs.efficiency import duration_s
+from schedc.costs.layers import parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.times import SampledTimes
+    from schedc.costs.layers import Part
     from schedc.costs.operators.operator import Operator, Operators, OperatorWork
-    from schedc.costs.parts import Part
     from schedc.costs.predicted import Predicted
     from schedc.formats.profile_file import LayerEntry
     from schedc.view.document import Block

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from schedc.frontend.job import Job
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.incumbent import Improvement
-    from schedc.solvers.driver.best_layout import LayoutsProgress
+    from schedc.solvers.common.search_settings import Improvement, LayoutsProgress, SearchSettings
 
 LOG_EVERY_S = 5.0
 """A log gets a line no more often than this."""
@@ -106,16 +105,21 @@ class Live:
         self._layouts = f"; {known.layouts} layouts{best}, bound {format_duration_ns(known.lower_bound_ns)}"
         self._update()
 
+    def told(self, settings: SearchSettings) -> SearchSettings:
+        """The settings of a search that is shown here."""
+        return replace(settings, report=self.improved, on_method=self.running, on_layouts=self.layouts)
+
     def _update(self) -> None:
         self._show(f"{self._known}{self._layouts}; running {self._method}", 0)
 
 
 @contextmanager
-def live(job: Job, method: str, limits: Limits, *, hidden: bool) -> Iterator[Live]:
+def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Live]:
     """Show the work on a job until it ends."""
+    limits = settings.limits
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
     what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
-    first = f"{job.workload.name}: {what}, method {method}, limit {limit}; Ctrl-C keeps the best plan so far"
+    first = f"{job.workload.name}: {what}, method {settings.method}, limit {limit}; Ctrl-C keeps the best plan so far"
     errors = console(stderr=True)
     errors.quiet = hidden
     with working("computing lower bounds", hidden=hidden, errors=errors) as show:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.bounds.own_layout import OwnLayout
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.compile.fixed_layout import Compiled
+    from schedc.compile.driver import Compiled
     from schedc.ir.layout import Layout
     from schedc.ir.plan import Certificate, Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.lower.layout_report import LayoutReport
     from schedc.solvers.common.failure import Failure
-    from schedc.solvers.driver.portfolio import Candidate
+    from schedc.solvers.common.incumbent import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
     from schedc.view.document import Block

@@ -1,8 +1,9 @@
-"""A plan alone in a file for Perfetto: when everything happens by the simulator, what ranks hold, and what is on the links.
+"""A plan, alone or beside a measured step of it, in a file for Perfetto: when everything happens, what ranks hold, what links do.
 
 Each rank is a process with lanes for its compute, its waiting and its channels, arrows from sends to receives, and a curve of the
 activations that it holds. Below them is one process for links, trunks and collectives: what occupies each, and for each link
-between two ranks how many messages, and bytes where the plan has sizes, have entered the link and have not arrived.
+between two ranks how many messages, and bytes where the plan has sizes, have entered the link and have not arrived. Beside a
+measured step each rank has its planned lanes, and below them the measured ones.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from schedc.ir.trace import RankTrace, StepTrace, Trace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.formats.trace_events import Event
     from schedc.ir.plan import Plan
 
 
-def plan_json(plan: Plan, timeline: Timeline) -> bytes:
+def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:
     """The file's bytes; they end with a newline.
 
     Args:
@@ -37,6 +39,38 @@ def plan_json(plan: Plan, timeline: Timeline) -> bytes:
     events += memory_events(plan, timeline)
     events += link_events(plan, timeline, 1 + timeline.ranks)
     return perfetto_json(events, {})
+
+
+def perfetto_of_comparison(plan: Plan, trace: Trace, comparison: Comparison) -> bytes:
+    """The file's bytes, of the plan and the step that the comparison shows."""
+    planned = comparison.planned_timeline
+    events = trace_events(planned_trace(plan, planned), label=", planned", first_pid=1, pids=2)
+    events += trace_events(_only_step(trace, comparison.shown_step), label=", measured", first_pid=2, pids=2)
+    events += memory_events(plan, planned, first_pid=1, pids=2)
+    events += memory_events(plan, comparison.measured_timeline, first_pid=2, pids=2)
+    events += link_events(plan, planned, 1 + 2 * planned.ranks)
+    return perfetto_json(events, {})
+
+
+def _only_step(trace: Trace, number: int) -> Trace:
+    """The trace of one step, from its begin."""
+    at = trace.steps.index(number)
+    origin_ns = min(rank.steps[at].step_begin_ns for rank in trace.ranks)
+    return replace(trace, ranks=tuple(replace(rank, steps=(_earlier(rank.steps[at], origin_ns),)) for rank in trace.ranks))
+
+
+def _earlier(step: StepTrace, by_ns: int) -> StepTrace:
+    return StepTrace(
+        step=step.step,
+        step_begin_ns=step.step_begin_ns - by_ns,
+        step_end_ns=step.step_end_ns - by_ns,
+        asked_ns=tuple(time_ns - by_ns for time_ns in step.asked_ns),
+        begun_ns=tuple(time_ns - by_ns for time_ns in step.begun_ns),
+        ended_ns=tuple(time_ns - by_ns for time_ns in step.ended_ns),
+        channels_ns=tuple(
+            tuple(None if time_ns is None else time_ns - by_ns for time_ns in times_ns) for times_ns in step.channels_ns
+        ),
+    )
 
 
 def planned_trace(plan: Plan, timeline: Timeline) -> Trace:

@@ -1,1 +1,0 @@
-"""Pictures for Perfetto (ui.perfetto.dev)."""
