@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import bounds_in_time
-from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.compile.certify import MOST_BOUNDED_OPS, bounds_within, certify, first_of
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir.plan import MadeBy, Scope
@@ -162,7 +162,7 @@ def _made_by(known: BestKnown, job_sha256: str, *, is_cut: bool = False) -> Made
     return MadeBy(
         schedc=__version__,
         method=known.found_by,
-        seed=known.settings.limits.seed,
+        seed=known.limits.seed,
         job_sha256=job_sha256,
         reproducible=not (known.cut_short or is_cut),
     )
@@ -222,11 +222,11 @@ def check_feasible(problem: Problem) -> None:
     Raises:
         Infeasible: names the rank, its limit and the smallest that may suffice.
     """
-    for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
-        if limit is not None and limit < needed:
-            recomputes = any(problem.stages[stage].recompute for stage in problem.stages_on(rank))
-            besides = " with its recomputation" if recomputes else ""
-            raise Infeasible(
-                f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
-                f" alone needs {format_bytes(needed)} there{besides}, the smallest limit that may suffice"
-            )
+    full = rank_without_room(problem)
+    if full is not None:
+        rank, limit, needed = full
+        besides = " with its recomputation" if any(problem.stages[stage].recompute for stage in problem.stages_on(rank)) else ""
+        raise Infeasible(
+            f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
+            f" alone needs {format_bytes(needed)} there{besides}, the smallest limit that may suffice"
+        )

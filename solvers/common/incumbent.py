@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.ir.index import Tables
     from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.base import Limits
     from schedc.solvers.common.interruption import Interruption
 
 
@@ -95,6 +96,16 @@ class BestKnown(ABC):
     @abstractmethod
     def objective(self) -> Objective:
         """What is minimized."""
+
+    @property
+    def method(self) -> str:
+        """The one that was asked for."""
+        return self.settings.method
+
+    @property
+    def limits(self) -> Limits:
+        """Of all the work."""
+        return self.settings.limits
 
     @property
     def interruption(self) -> Interruption:
@@ -233,9 +244,5 @@ class Incumbent(BestKnown):
 
     def offer_valid(self, schedule: Schedule, found_by: str) -> None:
         """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""
-        if self.exceeds_memory(schedule) is None:
+        if exceeded_limit(self.problem, schedule) is None:
             self.offer(schedule, found_by)
-
-    def exceeds_memory(self, schedule: Schedule) -> tuple[int, int, int] | None:
-        """The first rank that holds more than its limit, with peak and limit in bytes."""
-        return exceeded_limit(self.problem, schedule)

@@ -1,4 +1,4 @@
-"""The layouts that are handed to a method, what is known of each, and which of them may still be better than the best."""
+"""A layout that may be handed to a method, and what is known of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import never
 from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, cheap_bound_ns
-from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
 
-LITTLE = 0.0001
-"""A gain of less than this share is next to nothing."""
 SMALL_OPS = 1000
 """Up to this many compute ops all bounds together take no time that counts, some 0.1 s."""
 BOUNDS_S_PER_OP2 = 5e-8
@@ -82,48 +80,13 @@ class Option:
             self.objective_ns = objective_ns
 
 
-class LayoutOptions:
-    """All of them."""
-
-    def __init__(self, workload: Workload, until: Until = never) -> None:
-        """There are none yet.
-
-        Args:
-            workload: what is laid out.
-            until: whether the time is up; then bounds that take long are left out, and an option says less of what it can be worth.
-        """
-        self._workload = workload
-        self.until = until
-        self._all: dict[tuple[object, ...], Option] = {}
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._all)
-
-    def add(self, title: str, layout: Layout) -> Option | None:
-        """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
-        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
-        known = self._all.get(key)
-        if known is not None:
-            return known
-        if verify_layout(self._workload, layout):
-            return None
-        problem = problem_of(self._workload, layout)
-        needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
-        if verify_problem(problem) or any(limit is not None and limit < least for limit, least in needed):
-            return None
-        is_small = problem.num_ops <= SMALL_OPS and not self.until()
-        bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem, self.until)
-        option = Option(title=title, layout=layout, problem=problem, bound_ns=bound_ns, is_bounded=is_small)
-        self._all[key] = option
-        return option
-
-    def hopeful(self, best_ns: int | None) -> list[Option]:
-        """Those that may be better than the best known, the most promising first; last those that can be so by next to nothing."""
-        left = [each for each in self._all.values() if not each.settled and (best_ns is None or each.bound_ns < best_ns)]
-
-        def rank(option: Option) -> tuple[bool, bool, int]:
-            gains_little = best_ns is not None and best_ns - option.bound_ns < LITTLE * best_ns
-            return gains_little, option.objective_ns is None, option.objective_ns or option.bound_ns
-
-        return sorted(left, key=rank)
+def option_of(workload: Workload, title: str, layout: Layout, until: Until = never) -> Option | None:
+    """The layout as an option; None: it is unsound, or a rank has no room. Bounds that take long are left out if the time is up."""
+    if verify_layout(workload, layout):
+        return None
+    problem = problem_of(workload, layout)
+    if verify_problem(problem) or rank_without_room(problem):
+        return None
+    is_small = problem.num_ops <= SMALL_OPS and not until()
+    bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem, until)
+    return Option(title=title, layout=layout, problem=problem, bound_ns=bound_ns, is_bounded=is_small)

@@ -73,7 +73,7 @@ def try_baselines(work: LayoutWork) -> None:
         named.add(attempt.layout_name)
         option: Option | None = None
         with work.region():
-            option = work.options.add(attempt.layout_name, layout)
+            option = work.add(attempt.layout_name, layout)
         work.layouts = len(named)
         if found is None or option is None:
             work.candidates.append(Candidate(method=title, seconds=seconds, why_not=why_not))
@@ -127,7 +127,7 @@ def search_exactly(work: LayoutWork) -> None:
         row = replace(row, why_not="was not done in time")
     elif found is not None and (start is None or found.objective_ns < start.objective_ns):
         row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns, why_not="")
-        option = work.options.add(title, found.layout)
+        option = work.add(title, found.layout)
         if option is not None:
             option.may_take(found.objective_ns)
             work.offer(found, "cpsat", title)
@@ -249,7 +249,7 @@ def _take_found(work: LayoutWork, found: Sequence[ScheduledLayout], seconds: flo
         if taken.get(ranks, 0) < MOST_ALIKE and sum(taken.values()) < MOST_FOUND:
             taken[ranks] = taken.get(ranks, 0) + 1
             layout = replace(each.layout, placement=placement_name(ranks, work.workload.ranks))
-            option = work.options.add(f"searched layout {len(work.options) + 1}", layout)
+            option = work.add(f"searched layout {len(work.options) + 1}", layout)
             if option is not None:
                 option.may_take(each.objective_ns)
                 if not work.is_constructive:

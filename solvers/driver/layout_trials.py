@@ -71,7 +71,7 @@ def hand_on(work: LayoutWork, option: Option, slice_: float | None) -> None:
     """Let the method work on an option for a slice of seconds or units of work; None: until it is done."""
     timed = work.limits.deterministic is None
     with work.region():
-        option.tighten(slice_, work.options.until)
+        option.tighten(slice_, work.until)
     if work.is_over or (work.best is not None and option.bound_ns >= work.best.objective_ns):
         return
     target_ns = work.bound_ns / (1 - work.limits.gap)

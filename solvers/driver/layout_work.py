@@ -9,23 +9,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.clock import never
 from schedc.solvers.common.incumbent import BestKnown
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.search_settings import LayoutsProgress
+from schedc.solvers.driver.layout_options import option_of
 from schedc.solvers.driver.registry import LAYOUT_METHODS, is_constructive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.errors import Unsupported
-    from schedc.ir.layout import OpenLayout
+    from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.problem import Objective
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.base import Limits
     from schedc.solvers.common.interruption import Ends
-    from schedc.solvers.driver.layout_options import LayoutOptions, Option
+    from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
+LITTLE = 0.0001
+"""A gain of less than this share is next to nothing."""
 LEAST_OPS = 4000
 """A layout counts as at least this many ops."""
 LEAST_S, S_PER_OP = 0.8, 1e-4
@@ -38,7 +42,10 @@ class LayoutWork(BestKnown):
 
     workload: Workload
     open_layout: OpenLayout
-    options: LayoutOptions
+    until: Until = never
+    """Whether the time is up; then bounds that take long are left out, and an option says less of what it can be worth."""
+    options: dict[tuple[object, ...], Option] = field(default_factory=dict)
+    """The layouts that may be handed to a method, by what makes them different."""
     best: ScheduledLayout | None = None
     """The layout of the best schedule."""
     title: str = ""
@@ -56,16 +63,6 @@ class LayoutWork(BestKnown):
     def objective(self) -> Objective:
         """The workload's."""
         return self.workload.objective
-
-    @property
-    def method(self) -> str:
-        """The one that was asked for."""
-        return self.settings.method
-
-    @property
-    def limits(self) -> Limits:
-        """Of all the work."""
-        return self.settings.limits
 
     @property
     def is_constructive(self) -> bool:
@@ -113,9 +110,25 @@ class LayoutWork(BestKnown):
                 self.best, self.title = found, title
             self.take(found.schedule, found.makespan_ns, found.objective_ns, found_by)
 
+    def add(self, title: str, layout: Layout) -> Option | None:
+        """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
+        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
+        if key not in self.options:
+            option = option_of(self.workload, title, layout, self.until)
+            if option is not None:
+                self.options[key] = option
+        return self.options.get(key)
+
     def hopeful(self) -> list[Option]:
-        """The options that may be better than the best, the most promising first."""
-        return self.options.hopeful(None if self.best is None else self.objective_ns)
+        """The options that may be better than the best, the most promising first; last those that can be so by next to nothing."""
+        best_ns = None if self.best is None else self.objective_ns
+        left = [each for each in self.options.values() if not each.settled and (best_ns is None or each.bound_ns < best_ns)]
+
+        def rank(option: Option) -> tuple[bool, bool, int]:
+            gains_little = best_ns is not None and best_ns - option.bound_ns < LITTLE * best_ns
+            return gains_little, option.objective_ns is None, option.objective_ns or option.bound_ns
+
+        return sorted(left, key=rank)
 
     @contextmanager
     def region(self, share: float = 1.0) -> Iterator[None]:

@@ -24,7 +24,6 @@ from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Infeasible, NoPlanFound
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.incumbent import Ended
-from schedc.solvers.driver.layout_options import LayoutOptions
 from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_trials import halve, hand_on, hand_on_named
 from schedc.solvers.driver.layout_work import LayoutWork
@@ -69,7 +68,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
         settings=settings,
         bound_ns=bound.value_ns,
         bound_by=bound.name,
-        options=LayoutOptions(workload, until),
+        until=until,
     )
     _run(work)
     _check_found(work)
@@ -99,7 +98,7 @@ def _run(work: LayoutWork) -> None:
         return
     if work.is_constructive:
         seek_layouts(work, 0)
-        for option in work.options.hopeful(None):
+        for option in work.hopeful():
             if work.best is None or not (work.interrupted or work.interruption.requested):
                 hand_on(work, option, work.left if work.is_timed else None)
         return

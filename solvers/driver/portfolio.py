@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.solvers.common.fuse_backwards import fuse_backwards
@@ -156,7 +157,7 @@ def _begin(incumbent: Incumbent, time_s: float | None) -> None:
     with incumbent.alarm(time_s):
         try_methods(incumbent, candidate_names(problem), mix=saves_time)
     # May wait for compiled code, or load it, which takes longer than the others.
-    if incumbent.schedule is None or incumbent.gap > incumbent.settings.limits.gap:
+    if incumbent.schedule is None or incumbent.gap > incumbent.limits.gap:
         compile_ahead(climb, *((run_rule,) if saves_time or order_is_open(problem) else ()), polish)
         tables = ("rule-table", f"rule-table{FUSED}") if saves_time or fusing_frees(problem) else ("rule-table",)
         with incumbent.alarm(time_s):
@@ -213,7 +214,7 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], lim
 
 def _search_on(incumbent: Incumbent, first: int = 16) -> None:
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
-    limits = incumbent.settings.limits
+    limits = incumbent.limits
     for number in count():
         rounds = first << min(number, 10)
         searches = [("local", 0.3), ("polish", 0.5)]
@@ -228,7 +229,7 @@ def _search_on(incumbent: Incumbent, first: int = 16) -> None:
 
 def _ended(incumbent: Incumbent, *, interrupted: bool, searched: bool) -> Ended:
     """Why the work ended."""
-    limits = incumbent.settings.limits
+    limits = incumbent.limits
     if incumbent.schedule is not None and incumbent.gap <= limits.gap:
         return Ended.PROVEN if incumbent.gap == 0 else Ended.WITHIN_GAP
     if interrupted or incumbent.interruption.requested:
@@ -304,7 +305,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 
     def work() -> None:
         schedule = construct(incumbent.problem)
-        excess = incumbent.exceeds_memory(schedule)
+        excess = exceeded_limit(incumbent.problem, schedule)
         if excess is not None:
             rank, peak, limit = excess
             raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")

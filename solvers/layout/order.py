@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns
-from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.layout.quick_bound import QuickBound
 
@@ -96,5 +96,4 @@ def has_room(workload: Workload, layout: Layout, problem: Problem) -> bool:
     for device, held in zip(workload.devices, static_bytes(workload, layout), strict=True):
         if device.capacity_bytes is not None and held > device.capacity_bytes:
             return False
-    needed = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
-    return all(limit is None or least <= limit for limit, least in needed)
+    return rank_without_room(problem) is None

@@ -15,8 +15,9 @@ from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import layout_search, layout_trials, layouts, portfolio
-from schedc.solvers.driver.layout_options import LayoutOptions
+from schedc.solvers.driver.layout_options import option_of
 from schedc.solvers.driver.layout_trials import HANDED_ON
+from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.layout.baselines import named_layouts
 
 if TYPE_CHECKING:
@@ -33,21 +34,21 @@ LIKE = Workload(name="like", microbatches=4, layers=(LAYER,) * 8, devices=(Devic
 
 def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
     """Like layers: the even partitions are the balanced ones, which come first and are handed on by name."""
-    options = LayoutOptions(LIKE)
+    work = LayoutWork(workload=LIKE, open_layout=OpenLayout(chunks=2))
     named = named_layouts(LIKE, OpenLayout(chunks=2))
     assert len(named) == 6
     for name in sorted(named, key=lambda name: name.startswith("even")):
-        options.add(name, named[name])
-    titles = {option.title for option in options.hopeful(None)}
+        work.add(name, named[name])
+    titles = {option.title for option in work.hopeful()}
     assert titles == {"balanced unidirectional", "balanced loop 2", "balanced wave 2"} <= set(HANDED_ON)
-    options.add("found 7", named["even wave 2"])
-    assert {option.title for option in options.hopeful(None)} == titles
+    work.add("found 7", named["even wave 2"])
+    assert {option.title for option in work.hopeful()} == titles
 
 
 def test_an_option_without_time_has_a_bound_that_is_true() -> None:
     """What takes long is left out, and comes later if there is time then."""
     layout = named_layouts(LIKE, OpenLayout(chunks=2))["balanced wave 2"]
-    late, known = LayoutOptions(LIKE, lambda: True).add("late", layout), LayoutOptions(LIKE).add("known", layout)
+    late, known = option_of(LIKE, "late", layout, lambda: True), option_of(LIKE, "known", layout)
     assert late is not None and known is not None
     problem = problem_of(LIKE, layout)
     assert not late.is_bounded

@@ -47,6 +47,14 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
     return tuple(least)
 
 
+def rank_without_room(problem: Problem) -> tuple[int, int, int] | None:
+    """The first rank whose limit is below `minimum_limit_bytes`, with both; None: there is none."""
+    for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
+        if limit is not None and limit < needed:
+            return rank, limit, needed
+    return None
+
+
 def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], rank: int) -> int:
     """The least span of the frame that the rank's memory limit leaves; 0 where it has none. The largest of three arguments.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
-from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime
@@ -101,8 +101,7 @@ class Solver:
 
     def _at_once(self, problem: Problem) -> tuple[Schedule, ...]:
         """The best schedule of the methods that make one at once; none where each breaks a memory limit."""
-        needed = minimum_limit_bytes(problem)
-        if any(limit is not None and limit < least for limit, least in zip(problem.memory_limit_bytes, needed, strict=True)):
+        if rank_without_room(problem):
             return ()
         try:
             with self.interruption.within(self.clock.left_s):

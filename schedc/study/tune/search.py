@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
-from schedc.analysis.bounds.residency import minimum_limit_bytes
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
 from schedc.compile.driver import checks_s, compile_problem
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
@@ -217,11 +217,10 @@ class _Search:
             work.end(CandidateState.NO_ROOM, str(error))
             return False
         problem = work.problem
-        for rank, (limit, needed) in enumerate(zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)):
-            if limit is not None and limit < needed:
-                has, needs = format_bytes(limit), format_bytes(needed)
-                work.end(CandidateState.NO_ROOM, f"rank {rank} has room for {has} of activations; one microbatch needs {needs}")
-                return False
+        if full := rank_without_room(problem):
+            rank, has, needs = full[0], format_bytes(full[1]), format_bytes(full[2])
+            work.end(CandidateState.NO_ROOM, f"rank {rank} has room for {has} of activations; one microbatch needs {needs}")
+            return False
         work.raise_bound(work_bound_ns(problem))
         work.row.collectives_ns = max(work.made.collectives_ns)
         return True
