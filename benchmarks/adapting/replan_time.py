@@ -31,8 +31,7 @@ from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import problem_under
 from schedc.lower.plan import lower
-from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.solvers.kernel.climb import climb_of, climbing_scheduler
 from schedc.study.bench.pipelines import pipeline

@@ -34,9 +34,8 @@ from schedc.ir.problem import Link
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.layout.exact import search_layouts
 from schedc.verify.layout import verify_layout
 

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.solvers.common.options import PipeMorphOptions
 from schedc.solvers.heuristics.greedy import greedy
-from schedc.solvers.heuristics.pipemorph import pipemorph
+from schedc.solvers.heuristics.pipemorph import PipeMorphOptions, pipemorph
 from schedc.study.bench.instances import instances
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 

@@ -23,9 +23,8 @@ from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.search.periodic import periodic
 from schedc.solvers.search.spread import spread
 from schedc.solvers.templates import TEMPLATES

@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

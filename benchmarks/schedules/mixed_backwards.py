@@ -24,10 +24,9 @@ from schedc.compile.driver import compile_problem
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

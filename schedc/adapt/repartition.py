@@ -26,8 +26,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import problem_under
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.solvers.layout.moves import transferred
 from schedc.units import format_duration_ns

@@ -19,8 +19,7 @@ from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import checked_under
-from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.verify.job import check_pipeline
 

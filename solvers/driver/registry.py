@@ -10,19 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
-from schedc.solvers.common.options import (
-    GreedyOptions,
-    LocalOptions,
-    NoOptions,
-    PipeMorphOptions,
-    RuleTableOptions,
-    SpreadOptions,
-    parse_options,
-)
+from schedc.solvers.common.options import NoOptions, parse_options
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
@@ -39,14 +32,6 @@ if TYPE_CHECKING:
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 MIXED, FUSED = " + mixed", " + fused"
 """After a constructive method's name."""
-
-
-class Entry(NamedTuple):
-    """Where a method is, and what its options are."""
-
-    target: str
-    """Module and function; for a template, the module's table."""
-    options: type = NoOptions
 
 
 class LayoutMethod(Protocol):
@@ -87,24 +72,27 @@ class Search(Protocol):
 
 
 METHODS = {
-    **dict.fromkeys(TEMPLATE_NAMES, Entry("schedc.solvers.templates:TEMPLATES")),
-    "greedy": Entry("schedc.solvers.heuristics.greedy:greedy", GreedyOptions),
-    "spread": Entry("schedc.solvers.search.spread:spread", SpreadOptions),
-    "pipemorph": Entry("schedc.solvers.heuristics.pipemorph:pipemorph", PipeMorphOptions),
-    "sorted": Entry("schedc.solvers.heuristics.sorted_microbatches:sorted_microbatches"),
-    "rule-table": Entry("schedc.solvers.heuristics.rule_table:rule_table", RuleTableOptions),
-    "sequential": Entry("schedc.solvers.heuristics.sequential:sequential"),
+    **dict.fromkeys(TEMPLATE_NAMES, "schedc.solvers.templates:TEMPLATES"),
+    "greedy": "schedc.solvers.heuristics.greedy:greedy",
+    "spread": "schedc.solvers.search.spread:spread",
+    "pipemorph": "schedc.solvers.heuristics.pipemorph:pipemorph",
+    "sorted": "schedc.solvers.heuristics.sorted_microbatches:sorted_microbatches",
+    "rule-table": "schedc.solvers.heuristics.rule_table:rule_table",
+    "sequential": "schedc.solvers.heuristics.sequential:sequential",
 }
-"""The constructive methods."""
+"""The constructive methods: module and function; of a template, the module's table. Options are the class of its `options`."""
 
 SEARCHES = {
-    "local": Entry("schedc.solvers.driver.searches:local", LocalOptions),
-    "fused-ranges": Entry("schedc.solvers.driver.searches:fused_ranges", LocalOptions),
-    "polish": Entry("schedc.solvers.driver.searches:polish", LocalOptions),
-    "microbatch-order": Entry("schedc.solvers.driver.searches:microbatch_order", LocalOptions),
-    **{name: Entry(f"schedc.solvers.driver.searches:{name}") for name in ("periodic", "cpsat", "refute", "milp")},
+    "local": "schedc.solvers.driver.searches:local",
+    "fused-ranges": "schedc.solvers.driver.searches:fused_ranges",
+    "polish": "schedc.solvers.driver.searches:polish",
+    "microbatch-order": "schedc.solvers.driver.searches:microbatch_order",
+    "periodic": "schedc.solvers.driver.searches:periodic",
+    "cpsat": "schedc.solvers.driver.searches:cpsat",
+    "refute": "schedc.solvers.driver.searches:refute",
+    "milp": "schedc.solvers.driver.searches:milp",
 }
-"""The searches."""
+"""The searches, likewise."""
 
 LAYOUT_METHODS = {"adaptis": "schedc.solvers.layout.adaptis:adaptis"}
 """The methods that choose a layout with its schedule, where the job leaves it open; they have no options."""
@@ -139,7 +127,7 @@ def check_method(text: str, *, is_open: bool = False) -> None:
     elif text.endswith((MIXED, FUSED)):
         constructive(text)
     elif not is_auto(text):
-        _parsed(text)
+        _method(text)
 
 
 def constructive(text: str) -> Construct:
@@ -152,14 +140,10 @@ def constructive(text: str) -> Construct:
         return partial(_mixed, constructive(text.removesuffix(MIXED)))
     if text.endswith(FUSED):
         return partial(_fused, constructive(text.removesuffix(FUSED)))
-    name, options = (text, NoOptions()) if is_auto(text) or text in LAYOUT_METHODS else _parsed(text)
+    name, made = (text, None) if is_auto(text) or text in LAYOUT_METHODS else _method(text)
     if name not in METHODS:
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(METHODS)}")
-    method: Any = _load(METHODS[name])
-    if name in TEMPLATE_NAMES:
-        method = method[name].construct
-    made: Construct = method if isinstance(options, NoOptions) or "{" not in text else partial(method, options=options)
-    return made
+    return cast("Construct", made)
 
 
 def _mixed(construct: Construct, problem: Problem) -> Schedule:
@@ -174,9 +158,7 @@ def _fused(construct: Construct, problem: Problem) -> Schedule:
 
 def layout_method(text: str) -> LayoutMethod:
     """The method over layouts of this name, one of `LAYOUT_METHODS`."""
-    module, _, attribute = LAYOUT_METHODS[text].partition(":")
-    method: LayoutMethod = getattr(import_module(module), attribute)
-    return method
+    return cast("LayoutMethod", _load(LAYOUT_METHODS[text]))
 
 
 def search_of(text: str) -> Search:
@@ -185,25 +167,36 @@ def search_of(text: str) -> Search:
     Raises:
         InvalidInput: the options cannot be read.
     """
-    name, options = _parsed(text)
-    search: Any = _load(SEARCHES[name])
-    made: Search = search if isinstance(options, NoOptions) or "{" not in text else partial(search, options=options)
-    return made
+    return cast("Search", _method(text)[1])
 
 
-def _parsed(text: str) -> tuple[str, Any]:
-    """The method's name, and its options."""
+def options_of(name: str) -> type:
+    """The class of the options of a method or search: that of the default of its parameter `options`."""
+    parameter = signature(_loaded(name)).parameters.get("options")
+    return NoOptions if parameter is None else type(parameter.default)
+
+
+def _method(text: str) -> tuple[str, Any]:
+    """A method's name, and the method with its options."""
     name, brace, rest = text.partition("{")
-    entry = METHODS.get(name) or SEARCHES.get(name)
-    if entry is None:
+    if name not in METHODS and name not in SEARCHES:
         known = ("auto", *METHODS, *SEARCHES, *LAYOUT_METHODS)
         raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
     location = Location(f"method {text!r}")
     if brace and not rest.endswith("}"):
         raise location.error("expected options in braces, as in greedy{n_sub=2}")
-    return name, parse_options(rest[:-1], entry.options, location)
+    if not brace:
+        return name, _loaded(name)
+    options: object = parse_options(rest[:-1], options_of(name), location)
+    return name, _loaded(name) if isinstance(options, NoOptions) else partial(_loaded(name), options=options)
 
 
-def _load(entry: Entry) -> Any:
-    module, _, attribute = entry.target.partition(":")
+def _loaded(name: str) -> Any:
+    """The method or search of this name."""
+    found = _load(METHODS.get(name) or SEARCHES[name])
+    return found[name].construct if name in TEMPLATE_NAMES else found
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)

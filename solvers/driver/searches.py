@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from msgspec import Meta
 
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
@@ -13,7 +15,7 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.microbatch_order import entry_order, order_is_open, permuted, renamed
-from schedc.solvers.common.options import LocalOptions
+from schedc.solvers.common.options import Ops  # noqa: TC001 - the options are read by their annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.incumbent import Incumbent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """Of the local searches, `local`, `polish` and `fused-ranges`."""
+
+    rounds: Annotated[int, Meta(ge=1, le=10**6)] = 40
+    """Rounds of climbing at most."""
+    evaluations: Ops = 0
+    """For each climb and round; 0: as many as suit the problem's size."""
 
 
 def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:

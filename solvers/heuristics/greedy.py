@@ -8,10 +8,11 @@ the one whose schedule ends first.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from schedc.ir.ops import Kind
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.solvers.kernel.rule import Rule
@@ -27,6 +28,29 @@ CHOOSING_BLOCKS = 18_000
 that decide most."""
 ROUNDS = 3
 """Schedules that are made around the backwards which the times of the one before let be fused."""
+
+
+Parts = Annotated[int, Meta(ge=1, le=256)]
+"""Into how many equal parts a W may be cut; 1: blocks stay whole."""
+Share = Annotated[float, Meta(ge=0, le=1_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyOptions:
+    """Of `greedy`. What is "auto" is chosen: a few values are tried."""
+
+    n_sub: Parts = 4
+    in_flight: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto", "memory"] = "auto"
+    """Cap on each stage's activations in flight: this many above what the stage's round trip needs; "memory": no cap."""
+    alternate: bool | Literal["auto"] = "auto"
+    """Whether a rank runs F before B after a B."""
+    weight_lag: Share | Literal["auto"] = "auto"
+    """How many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0."""
+    look_ahead: Share | Literal["auto"] = "auto"
+    """How long a rank may wait for an op of higher priority, in units of the longest F."""
+    fused: Literal["none", "first", "steady", "all", "slack"] = "none"
+    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`); "slack": those that the times of the schedule
+    give reason for, with the rest made anew around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

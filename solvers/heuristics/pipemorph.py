@@ -6,12 +6,15 @@ Takes a Problem with one stage on each rank and one path; gives a Schedule. The 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.options import PipeMorphOptions, Policy
 from schedc.solvers.kernel.list_scheduler import list_schedule
 from schedc.solvers.kernel.rule import Rule
 
@@ -23,6 +26,24 @@ if TYPE_CHECKING:
 
 BACKWARD_FORWARD_WEIGHT = (1, 0, 2)
 """The priorities of F, B and W after warm-up (algorithm 3, line 12)."""
+
+
+class Policy(StrEnum):
+    """Whose warm-up counts PipeMorph takes."""
+
+    ADAPTED = "adapted"
+    """To the links (algorithm 2)."""
+    INITIAL = "initial"
+    """For unknown links (algorithm 1): from the first rank's memory limit or, without one, slackness 2 everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeMorphOptions:
+    """Of `pipemorph`."""
+
+    policy: Policy = Policy.ADAPTED
+    warm_up: tuple[Annotated[int, Meta(ge=0, le=2**20)], ...] | None = None
+    """The warm-up counts along the path instead of a policy's."""
 
 
 def pipemorph(problem: Problem, options: PipeMorphOptions = PipeMorphOptions()) -> Schedule:

@@ -8,13 +8,14 @@ tried with some backwards fused, too, and the best of all are climbed from, with
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count, islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compile_ahead
-from schedc.solvers.common.options import RuleTableOptions
+from schedc.solvers.common.options import Ops  # noqa: TC001 - the options are read by their annotations
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, stop_flag
 from schedc.solvers.kernel.patience import policies
@@ -49,6 +50,14 @@ PLAIN_TABLES = 3
 _plain_tables = count(1)
 CLIMBS = 2
 """The climbs start from this many best rules of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleTableOptions:
+    """Of `rule-table`."""
+
+    climb_ops: Ops = 30_000
+    """About how many ops the climbs may place together; 0: no climbs."""
 
 
 def rule_table(

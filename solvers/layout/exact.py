@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.order import Queue, QueuedLayout
 from schedc.solvers.layout.scheduled_layout import timed

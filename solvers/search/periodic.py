@@ -18,8 +18,7 @@ from schedc.ir.schedule import Schedule
 from schedc.models.grid import grid_of
 from schedc.models.periodic import build_cycle, held_at_most, takes_less_fused
 from schedc.solvers.common.base import NO_LIMITS
-from schedc.solvers.common.options import GreedyOptions
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,19 +9,25 @@ and so do the ops that wait for them; greedy's orders are often better for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
-from schedc.solvers.common.options import GreedyOptions, SpreadOptions
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, Parts, greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadOptions:
+    """Of `spread`."""
+
+    n_sub: Parts = 4
 
 
 def spread(problem: Problem, options: SpreadOptions = SpreadOptions()) -> Schedule:

@@ -21,8 +21,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.conditions import problem_under
 from schedc.lower.problem import problem_of, static_bytes
-from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.verify.plan.checks import verify_plan
 
 RANKS, LAYERS, STEPS = 3, 9, 100

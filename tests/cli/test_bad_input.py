@@ -25,7 +25,7 @@ from msgspec import inspect
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.trace_file import write_trace_file
-from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES
+from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -305,8 +305,8 @@ def test_a_byte_order_mark_is_passed_over(command: str, here: Path, capsys: pyte
 
 
 def test_every_number_of_a_method_has_a_range() -> None:
-    for name, entry in {**METHODS, **SEARCHES}.items():
-        for option in inspect.type_info(entry.options).fields:  # type: ignore[attr-defined]
+    for name in (*METHODS, *SEARCHES):
+        for option in inspect.type_info(options_of(name)).fields:  # type: ignore[attr-defined]
             kinds = option.type.types if isinstance(option.type, inspect.UnionType) else (option.type,)
             for kind in kinds:
                 number = kind.item_type if isinstance(kind, inspect.VarTupleType) else kind

@@ -24,8 +24,7 @@ from schedc.models.milp.extract import order_values, schedule_of_milp
 from schedc.models.milp.graph import graph_of
 from schedc.models.milp.model import build
 from schedc.models.start_windows import Windows, windows_of
-from schedc.solvers.common.options import GreedyOptions
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -16,10 +16,9 @@ from schedc.ir.resource import Resource
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

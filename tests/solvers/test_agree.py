@@ -12,10 +12,9 @@ from oracles.brute_force import SearchTooLarge, optimum
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from inputs.problems import make_problem, problems, with_fused_backward
 
-from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table as module
+from schedc.solvers.heuristics.rule_table import RuleTableOptions
 from schedc.solvers.kernel.climb import climb_without_reserves
 from schedc.solvers.kernel.draws import below, draw, fraction
 

@@ -25,14 +25,14 @@ from schedc.models.milp import model as milp_model
 from schedc.models.milp import variables as milp
 from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import searches
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
 from schedc.solvers.heuristics import pipemorph
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.pipemorph import PipeMorphOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +53,8 @@ def crossing() -> Problem:
     return replace(problem, paths=((0, 1), (1, 0)), path_of=(0, 1, 0))
 
 
-def failing(*_: object, policy: str = "") -> None:
-    del policy
+def failing(*_: object, options: PipeMorphOptions = PipeMorphOptions()) -> None:
+    del options
     raise ZeroDivisionError("out of\nluck")
 
 

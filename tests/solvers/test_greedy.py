@@ -20,9 +20,8 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.problem import Objective
 from schedc.lower.placement import place
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyRule, choose_rule, greedy
+from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyOptions, GreedyRule, choose_rule, greedy
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import list_schedule
 from schedc.verify.schedule.checks import verify_schedule

@@ -17,8 +17,8 @@ from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.options import RuleTableOptions
 from schedc.solvers.heuristics import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions
 from schedc.solvers.layout import climb
 from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
 from schedc.solvers.layout.climb import LayoutClimb

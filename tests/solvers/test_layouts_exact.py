@@ -19,9 +19,8 @@ from schedc.ir.workload import Device
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.layout import exact
 from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.exact import LayoutProgress, search_layouts

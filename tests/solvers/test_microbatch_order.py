@@ -19,12 +19,12 @@ from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, permuted, renamed
-from schedc.solvers.common.options import GreedyOptions, LocalOptions
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import searches
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.driver.searches import LocalOptions
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.climb import Climber, climbing_scheduler
 from schedc.solvers.search.microbatch_order import _Line, search_microbatch_order

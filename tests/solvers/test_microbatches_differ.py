@@ -18,13 +18,12 @@ from schedc.ir.problem import Objective, Problem, groups_of
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.driver.portfolio import candidate_names
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.search.periodic import periodic
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule

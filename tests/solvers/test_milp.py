@@ -19,9 +19,8 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 SLOW_MIDDLE = {(1, 2): (7, 5), (2, 1): (7, 5)}

@@ -22,11 +22,10 @@ from schedc.ir.schedule import Parts, Schedule
 from schedc.models.blocks import blocks_of
 from schedc.models.grid import TimeGrid
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.common.options import GreedyOptions, SpreadOptions
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.search.periodic import periodic, solve_wave, unroll, wave_of_greedy
-from schedc.solvers.search.spread import spread, spread_problem
+from schedc.solvers.search.spread import SpreadOptions, spread, spread_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

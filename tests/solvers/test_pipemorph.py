@@ -16,9 +16,15 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.options import PipeMorphOptions, Policy
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.pipemorph import adapted_warm_up, initial_warm_up, pipemorph, planned_warm_up
+from schedc.solvers.heuristics.pipemorph import (
+    PipeMorphOptions,
+    Policy,
+    adapted_warm_up,
+    initial_warm_up,
+    pipemorph,
+    planned_warm_up,
+)
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

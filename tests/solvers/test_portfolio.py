@@ -21,6 +21,7 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import portfolio, searches
 from schedc.solvers.driver.portfolio import ONE_RULE, candidate_names, solve, try_methods
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.driver.searches import LocalOptions
 from schedc.solvers.heuristics import greedy
 from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.verify.schedule.checks import verify_schedule
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Incumbent
-    from schedc.solvers.common.options import LocalOptions
     from schedc.solvers.common.search_settings import Improvement
     from schedc.solvers.kernel.list_scheduler import ListSchedule
     from schedc.solvers.kernel.rule import Rule
@@ -126,7 +126,7 @@ def test_only_a_clock_lets_others_go_before_what_is_not_compiled_yet(
     """Otherwise the plan depended on whether the machine is fresh."""
     begun: list[str] = []
 
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object, options: LocalOptions = LocalOptions()) -> None:
         raise KeyboardInterrupt
 
     for name in ("local", "cpsat"):
@@ -185,8 +185,8 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
 def without_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes long, and ends by its rounds, not by a limit."""
 
-    def nothing(_incumbent: Incumbent, _limits: Limits, *, rounds: int = 1) -> None:
-        del rounds
+    def nothing(_incumbent: Incumbent, _limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
+        del options
 
     for name in ("local", "polish"):
         monkeypatch.setattr(searches, name, nothing)
@@ -197,7 +197,7 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
     begun: list[tuple[str, int, int]] = []
 
     def search(name: str) -> Callable[..., None]:
-        def run(_incumbent: Incumbent, limits: Limits, *, options: LocalOptions) -> None:
+        def run(_incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
             begun.append((name, options.rounds, limits.seed))
             if limits.seed == 9 and name == "polish":
                 raise KeyboardInterrupt
@@ -218,7 +218,7 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
 
 
 def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object, **__: object) -> None:
+    def unsupported(*_: object, options: LocalOptions = LocalOptions()) -> None:
         raise Unsupported("no")
 
     for name in ("local", "polish", "cpsat", "refute"):

@@ -16,9 +16,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
-from schedc.solvers.common.options import GreedyOptions
 from schedc.solvers.exact.refute import Refuted, refute
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

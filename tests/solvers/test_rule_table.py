@@ -16,8 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
-from schedc.solvers.common.options import RuleTableOptions
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler
 from schedc.solvers.kernel.tables import NEVER
 from schedc.study.bench.instances import instances

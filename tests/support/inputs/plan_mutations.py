@@ -26,8 +26,7 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
-from schedc.solvers.common.options import GreedyOptions
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.plan.checks import check_ranks
 from schedc.verify.problem import verify_problem
