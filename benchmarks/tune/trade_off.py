@@ -31,11 +31,12 @@ from rich.table import Table
 
 from schedc.errors import NoPlanFound
 from schedc.frontend.job_source import source_of_table
-from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import read_request
-from schedc.study.tune.search import TuneLimits, tune
+from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
     from schedc.study.tune.request import TuneRequest
@@ -114,8 +115,7 @@ def between_of(latency: float, transfer: float, forward_ns: int, message_bytes: 
 def best_row(request: TuneRequest, time_s: float, candidate_s: float) -> TuneRow | None:
     """The best candidate; None: none has a plan."""
     try:
-        limits = TuneLimits(time_s=time_s, candidate_s=candidate_s, gap=0.002)
-        return tune(request, limits=limits, interruption=Interruption()).best
+        return tune(request, SearchSettings(limits=Limits(time_s=time_s, gap=0.002)), candidate_s=candidate_s).best
     except NoPlanFound as error:
         print(error, file=sys.stderr)
         return None

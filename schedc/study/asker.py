@@ -63,7 +63,7 @@ class Asker:
             Stopped: `stop` was called.
         """
         try:
-            fields = json.loads(self._running(task.options.workers or 1).ask(pickle.dumps(task), task.kill_after_s))
+            fields = json.loads(self._running(task.workers).ask(pickle.dumps(task), task.kill_after_s))
         except (ChildDied, TookTooLong):
             self.close()
             raise

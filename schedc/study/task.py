@@ -16,14 +16,13 @@ from schedc.compile.driver import Compiled, compile_job, compile_problem
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
-from schedc.ir.problem import Problem
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.frontend.overrides import Override
+    from schedc.ir.problem import Problem
+    from schedc.solvers.common.search_settings import SearchSettings
 
 GRACE_S = 60.0
 """How long a task may take beyond twice its time limit: methods look at the clock between their steps only."""
@@ -62,12 +61,13 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """A job in a file, which whoever compiles it reads."""
+    """A job in a file, which whoever compiles it reads, with options."""
 
     path: str
     """Of the job file."""
     overrides: tuple[Override, ...]
     """The values that are set in it."""
+    options: JobOptions
     names: tuple[str, ...]
     """The job file, and those that it names."""
     content_sha256: str
@@ -75,11 +75,20 @@ class JobFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSource:
+    """A problem, with a method and its limits."""
+
+    problem: Problem
+    settings: SearchSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileTask:
     """What to compile, and how."""
 
-    source: JobFiles | Problem
-    options: JobOptions
+    source: JobFiles | ProblemSource
+    workers: int
+    """Search threads."""
     kill_after_s: float | None
     """How long it may take before its process is killed; None: as long as it likes."""
     version: str = __version__
@@ -120,8 +129,9 @@ class CompileRow:
 
 def row_of(task: CompileTask) -> CompileRow:
     """Compile in this process."""
-    for name in ("schedc.frontend.job", "schedc.solvers.layout.exact"):
-        import_module(name)  # the compiler is loaded before the clock starts
+    if isinstance(task.source, JobFiles):  # the compiler is loaded before the clock starts
+        for name in ("schedc.frontend.job", "schedc.solvers.layout.exact"):
+            import_module(name)
     forget_peak_memory()
     begun_s, begun_processor_s = time.perf_counter(), _processor_s()
     try:
@@ -132,7 +142,7 @@ def row_of(task: CompileTask) -> CompileRow:
         row,
         seconds=time.perf_counter() - begun_s,
         processor_seconds=_processor_s() - begun_processor_s,
-        peak_memory_bytes=peak_memory_bytes() if isinstance(task.source, Problem) else own_peak_memory_bytes(),
+        peak_memory_bytes=peak_memory_bytes() if isinstance(task.source, ProblemSource) else own_peak_memory_bytes(),
     )
 
 
@@ -158,27 +168,20 @@ def _unlike(task: CompileTask) -> CompileRow | None:
 
 
 def _compiled(task: CompileTask) -> Compiled:
-    options, source = task.options, task.source
-    time_limit_s = None if options.time_limit_ns is None else options.time_limit_ns / 1e9
-    if isinstance(source, Problem):
-        limits = Limits(
-            time_s=time_limit_s,
-            gap=options.gap or 0.0,
-            seed=options.seed or 0,
-            workers=options.workers or 1,
-            deterministic=options.deterministic_limit,
-        )
-        return compile_problem(source, SearchSettings(method=options.method or "auto", limits=limits))
+    source = task.source
+    if isinstance(source, ProblemSource):
+        return compile_problem(source.problem, source.settings)
     from schedc.frontend.job import load_job
 
     job = load_job(source.path, source.overrides)
+    options = source.options
     settings = search_settings(
         job,
         method=options.method,
-        time_limit_s=time_limit_s,
+        time_limit_s=None if options.time_limit_ns is None else options.time_limit_ns / 1e9,
         gap=options.gap,
         seed=options.seed,
-        workers=options.workers or 1,
+        workers=task.workers,
         deterministic_limit=options.deterministic_limit,
     )
     return compile_job(job, settings)

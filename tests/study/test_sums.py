@@ -10,12 +10,12 @@ from inputs.tune_jobs import EXPERTS, tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Defect, Infeasible, InvalidInput
-from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
-from schedc.study.tune.search import TuneLimits, tune
+from schedc.study.tune.search import tune
 from schedc.study.tune.sums import check_sums, state_bytes
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_the_first_bound_of_experts_is_never_above_the_others(tmp_path: Path) ->
 
 def test_sums_of_the_best_and_what_they_refuse(tmp_path: Path) -> None:
     request = experts_request(tmp_path, tune={"ranks": [2]})
-    found = tune(request, method="greedy{n_sub=1}", limits=TuneLimits(), interruption=Interruption())
+    found = tune(request, SearchSettings(method="greedy{n_sub=1}"))
     sums = found.sums
     assert sums.state_bytes is not None and sums.peak_share is not None
     assert sums.static_bytes == pytest.approx(sums.state_bytes, rel=1e-6)
@@ -127,7 +127,7 @@ def test_a_model_that_the_cluster_cannot_hold_is_refused_with_what_would_hold_it
     """Sixteen devices of 47 MB lack room for 18 bytes of each of 40 million parameters and their copies; twice as many do."""
     request = experts_request(tmp_path, memory={"capacity": "48 MB", "reserve": "1 MB"}, tune={"batch": 64})
     with pytest.raises(Infeasible, match=r"none of \d+ candidates has room: .* and 16 devices have .* 2 times as many devices"):
-        tune(request, limits=TuneLimits(), interruption=Interruption())
+        tune(request, SearchSettings())
 
 
 def test_six_percent_stay_free_unless_the_job_says_otherwise(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def sweep_command(
         check_format(output)
         read = read_sweep(sweep)
         check_outputs({"-o": output, "the journal": journal_path(output)}, read.files)
-        at_once = processes_for(job.task.options.workers or 1 for job in read.jobs) if processes is None else processes
+        at_once = processes_for(job.task.workers for job in read.jobs) if processes is None else processes
         where = cluster or counted(at_once, "process")
         with Journal(journal_path(output)) as journal:
             kept = len(kept_keys(read, journal))

@@ -41,10 +41,12 @@ def tune_command(
     source = options.read_source(job, values)
     interruption = Interruption()
     with interruption.listening():
+        from schedc.solvers.common.base import Limits
+        from schedc.solvers.common.search_settings import SearchSettings
         from schedc.solvers.driver.registry import check_method
         from schedc.study.tune.folder import prepared_folder, write_folder
         from schedc.study.tune.request import read_request
-        from schedc.study.tune.search import TuneLimits, tune
+        from schedc.study.tune.search import tune
         from schedc.view.terminal import tune as view
         from schedc.view.terminal.progress import say, working
         from schedc.view.terminal.show import console, show
@@ -60,9 +62,9 @@ def tune_command(
             place = Location("--method") if method is not None else source.place / "solver" / "method"
             raise place.error(str(error)) from error
         limit_ns = settings.time_limit_ns if time_limit is None else option_value("--time-limit", time_limit)
-        limits = TuneLimits(
+        candidate_s = option_value("--candidate-time", candidate_time) / 1e9
+        limits = Limits(
             time_s=view.DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9,
-            candidate_s=option_value("--candidate-time", candidate_time) / 1e9,
             gap=settings.gap if gap is None else gap,
             seed=settings.seed if seed is None else seed,
             workers=workers,
@@ -73,9 +75,8 @@ def tune_command(
             with working("reading candidates", hidden=hidden) as progress:
                 tuned = tune(
                     request,
-                    method=chosen,
-                    limits=limits,
-                    interruption=interruption,
+                    SearchSettings(method=chosen, limits=limits, interruption=interruption),
+                    candidate_s=candidate_s,
                     report=lambda known: progress(view.progress_line(known), 0),
                 )
         write_folder(output, request, tuned)

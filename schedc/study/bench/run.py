@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.io.child import ChildDied, TookTooLong
 from schedc.io.outputs import csv_bytes, write_atomically
+from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import check_method
 from schedc.study.asker import Asker
-from schedc.study.task import GRACE_S, CompileRow, CompileTask, JobOptions, Status
+from schedc.study.task import GRACE_S, CompileRow, CompileTask, ProblemSource, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,18 +90,11 @@ def write_rows(path: Path | str, rows: Iterable[BenchRow]) -> None:
 def _answer(instance: Instance, method: str, limits: Limits) -> CompileRow:
     """The row of a fresh process, or how it failed to give one."""
     limit_s = limits.time_s
-    options = JobOptions(
-        method=method,
-        time_limit_ns=None if limit_s is None else round(limit_s * 1e9),
-        gap=limits.gap,
-        seed=limits.seed,
-        workers=limits.workers,
-        deterministic_limit=limits.deterministic,
-    )
     kill_after_s = None if limit_s is None else 2 * limit_s + GRACE_S
+    source = ProblemSource(problem=instance.problem, settings=SearchSettings(method=method, limits=limits))
     with closing(Asker()) as asker:
         try:
-            row = asker.ask(CompileTask(source=instance.problem, options=options, kill_after_s=kill_after_s))
+            row = asker.ask(CompileTask(source=source, workers=limits.workers, kill_after_s=kill_after_s))
         except TookTooLong:
             return CompileRow(status=Status.TIMED_OUT, error=f"killed after {kill_after_s:g} s, its time limit being {limit_s:g} s")
         except ChildDied as end:

@@ -202,8 +202,8 @@ def _job(
         [(field.name, getattr(options, field.name)) for field in fields(JobOptions)],
     ]
     names = tuple(map(str, paths))
-    files = JobFiles(path=str(base.path), overrides=tuple(values), names=names, content_sha256=content_sha256)
-    task = CompileTask(source=files, options=options, kill_after_s=_kill_after_s(base, values, options))
+    files = JobFiles(path=str(base.path), overrides=tuple(values), options=options, names=names, content_sha256=content_sha256)
+    task = CompileTask(source=files, workers=options.workers or 1, kill_after_s=_kill_after_s(base, values, options))
     return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), task=task)
 
 

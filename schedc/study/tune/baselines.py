@@ -17,9 +17,7 @@ from schedc.solvers.driver.registry import TEMPLATE_NAMES
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.common.base import Limits
     from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.interruption import Interruption
 
 GREEDY, GREEDY_FUSED = "greedy{n_sub=1}", "greedy{fused=all,n_sub=1}"
 """Blocks stay whole: the cut variants are rarely better by more than a thousandth, and take several times as long."""
@@ -36,13 +34,15 @@ class Baseline:
     """Of methods that ended with an exception of their own, which are defects of schedc; the plan does not rest on them."""
 
 
-def baseline_of(problem: Problem, limits: Limits, interruption: Interruption) -> Baseline:
-    """The best of the baselines on a problem, bounded within the limits. An interruption ends the work once there is a schedule.
+def baseline_of(problem: Problem, settings: SearchSettings) -> Baseline:
+    """The best of the baselines on a problem, whatever the settings' method, bounded within their limits.
+
+    An interruption ends the work once there is a schedule.
 
     Raises:
         Defect: a schedule breaks a rule.
     """
-    incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=interruption))
+    incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
     fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
     with defects_named(problem.name, "the baselines"):
         try:
@@ -56,5 +56,5 @@ def baseline_of(problem: Problem, limits: Limits, interruption: Interruption) ->
     if incumbent.schedule is None:
         greedy = next(each for each in incumbent.candidates if each.method == GREEDY)
         return Baseline(plan=None, why_not=f"{GREEDY}: {greedy.why_not}", failures=failures)
-    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=limits.seed)
-    return Baseline(plan=certify(problem, incumbent.schedule, made_by, limits=limits), why_not="", failures=failures)
+    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=settings.limits.seed)
+    return Baseline(plan=certify(problem, incumbent.schedule, made_by, limits=settings.limits), why_not="", failures=failures)

@@ -7,7 +7,7 @@ first, those of a size in the order of what they about take; most are refused be
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
@@ -15,8 +15,6 @@ from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
 from schedc.compile.driver import checks_s, compile_problem
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import is_auto
 from schedc.study.tune.baselines import baseline_of
 from schedc.study.tune.candidates import candidates
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.interruption import Interruption
+    from schedc.solvers.common.search_settings import SearchSettings
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000
@@ -41,21 +39,6 @@ FEW_OPS = 4_000
 """Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneLimits:
-    """When the search ends."""
-
-    time_s: float | None = None
-    """For all candidates together."""
-    candidate_s: float = 20.0
-    """For one candidate in the second pass."""
-    gap: float = 0.0
-    seed: int = 0
-    workers: int = 8
-    prune: bool = True
-    """False: search also what a bound refuses; the result is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +104,9 @@ class _Work:
 @dataclass(slots=True)
 class _Search:
     request: TuneRequest
-    method: str
-    limits: TuneLimits
-    interruption: Interruption
+    settings: SearchSettings
+    candidate_s: float
+    prune: bool
     report: Callable[[Progress], None]
     works: list[_Work]
     begun_s: float = field(default_factory=time.perf_counter)
@@ -134,20 +117,21 @@ class _Search:
 
     def left_s(self, share: float = 1.0) -> float | None:
         """What is left of this share of the time; None: no limit."""
-        if self.limits.time_s is None:
+        time_s = self.settings.limits.time_s
+        if time_s is None:
             return None
-        return share * self.limits.time_s - (time.perf_counter() - self.begun_s)
+        return share * time_s - (time.perf_counter() - self.begun_s)
 
     def is_over(self, share: float = 1.0) -> bool:
         """Whether nothing more is begun; never before there is a plan."""
         left_s = self.left_s(share)
-        return self.best is not None and (self.interruption.requested or (left_s is not None and left_s <= 0))
+        return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
     def refuses(self, work: _Work) -> bool:
         """Whether no schedule of the candidate is better than the best plan, by its bound."""
         best_ns = None if self.best is None else self.best.row.step_ns
         bound_ns = work.row.bound_ns
-        return self.limits.prune and bound_ns is not None and best_ns is not None and bound_ns >= best_ns
+        return self.prune and bound_ns is not None and best_ns is not None and bound_ns >= best_ns
 
     def tell(self, doing: str, done: int) -> None:
         """Say what is known."""
@@ -188,7 +172,7 @@ class _Search:
                 self.bound_out(work)
             elif work.row.state is CandidateState.NOT_REACHED:
                 if by_name:
-                    self._compile(work, self.limits.candidate_s)
+                    self._compile(work, self.candidate_s)
                 else:
                     self._baselines(work)
 
@@ -203,7 +187,7 @@ class _Search:
             if self.refuses(work) or (left_s is not None and left_s < work.row.seconds):
                 continue  # the second: there is no time to do again even what the baselines did
             self.tell("searching", done)
-            self._compile(work, self.limits.candidate_s if left_s is None else min(self.limits.candidate_s, left_s))
+            self._compile(work, self.candidate_s if left_s is None else min(self.candidate_s, left_s))
 
     def bound_out(self, work: _Work) -> None:
         """The candidate is not searched."""
@@ -227,7 +211,7 @@ class _Search:
 
     def _baselines(self, work: _Work) -> None:
         begun_s = time.perf_counter()
-        made = baseline_of(work.problem, Limits(time_s=self.limits.candidate_s, seed=self.limits.seed), self.interruption)
+        made = baseline_of(work.problem, self._within(self.candidate_s))
         self.failures += made.failures
         if made.plan is None:
             work.end(CandidateState.NO_PLAN, made.why_not)
@@ -237,17 +221,19 @@ class _Search:
     def _compile(self, work: _Work, limit_s: float) -> None:
         """The method on a candidate, within its time and what bounds and checks take at least."""
         least_s = 1.1 * checks_s(work.problem)  # a limit below it leaves nothing for a search
-        limits = Limits(time_s=max(limit_s, least_s), gap=self.limits.gap, seed=self.limits.seed, workers=self.limits.workers)
         begun_s = time.perf_counter()
         try:
-            settings = SearchSettings(method=self.method, limits=limits, interruption=self.interruption)
-            compiled = compile_problem(work.problem, settings)
+            compiled = compile_problem(work.problem, self._within(max(limit_s, least_s)))
         except (NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
         self.failures += compiled.failures
         self._keep(work, compiled.plan, time.perf_counter() - begun_s)
+
+    def _within(self, limit_s: float) -> SearchSettings:
+        """The settings, for one candidate."""
+        return replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
 
     def _keep(self, work: _Work, plan: Plan, seconds: float) -> None:
         """The plan and its bound, each if it is better than what is known of the candidate."""
@@ -273,19 +259,20 @@ class _Search:
 
 def tune(
     request: TuneRequest,
+    settings: SearchSettings,
     *,
-    method: str = "auto",
-    limits: TuneLimits,
-    interruption: Interruption,
+    candidate_s: float = 20.0,
+    prune: bool = True,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Tuned:
     """The best candidate, with its plan, and what became of the others.
 
     Args:
         request: what is asked.
-        method: `auto`: baselines for all, then `auto` for the best; else a method's name, which is the only pass.
-        limits: when the search ends.
-        interruption: what listens to signals; an interruption ends the search with the best plan so far.
+        settings: `auto`: baselines for all, then `auto` for the best; else a method's name, which is the only pass. The time is
+            that of all candidates together; an interruption ends the search with the best plan so far.
+        candidate_s: for one candidate in the second pass.
+        prune: False: search also what a bound refuses; the result is the same.
         report: is called with what is known, now and then.
 
     Raises:
@@ -298,10 +285,10 @@ def tune(
     if not tried:
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", _expected(request))
     works = [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in tried]
-    search = _Search(request, method, limits, interruption, report, works)
+    search = _Search(request, settings, candidate_s, prune, report, works)
     search.prepare()
-    search.first_pass(by_name=not is_auto(method))
-    if is_auto(method):
+    search.first_pass(by_name=not is_auto(settings.method))
+    if is_auto(settings.method):
         search.second_pass()
     return _tuned(search)
 
