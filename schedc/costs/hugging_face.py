@@ -128,10 +128,6 @@ def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool 
     )
 
 
-def _windowed(attention: Attention, window: int | None) -> Attention:
-    return replace(attention, window=window)
-
-
 def _gated(keys: _Keys) -> FeedForward:
     return FeedForward(width=keys.count("intermediate_size"), gated=True, bias=keys.flag("mlp_bias", False))
 
@@ -159,7 +155,7 @@ def _mistral(keys: _Keys, name: str) -> Architecture:
     if "sliding_window" not in keys.table:
         raise (keys.location / "sliding_window").refuse("nothing", "a whole number, or null")
     window = keys.count("sliding_window") if keys.has("sliding_window") else None
-    block = Block((_windowed(_attention(keys), window), _gated(keys)))
+    block = Block((replace(_attention(keys), window=window), _gated(keys)))
     return _decoder(keys, name, [block] * len(_layers(keys)), tied=False)
 
 
@@ -191,7 +187,7 @@ def _qwen(keys: _Keys, name: str, attention: Attention, feed_forward: FeedForwar
     keys.read |= {"sliding_window", "max_window_layers", "layer_types"}
     if not keys.flag("use_sliding_window", False):
         return _decoder(keys, name, [Block((attention, feed_forward))] * len(_layers(keys)), tied=False)
-    first, windowed = keys.count("max_window_layers", least=0), _windowed(attention, keys.count("sliding_window"))
+    first, windowed = keys.count("max_window_layers", least=0), replace(attention, window=keys.count("sliding_window"))
     slides = _windowed_layers(keys, otherwise=lambda layer: layer >= first)
     blocks = [Block((windowed if has_window else attention, feed_forward)) for has_window in slides]
     return _decoder(keys, name, blocks, tied=False)
@@ -216,7 +212,7 @@ def _mixtral(keys: _Keys, name: str) -> Architecture:
     experts = Experts(
         count=keys.count("num_local_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("intermediate_size")
     )
-    return _decoder(keys, name, [Block((_windowed(_attention(keys), window), experts))] * len(_layers(keys)), tied=False)
+    return _decoder(keys, name, [Block((replace(_attention(keys), window=window), experts))] * len(_layers(keys)), tied=False)
 
 
 def _gemma2(keys: _Keys, name: str) -> Architecture:
@@ -235,7 +231,7 @@ def _gemma(keys: _Keys, name: str, attention: Attention, window: int, every: int
     keys.must_be(False, "use_bidirectional_attention")
     slides = _windowed_layers(keys, otherwise=lambda layer: (layer + 1) % every != 0)
     blocks = [
-        Block((_windowed(attention, window if has_window else None), feed_forward), norms_after=True) for has_window in slides
+        Block((replace(attention, window=window if has_window else None), feed_forward), norms_after=True) for has_window in slides
     ]
     return _decoder(keys, name, blocks, tied=True)
 
@@ -262,15 +258,8 @@ def _deepseek(keys: _Keys, name: str) -> Architecture:
     dense, every = keys.count("first_k_dense_replace", 0, least=0), keys.count("moe_layer_freq", 1)
     feed_forward = _gated(keys)
     blocks = [Block((attention, experts if layer >= dense and layer % every == 0 else feed_forward)) for layer in _layers(keys)]
-    decoder = _decoder(keys, name, blocks, tied=False)
-    return Architecture(
-        name=name,
-        hidden=decoder.hidden,
-        vocabulary=decoder.vocabulary,
-        blocks=decoder.blocks,
-        further_tokens=(Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
-        tied=decoder.tied,
-    )
+    further = (Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
+    return replace(_decoder(keys, name, blocks, tied=False), further_tokens=further)
 
 
 def _nemotron_h(keys: _Keys, name: str) -> Architecture:

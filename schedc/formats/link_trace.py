@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.input_file import read_bytes, without_mark
-from schedc.io.location import one_line, show
+from schedc.io.location import Location, one_line, show
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.units import MAX_QUANTITY
 
@@ -67,62 +67,52 @@ def _changes(
             raise InvalidInput(f"{file}: line 1: found {show(','.join(header))}, expected {','.join(HEADER)}")
         before_ns = 0
         for row in lines:
-            line = _Line(f"{file}: line {lines.line_num}")
+            line = Location(f"{file}: line {lines.line_num}")
             if not row:
                 continue
             if len(row) != len(HEADER):
-                raise line.refuse("", f"{len(row)} values", f"{len(HEADER)}, an empty one for what stays as planned")
-            time_ns = line.number(row, 0, NS_PER_MS)
+                raise line.refuse(f"{len(row)} values", f"{len(HEADER)}, an empty one for what stays as planned")
+            time_ns = _number(row, 0, NS_PER_MS, line)
             if time_ns is None:
-                raise line.refuse(HEADER[0], "nothing", "a time")
+                raise (line / HEADER[0]).refuse("nothing", "a time")
             if time_ns < before_ns:
-                raise line.refuse(HEADER[0], row[0].strip(), f"at least the {before_ns / NS_PER_MS:g} of the row before")
+                raise (line / HEADER[0]).refuse(row[0].strip(), f"at least the {before_ns / NS_PER_MS:g} of the row before")
             before_ns = time_ns
             state = LinkState(
-                latency_ns=line.number(row, 2, NS_PER_MS), bytes_per_second=line.number(row, 3, BYTES_PER_GB, least=1)
+                latency_ns=_number(row, 2, NS_PER_MS, line), bytes_per_second=_number(row, 3, BYTES_PER_GB, line, least=1)
             )
-            for link in line.links(row[1].strip(), links, ranks):
+            for link in _links(row[1].strip(), links, ranks, line / HEADER[1]):
                 yield time_ns, link, state
     except csv.Error as error:
         raise InvalidInput(f"{file}: line {lines.line_num}: found text that is not CSV ({error}), expected CSV") from error
 
 
-class _Line:
-    """A row of the file."""
+def _number(row: list[str], column: int, factor: float, line: Location, least: int = 0) -> int | None:
+    """A value, in whole small units; None where it is empty."""
+    text = row[column].strip()
+    if not text:
+        return None
+    try:
+        value = float(text) * factor
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and least <= round(value) <= MAX_QUANTITY and value >= 0):
+        above = "above" if least else "of at least"
+        raise (line / HEADER[column]).refuse(show(text), f"a number {above} 0 (up to {MAX_QUANTITY / factor:.3g})")
+    return round(value)
 
-    def __init__(self, place: str) -> None:
-        self._place = place
 
-    def refuse(self, key: str, found: str, expected: str) -> InvalidInput:
-        where = f"{self._place}: {key}" if key else self._place
-        return InvalidInput(f"{where}: found {found}, expected {expected}")
-
-    def number(self, row: list[str], column: int, factor: float, least: int = 0) -> int | None:
-        """A value, in whole small units; None where it is empty."""
-        text = row[column].strip()
-        if not text:
-            return None
-        try:
-            value = float(text) * factor
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and least <= round(value) <= MAX_QUANTITY and value >= 0):
-            above = "above" if least else "of at least"
-            raise self.refuse(HEADER[column], show(text), f"a number {above} 0 (up to {MAX_QUANTITY / factor:.3g})")
-        return round(value)
-
-    def links(self, text: str, links: Collection[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
-        """The directed links of the plan that a row names."""
-        match = _RANKS.fullmatch(text)
-        if match is None:
-            raise self.refuse(HEADER[1], show(text), "two ranks: 3-4 for the links both ways, 3>4 for one")
-        first, second = int(match[1]), int(match[3])
-        for rank in (first, second):
-            if rank >= ranks:
-                raise self.refuse(HEADER[1], show(text), f"ranks of the plan, 0 to {ranks - 1}")
-        ways = [(first, second)] if match[2] == ">" else [(first, second), (second, first)]
-        found = [way for way in ways if way in links]
-        if not found:
-            known = ", ".join(f"{source}>{destination}" for source, destination in sorted(links)[:12])
-            raise self.refuse(HEADER[1], show(text), f"links of the plan: {known or 'it has none'}{', …' * (len(links) > 12)}")
-        return found
+def _links(text: str, links: Collection[tuple[int, int]], ranks: int, at: Location) -> list[tuple[int, int]]:
+    """The directed links of the plan that a row names."""
+    match = _RANKS.fullmatch(text)
+    if match is None:
+        raise at.refuse(show(text), "two ranks: 3-4 for the links both ways, 3>4 for one")
+    first, second = int(match[1]), int(match[3])
+    if max(first, second) >= ranks:
+        raise at.refuse(show(text), f"ranks of the plan, 0 to {ranks - 1}")
+    ways = [(first, second)] if match[2] == ">" else [(first, second), (second, first)]
+    found = [way for way in ways if way in links]
+    if not found:
+        known = ", ".join(f"{source}>{destination}" for source, destination in sorted(links)[:12])
+        raise at.refuse(show(text), f"links of the plan: {known or 'it has none'}{', …' * (len(links) > 12)}")
+    return found

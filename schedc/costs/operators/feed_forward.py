@@ -6,12 +6,15 @@ balanced: each device has the work of as many token-expert pairs as its own toke
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from schedc.costs.operators.operator import Operator, Operators, OperatorWork, collective, elementwise, matrix_product
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.costs.architecture import Experts, FeedForward, Setting
 
 
@@ -35,7 +38,7 @@ def feed_forward_operators(feed_forward: FeedForward, hidden: int, setting: Sett
             computed_again=setting.selective_recompute,
         ),
         _activation(setting, setting.tokens * width, gated=feed_forward.gated),
-        _down(setting, width, hidden, setting.tokens, bias=hidden if feed_forward.bias else 0.0),
+        _down(setting)(width, hidden, tokens=setting.tokens, bias=hidden if feed_forward.bias else 0.0),
     ]
 
 
@@ -65,7 +68,7 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
             routed=True,
         ),
         _activation(setting, pairs * width, gated=True),
-        _down(setting, width, hidden, pairs, matrices=count, routed=True),
+        _down(setting)(width, hidden, tokens=pairs, matrices=count, routed=True),
         *collective("scatter", setting, experts.chosen * hidden),
         _exchange("combine", setting, own * experts.chosen * hidden, own * hidden),
     ]
@@ -74,7 +77,7 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
         operators += [
             matrix_product("shared experts up", setting, hidden, 2 * shared, tokens=setting.tokens, input_bytes=0),
             _activation(setting, setting.tokens * shared, gated=True),
-            _down(setting, shared, hidden, setting.tokens),
+            _down(setting)(shared, hidden, tokens=setting.tokens),
         ]
     return operators
 
@@ -103,23 +106,9 @@ def _activation(setting: Setting, elements: float, *, gated: bool) -> Operator:
     )
 
 
-def _down(
-    setting: Setting, width: float, hidden: int, tokens: float, *, bias: float = 0.0, matrices: float = 1, routed: bool = False
-) -> Operator:
+def _down(setting: Setting) -> Callable[..., Operator]:
     """The projection back; its input is the activation function's output."""
-    again = setting.selective_recompute
-    return matrix_product(
-        "down",
-        setting,
-        width,
-        hidden,
-        tokens=tokens,
-        bias=bias,
-        matrices=matrices,
-        computed_again=again,
-        summed=True,
-        routed=routed,
-    )
+    return partial(matrix_product, "down", setting, computed_again=setting.selective_recompute, summed=True)
 
 
 def _exchange(name: str, setting: Setting, copies: float, tokens: float) -> Operator:
