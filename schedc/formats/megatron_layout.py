@@ -33,7 +33,8 @@ class ModelLayer(StrEnum):
 
 def format_layout(stages: Sequence[Sequence[ModelLayer]]) -> str:
     """The layout's text, equal neighbours written once."""
-    texts = ["".join(_repeated(letter, len(list(run))) for letter, run in groupby(stage)) for stage in stages]
+    counts = [[(letter, len(list(run))) for letter, run in groupby(stage)] for stage in stages]
+    texts = ["".join(letter * count if count < 3 else f"{letter}*{count}" for letter, count in stage) for stage in counts]
     *before, last = texts
     runs = [(text, len(list(run))) for text, run in groupby(before)]
     return "".join(f"({text}|)*{count}" if count > 1 else f"{text}|" for text, count in runs) + last
@@ -63,10 +64,6 @@ def partition_of(text: str) -> tuple[int, ...]:
     if 0 in counts:
         raise ValueError(f"expected a layer in each stage, and stage {counts.index(0)} has none")
     return counts
-
-
-def _repeated(letter: str, count: int) -> str:
-    return letter * count if count < 3 else f"{letter}*{count}"
 
 
 def _unrolled(text: str, pattern: re.Pattern[str]) -> str:

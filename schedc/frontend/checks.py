@@ -64,7 +64,11 @@ def check_messages(problem: Problem, profile: ProfileSection, location: Location
 
 def check_size(problem: Problem, location: Location) -> None:
     """Refuse a step so long or large that sums of it would no longer be exact everywhere (JSON, 64-bit evaluators)."""
-    step_ns = problem.microbatches * (sum(map(_work_ns, problem.stages)) + _transfers_ns(problem.links, problem.stages))
+    work_ns = [
+        max(stage.forward_ns) + max(*stage.backward_ns, max(stage.backward_input_ns) + max(stage.backward_weight_ns))
+        for stage in problem.stages
+    ]
+    step_ns = problem.microbatches * (sum(work_ns) + _transfers_ns(problem.links, problem.stages))
     if step_ns > MAX_QUANTITY:
         raise location.refuse(
             f"work and transfers of {format_duration_ns(step_ns)} in all", f"at most {format_duration_ns(MAX_QUANTITY)}"
@@ -77,10 +81,6 @@ def check_size(problem: Problem, location: Location) -> None:
             f"activations of {format_bytes(max(held))} on rank {held.index(max(held))} in all",
             f"at most {format_bytes(MAX_QUANTITY)}",
         )
-
-
-def _work_ns(stage: Stage) -> int:
-    return max(stage.forward_ns) + max(*stage.backward_ns, max(stage.backward_input_ns) + max(stage.backward_weight_ns))
 
 
 def _transfers_ns(links: Sequence[Link], stages: Sequence[Stage]) -> int:

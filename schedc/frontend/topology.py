@@ -43,27 +43,18 @@ def read_topology(
     return read_named(section.path, directory, at / "path", TopologyFile, parse_toml, overrides)
 
 
-def _site_of_ranks(topology: TopologyFile, ranks: int, location: Location) -> tuple[int, ...]:
-    """The site of each rank.
+def read_network(topology: TopologyFile, ranks: int, location: Location) -> Network:
+    """What the topology says of any two ranks; `location` is its place.
 
     Raises:
-        InvalidInput: the sites do not add up to the ranks.
+        InvalidInput: sites that do not add up to the ranks, sites or ranks that do not exist, or a pair given twice.
     """
     sites = (ranks,) if topology.sites is None else topology.sites
     if sum(sites) != ranks:
         raise (location / "sites").refuse(
             f"{show(sites)}, {sum(sites)} in all", f"sites that add up to the {ranks} of pipeline.ranks"
         )
-    return tuple(site for site, size in enumerate(sites) for _ in range(size))
-
-
-def read_network(topology: TopologyFile, ranks: int, location: Location) -> Network:
-    """What the topology says of any two ranks; `location` is its place.
-
-    Raises:
-        InvalidInput: sites or ranks that do not exist, or a pair given twice.
-    """
-    site = _site_of_ranks(topology, ranks, location)
+    site = tuple(site for site, size in enumerate(sites) for _ in range(size))
     _check_cost(topology.within, location / "within")
     _check_cost(topology.between, location / "between")
     if topology.between is not None and site[-1] == 0:

@@ -36,15 +36,9 @@ def _spread(value: JsonValue, indent: str) -> list[str]:
 
 def _fit(value: JsonValue, indent: str, beside: int) -> str:
     """The value on one line if it fits behind `beside` characters, else spread."""
-    line = _one_line(value)
-    if line is not None and len(indent) + beside + len(line) <= WIDTH:
+    if not _too_many(value) and len(indent) + beside + len(line := _atom(value)) <= WIDTH:
         return line
     return "".join(_spread(value, indent))
-
-
-def _one_line(value: JsonValue) -> str | None:
-    """The value on one line, or None where it is certainly too long for one."""
-    return None if _too_many(value) else _atom(value)
 
 
 def _too_many(value: JsonValue) -> bool:

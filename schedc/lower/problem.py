@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.problem import DataParallel, Problem, Stage, are_alike
+from schedc.ir.problem import Problem, Stage, are_alike
 from schedc.ir.workload import Layer, Semantics, Workload
 from schedc.units import MAX_QUANTITY
 
@@ -42,6 +42,10 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         if link is None:
             raise ValueError(f"nothing connects rank {source} to rank {destination}")
         links.append(link)
+    parallel, count = workload.data_parallel, len(stages)
+    if parallel is not None:
+        gather_ns = _spread(parallel.all_gather_ns, count)
+        parallel = replace(parallel, reduce_scatter_ns=_spread(parallel.reduce_scatter_ns, count), all_gather_ns=gather_ns)
     problem = Problem(
         name=workload.name,
         ranks=workload.ranks,
@@ -54,7 +58,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         split_backward=workload.split_backward,
         cut_blocks=workload.semantics is Semantics.SCHEDC,
         placement=layout.placement,
-        data_parallel=None if workload.data_parallel is None else _collectives(workload.data_parallel, len(stages)),
+        data_parallel=parallel,
         objective=workload.objective,
     )
     # The order of microbatches that are alike says nothing.
@@ -153,12 +157,6 @@ def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage]) 
 def _waiting_bytes(workload: Workload, stage: Stage) -> int:
     """What a microbatch of the stage holds at most while none of its blocks runs."""
     return max(stage.activation_bytes, stage.activation_after_input_bytes if workload.split_backward else 0)
-
-
-def _collectives(given: DataParallel, stages: int) -> DataParallel:
-    """With a duration for each stage."""
-    gather_ns = _spread(given.all_gather_ns, stages)
-    return replace(given, reduce_scatter_ns=_spread(given.reduce_scatter_ns, stages), all_gather_ns=gather_ns)
 
 
 def _spread(values: Sequence[int], count: int) -> tuple[int, ...]:

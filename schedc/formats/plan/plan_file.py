@@ -67,7 +67,14 @@ def parse_plan(content: bytes, name: str) -> Plan:
     except InvalidInput:
         _check_header(content, location)
         raise
-    return _plan(file, location)
+    ranks = _ranks(file.ranks, location / "ranks")
+    return Plan(
+        problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
+        ranks=ranks,
+        parts=tuple(_parts(entry, place) for place, entry in _placed(file.costs.parts, location / "costs" / "parts")),
+        certificate=Certificate(**{name: value for name, value in structs.asdict(file.certificate).items() if value is not UNSET}),
+        made_by=MadeBy(**structs.asdict(file.made_by)),
+    )
 
 
 def _check_header(content: bytes, location: Location) -> None:
@@ -92,17 +99,6 @@ def _is_job(content: bytes) -> bool:
         return "pipeline" in tomllib.loads(content.decode())
     except (ValueError, RecursionError):
         return False
-
-
-def _plan(file: PlanFile, location: Location) -> Plan:
-    ranks = _ranks(file.ranks, location / "ranks")
-    return Plan(
-        problem=_problem(file, sum(len(rank.compute) for rank in ranks), location),
-        ranks=ranks,
-        parts=tuple(_parts(entry, place) for place, entry in _placed(file.costs.parts, location / "costs" / "parts")),
-        certificate=Certificate(**{name: value for name, value in structs.asdict(file.certificate).items() if value is not UNSET}),
-        made_by=MadeBy(**structs.asdict(file.made_by)),
-    )
 
 
 def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location, T]]:

@@ -54,7 +54,11 @@ def notes(plan: Plan) -> tuple[str, ...]:
             "stage 0 splits its backward, which torch's first stage does not: its I does nothing and its W is the whole backward;"
             ' compile with semantics = "torch" in [pipeline] for times that hold there'
         )
-    freed = [stage for stage in sorted(split) if _releases(plan, stage)]
+    freed = [
+        stage
+        for stage in sorted(split)
+        if plan.problem.stages[stage].activation_after_input_bytes < plan.problem.stages[stage].activation_bytes
+    ]
     if freed:
         said.append(
             f"the plan lets I release activations (of {'stage' if len(freed) == 1 else 'stages'} {', '.join(map(str, freed))}), and"
@@ -89,11 +93,6 @@ def _reduced_first(plan: Plan) -> list[int]:
         last = {op.stage: at for at, op in enumerate(rank.compute) if op.kind in (Kind.W, Kind.BW)}
         found += [stage for stage, at in last.items() if at + 1 < len(rank.compute)]
     return sorted(found)
-
-
-def _releases(plan: Plan, index: int) -> bool:
-    stage = plan.problem.stages[index]
-    return stage.activation_after_input_bytes < stage.activation_bytes
 
 
 def _load_lines(plan: Plan, csv_name: str, layout: str) -> list[str]:

@@ -109,14 +109,14 @@ def check_reduce_grad(lists: Lists) -> Iterator[Finding]:
         if reduce.row != rank:
             continue  # `check_placement` names it
         row = lists.rows[reduce.row]
-        late = [action for action in row[lists.position[("REDUCE_GRAD", stage, None)] :] if _makes_gradients(action, stage)]
+        late = [
+            action
+            for action in row[lists.position["REDUCE_GRAD", stage, None] :]
+            if action.kind in ("W", "B") and action.stage == stage
+        ]
         if late:
             message = f"{late[0].name} in cell {late[0].cell + 1} comes after it, and what it adds is not divided or reduced"
             yield reduce.finding("reduce-grad", message)
-
-
-def _makes_gradients(action: Action, stage: int) -> bool:
-    return action.kind in ("W", "B") and action.stage == stage
 
 
 def check_unshard(lists: Lists) -> Iterator[Finding]:
