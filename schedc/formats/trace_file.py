@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from schedc.formats.plan.plan_structs import Count, FileEntry, Text
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
@@ -91,15 +90,23 @@ class TraceFile(Struct, frozen=True):
 
 def trace_json(trace: Trace) -> bytes:
     """The trace file's bytes; they end with a newline."""
-    op_token = OpTokens().__getitem__
-    entry = _TraceEntry(
-        format=FORMAT,
-        version=VERSION,
-        plan=_PlanEntry(name=trace.plan_name, sha256=trace.plan_sha256),
-        scale=trace.scale,
-        ranks=tuple(_rank_entry(rank, op_token) for rank in trace.ranks),
-    )
-    return perfetto_json(trace_events(trace), {"schedc": entry})
+    lines = partial(lines_of, OpTokens().__getitem__)
+    ranks = [
+        {
+            "rank": rank.rank,
+            "clock_offset_ns": rank.clock_offset_ns,
+            "clock_error_ns": rank.clock_error_ns,
+            "compute": lines(rank.compute),
+            "channels": [
+                {"name": channel.name, "peer": channel.peer, "transfers": lines(channel.transfers)} for channel in rank.channels
+            ],
+            "steps": rank.steps,
+        }
+        for rank in trace.ranks
+    ]
+    plan = {"name": trace.plan_name, "sha256": trace.plan_sha256}
+    file = {"format": FORMAT, "version": VERSION, "plan": plan, "scale": trace.scale, "ranks": ranks}
+    return perfetto_json(trace_events(trace), {"schedc": file})
 
 
 def write_trace_file(trace: Trace, path: Path | str) -> None:
@@ -141,20 +148,6 @@ def _check_header(header: _Header | None, location: Location) -> None:
         raise (location / "version").refuse(show(header.version), f"{VERSION}; another version of schedc has written this trace")
 
 
-def _rank_entry(rank: RankTrace, op_token: Callable[[Op], str]) -> _RankEntry:
-    return _RankEntry(
-        rank=rank.rank,
-        clock_offset_ns=rank.clock_offset_ns,
-        clock_error_ns=rank.clock_error_ns,
-        compute=lines_of(op_token, rank.compute),
-        channels=tuple(
-            _ChannelEntry(name=channel.name, peer=channel.peer, transfers=lines_of(op_token, channel.transfers))
-            for channel in rank.channels
-        ),
-        steps=tuple(_StepEntry(**{name: getattr(step, name) for name in _StepEntry.__struct_fields__}) for step in rank.steps),
-    )
-
-
 def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
     parse = cache(parse_plan_op)
     ranks = tuple(_rank_trace(rank, parse, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
@@ -191,12 +184,5 @@ def _rank_trace(entry: _RankEntry, parse: Callable[[str], Op], location: Locatio
         if list(map(len, step.channels_ns)) != sizes:
             found = f"lists of {list(map(len, step.channels_ns))} times"
             raise (place / "channels_ns").refuse(found, f"{sizes}, one for each transfer")
-        steps.append(StepTrace(**msgspec.structs.asdict(step)))
-    return RankTrace(
-        rank=entry.rank,
-        clock_offset_ns=entry.clock_offset_ns,
-        clock_error_ns=entry.clock_error_ns,
-        compute=compute,
-        channels=channels,
-        steps=tuple(steps),
-    )
+        steps.append(StepTrace(**structs.asdict(step)))
+    return RankTrace(**structs.asdict(entry) | {"compute": compute, "channels": channels, "steps": tuple(steps)})

@@ -109,11 +109,8 @@ def check_reduce_grad(lists: Lists) -> Iterator[Finding]:
         if reduce.row != rank:
             continue  # `check_placement` names it
         row = lists.rows[reduce.row]
-        late = [
-            action
-            for action in row[lists.position["REDUCE_GRAD", stage, None] :]
-            if action.kind in ("W", "B") and action.stage == stage
-        ]
+        after = row[lists.position["REDUCE_GRAD", stage, None] :]
+        late = [action for action in after if action.kind in ("W", "B") and action.stage == stage]
         if late:
             message = f"{late[0].name} in cell {late[0].cell + 1} comes after it, and what it adds is not divided or reduced"
             yield reduce.finding("reduce-grad", message)
