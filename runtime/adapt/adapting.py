@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.session.lockstep import Lockstep
     from schedc.runtime.session.swap import Swap
+    from schedc.runtime.session.swap_group import SwapGroup
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""
@@ -67,7 +67,7 @@ class Adaptable(Protocol):
         """What connects it to other pipelines."""
 
     @property
-    def lockstep(self) -> Lockstep | None:
+    def swap_group(self) -> SwapGroup | None:
         """None: it moves alone."""
 
     @property
@@ -136,7 +136,7 @@ def adapting(
     """
     if not 0 <= leader < pipe.groups.size:
         raise InvalidInput(f"adapting: leader: found {leader}, expected a rank from 0 to {pipe.groups.size - 1}")
-    if pipe.lockstep is not None:
+    if pipe.swap_group is not None:
         raise Unsupported(
             "adapting: the pipelines of a swap_group move to one plan together, and each would propose its own; load without a"
             " swap_group, or call pipe.swap with a plan for all of them"

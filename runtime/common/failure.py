@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import torch
 
 from schedc.errors import InvalidInput, SchedcError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ConnectionLost(RuntimeError):
@@ -55,3 +61,25 @@ def waiting_failed(waiting: str, error: Exception, timeout_s: float, peer: int) 
     if isinstance(error, NoAnswer):
         return TransferFailed(f"{waiting}: no answer in {timeout_s:g} s; it is stuck or slower than the timeout_s given to load")
     return TransferFailed(f"{waiting}: {connection_lost(peer)}")
+
+
+@contextmanager
+def with_others(doing: str, lost: str, late: str = "") -> Iterator[None]:
+    """A context for what several ranks do together.
+
+    Args:
+        doing: who does what, for messages.
+        lost: what a lost connection means.
+        late: what it means that no answer has come in time, where waits in this context have a limit of their own.
+
+    Raises:
+        TransferFailed: another rank is lost, or too late.
+    """
+    try:
+        yield
+    except NoAnswer as error:
+        raise TransferFailed(f"{doing}: {late}") from error
+    except RuntimeError as error:
+        if is_own(error):
+            raise
+        raise TransferFailed(f"{doing}: the connection is lost; {lost}") from error

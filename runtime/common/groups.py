@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from schedc.errors import InvalidInput
+from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.failure import TransferFailed, is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch._C._distributed_c10d import Store
 
@@ -71,6 +71,7 @@ class Groups:
             TransferFailed: another rank does not come.
         """
         self.timeout_s = timeout_s
+        self.name = name
         self._made: list[dist.ProcessGroup] = []
         self._owns_default = not dist.is_initialized()
         if self._owns_default:
@@ -136,6 +137,27 @@ class Groups:
             if is_own(error):
                 raise
             raise TransferFailed(f"rank {self.rank} waits for what the others have loaded: {self._absent()}") from error
+
+    def all_or_none(self, work: Callable[[], T], refused: str = "has refused") -> T:
+        """What this rank makes, if all ranks can make theirs.
+
+        Raises:
+            SchedcError: this rank's refusal; or another's, `rank 2 has refused: …`.
+            TransferFailed: another rank does not say whether it can.
+        """
+        made: list[T] = []
+        refusal: SchedcError | None = None
+        try:
+            made.append(work())
+        except SchedcError as error:
+            refusal = error
+        reasons = self.exchange(None if refusal is None else str(refusal))
+        if refusal is not None:
+            raise refusal
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                raise CheckFailed(f"rank {rank} {refused}: {reason}")
+        return made[0]
 
     def _absent(self) -> str:
         """Why a rank may not have come."""

@@ -49,7 +49,7 @@ class _TrueBegin(Observer):
 class EmulatedPipe:
     """One rank of the plan."""
 
-    lockstep = None
+    swap_group = None
     """It moves alone."""
 
     def __init__(

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.stage.batches import Microbatches, checked_inputs, cut, same_samples
@@ -19,6 +17,8 @@ from schedc.runtime.transports.words import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    import torch
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
@@ -50,7 +50,7 @@ class Beginning:
     """One rank's side of it."""
 
     def __init__(self, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float) -> None:
-        """Take the ranks, `Lockstep.all_see` where there is one, and how long to wait for a rank."""
+        """Take the ranks, `SwapGroup.all_see` where there is one, and how long to wait for a rank."""
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
@@ -115,7 +115,7 @@ class Beginning:
             if starts or rank in self._ending:
                 self._say(fits, self._starting)
             self._finish()
-            fits = fits and all(map(bool, said))
+            fits = fits and all(map(bool, said.values()))
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
         begun = self._expect(self._starting)
@@ -129,21 +129,17 @@ class Beginning:
         elif executor is not None:
             executor.prepare()
         self._words.hear(self._patience_s)
-        return any(map(bool, begun))
+        return any(map(bool, begun.values()))
 
     def _finish(self) -> None:
         self._words.hear(self._patience_s)
         self._words.flush(self._patience_s)
 
-    def _expect(self, peers: Collection[int]) -> list[torch.Tensor]:
+    def _expect(self, peers: Collection[int]) -> dict[int, torch.Tensor]:
         """Begin to receive the word of each; what it is, once it is heard."""
-        rank, words = self._groups.rank, []
-        for peer in sorted({*peers} - {rank}):
-            words.append(torch.zeros(1, dtype=torch.uint8, device="cpu"))
-            self._words.receive(words[-1], peer, f"rank {rank} waits until rank {peer} begins")
-        return words
+        rank = self._groups.rank
+        return self._words.expect(sorted({*peers} - {rank}), f"rank {rank} waits until rank {{peer}} begins")
 
     def _say(self, word: bool, peers: Collection[int]) -> None:
-        rank, said = self._groups.rank, torch.tensor([word], dtype=torch.uint8, device="cpu")
-        for peer in sorted({*peers} - {rank}):
-            self._words.send(said, peer, f"rank {rank} says to rank {peer} that it begins")
+        rank = self._groups.rank
+        self._words.say(word, sorted({*peers} - {rank}), f"rank {rank} says to rank {{peer}} that it begins")

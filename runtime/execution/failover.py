@@ -2,7 +2,7 @@
 
 The step then runs again (PipeMorph 5.3 repeats the transfer): no weight has changed yet. The rank that finds the failure gives up
 both wires to this peer, so that the peer knows, and runs its other ops with zeros in place of what does not come. By its word at
-the end of the step (`schedc.runtime.execution.agreement`) all ranks know that the step does not count. Then `change` connects the
+the end of the step (`schedc.runtime.transports.words`) all ranks know that the step does not count. Then `change` connects the
 two ranks anew; the caller puts back what the step has changed and runs it again.
 
 Late is not dead: where a rank has only waited too long, the same channel is connected anew, and another takes its place only if
@@ -69,10 +69,10 @@ class FailoverWiring(Wiring):
 
     def _connect(self) -> None:
         """Connect what is not connected; where a channel does not connect on both ends, another takes its place."""
-        self._agreement.begin()
+        self._completion.begin()
         super()._connect()
-        self._agreement.say(good=self._good)
-        if not self._agreement.hear(self._patience_s):
+        self._completion.say(good=self._good)
+        if not self._completion.hear(self._patience_s):
             self.change()
 
     def _connect_wire(self, number: int, wire: Wire) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.program import connecting_order, wires_of
-from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
+from schedc.runtime.transports.words import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ class Wiring:
         wires, rank = wires_of(plan), self._groups.rank
         self._wires = {at: wires[at] for at in connecting_order(wires) if rank in (wires[at].source, wires[at].destination)}
         """Those that begin or end here, by number, in the order in which they are connected."""
-        self._agreement = Agreement(self._groups.all, rank, sorted(self._partners()))
+        self._completion = Completion(self._groups.all, rank, sorted(self._partners()))
         self.senders.clear()
         self.receivers.clear()
         self._connect()
@@ -152,7 +152,7 @@ class Wiring:
         Raises:
             TransferFailed: another rank has ended.
         """
-        self._agreement.begin()
+        self._completion.begin()
         if not self._prepared:
             self.prepare()
         self._prepared = False
@@ -164,7 +164,7 @@ class Wiring:
             TransferFailed: another rank has ended.
         """
         if all(ends.settle is None for ends in self._ends.values()):
-            self._agreement.say(good=self._good)
+            self._completion.say(good=self._good)
 
     def finish(self) -> bool:
         """After a step's last op: wait until all transfers are through.
@@ -177,8 +177,8 @@ class Wiring:
         """
         for wire in self._wires.values():
             self._settle(wire)
-        self._agreement.say(good=self._good)
-        good = self._agreement.hear(self._patience_s)
+        self._completion.say(good=self._good)
+        good = self._completion.hear(self._patience_s)
         if good:
             self._flush()
         return good

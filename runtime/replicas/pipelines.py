@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
+from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.transports.gloo import finish
@@ -33,7 +33,7 @@ CALLS = (
 """What pipelines do with each other, besides sums and gathers of tensors."""
 WIDTH = 5
 """How many numbers each message has: if they are for different calls, they still meet. On another size gloo ends the process."""
-LOST = "the connection is lost; a replica has ended or failed, and its own message says why"
+LOST = "a replica has ended or failed, and its own message says why"
 
 
 def start_with_replicas(start: Callable[[], T], doing: str) -> T:
@@ -42,12 +42,8 @@ def start_with_replicas(start: Callable[[], T], doing: str) -> T:
     Raises:
         TransferFailed: one of them is lost.
     """
-    try:
+    with with_others(doing, LOST):
         return start()
-    except RuntimeError as error:
-        if is_own(error):
-            raise
-        raise TransferFailed(f"{doing}: {LOST}") from error
 
 
 def await_replicas(work: dist.Work, doing: str, timeout_s: float | None) -> None:
@@ -61,16 +57,12 @@ def await_replicas(work: dist.Work, doing: str, timeout_s: float | None) -> None
     Raises:
         TransferFailed: one of them is lost, or too late.
     """
-    try:
-        if timeout_s is None:
-            start_with_replicas(work.wait, doing)
-        else:
-            finish(work, timeout_s)
-    except ConnectionLost as error:
-        raise TransferFailed(f"{doing}: {LOST}") from error
-    except NoAnswer as error:
-        late = f"no answer in {timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
-        raise TransferFailed(f"{doing}: {late}") from error
+    if timeout_s is None:
+        start_with_replicas(work.wait, doing)
+        return
+    late = f"no answer in {timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
+    with with_others(doing, LOST, late):
+        finish(work, timeout_s)
 
 
 class Pipelines(Groups):

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from schedc.errors import CheckFailed
-from schedc.runtime.common.failure import TransferFailed, is_own
+from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.buffers import SharedBuffers, saved_buffers
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type, check_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
+
+LOST = "a rank that holds one of them has ended or failed, and its own message says why"
 
 
 def weights_digest(stage: nn.Module) -> str:
@@ -37,25 +38,6 @@ def digest_of(parameters: Iterable[nn.Parameter]) -> str:
         digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def check_equal(replicas: Sequence[Sequence[int]], digests: Mapping[int, str]) -> None:
-    """Refuse replicas that do not start equal.
-
-    Args:
-        replicas: the sets of stages with the same weights.
-        digests: of each of these stages.
-
-    Raises:
-        CheckFailed: names the first two that differ.
-    """
-    for first, *others in replicas:
-        for other in others:
-            if digests[first] != digests[other]:
-                raise CheckFailed(
-                    f"stages {first} and {other} are replicas, but their weights differ;"
-                    " build both from the same seed or checkpoint"
-                )
 
 
 def _check_shared(replicas: Sequence[Sequence[int]], shared: Sequence[Mapping[int, Sequence[int]]]) -> None:
@@ -132,7 +114,7 @@ class ReplicaSums(ReplicaHooks):
             TransferFailed: another rank of a set is lost.
         """
         for buffers, doing in self._buffers:
-            with _telling(doing):
+            with with_others(doing, LOST):
                 work = buffers.start()
                 if work is not None:
                     work.wait()
@@ -155,18 +137,6 @@ def sum_gradients(bucket: Bucket, doing: str) -> None:
     Raises:
         TransferFailed: another rank that has them is lost.
     """
-    with _telling(doing):
+    with with_others(doing, LOST):
         bucket.start().wait()
     bucket.finish()
-
-
-@contextmanager
-def _telling(doing: str) -> Iterator[None]:
-    """A context for what is done with other ranks that hold the same; `doing` is for messages."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_own(error):
-            raise
-        lost = "the connection is lost; a rank that holds one of them has ended or failed, and its own message says why"
-        raise TransferFailed(f"{doing}: {lost}") from error

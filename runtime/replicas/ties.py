@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
-from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 from schedc.runtime.replicas.shared_weights import digest_of, sum_gradients
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import ReplicaHooks
 
 
 def weights_named(ties: Iterable[tuple[nn.Module, Mapping[str, str]]]) -> dict[str, nn.Parameter | None]:
@@ -48,11 +48,17 @@ class _Copy(NamedTuple):
 
 
 def tied(
-    hooks: ReplicaHooks, plan: Plan, stages: Mapping[int, nn.Module], groups: Groups, weights: Mapping[str, nn.Parameter | None]
-) -> ReplicaHooks:
-    """The hooks with sums of these weights after them; all ranks call it together. What is tied already stays as it is.
+    ties: Sequence[TiedSums],
+    hooks: ReplicaHooks,
+    plan: Plan,
+    stages: Mapping[int, nn.Module],
+    groups: Groups,
+    weights: Mapping[str, nn.Parameter | None],
+) -> list[TiedSums]:
+    """The sums with those of these weights; all ranks call it together. What is tied already stays as it is.
 
     Args:
+        ties: what is tied already.
         hooks: what is done between replicas.
         plan: that runs.
         stages: this rank's.
@@ -62,26 +68,19 @@ def tied(
     Raises:
         SchedcError: as `schedc.runtime.training.ties.tie_weights` says.
     """
-    before = hooks.weights if isinstance(hooks, TiedSums) else set()
+    before = {weight for tie in ties for weight in tie.weights}
     new = {name: weight for name, weight in weights.items() if weight is not None and weight not in before}
-    refusal: SchedcError | None = None
-    copies: dict[str, _Copy] = {}
-    try:
+
+    def copies() -> dict[str, _Copy]:
         lost = next((name for name, weight in weights.items() if weight is None), None)
         if lost is not None:
             raise InvalidInput(f"{lost!r}, which several ranks have, is no parameter any more; change it before build_stages")
-        copies = _copies(stages, groups.rank, new)
-    except SchedcError as error:
-        refusal = error
-    given = groups.exchange((copies, None if refusal is None else str(refusal)))
-    if refusal is not None:
-        raise refusal
-    for rank, (_, reason) in enumerate(given):
-        if reason is not None:
-            raise CheckFailed(f"rank {rank} has refused to tie its weights: {reason}")
-    holders = _holders([found for found, _ in given], everywhere=bool(replicas_of(plan.problem)))
+        return _copies(stages, groups.rank, new)
+
+    given = groups.exchange(groups.all_or_none(copies, "has refused to tie its weights"))
+    holders = _holders(given, everywhere=bool(replicas_of(plan.problem)))
     if not holders:
-        return hooks
+        return [*ties]
     _check_ways(hooks, plan)
     sums: list[tuple[Bucket, str]] = []
     for ranks in sorted({*holders.values()}):
@@ -92,7 +91,7 @@ def tied(
             sums += [
                 (Bucket([(weight,) for weight in alike], group), doing) for alike in by_gradient_type([new[name] for name in names])
             ]
-    return TiedSums(hooks, sums, {new[name]: ranks[0] != groups.rank for name, ranks in holders.items() if name in new})
+    return [*ties, TiedSums(sums, {new[name]: ranks[0] != groups.rank for name, ranks in holders.items() if name in new})]
 
 
 def _copies(stages: Mapping[int, nn.Module], rank: int, weights: Mapping[str, nn.Parameter]) -> dict[str, _Copy]:
@@ -145,24 +144,20 @@ def _check_ways(hooks: ReplicaHooks, plan: Plan) -> None:
     raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0")
 
 
-class TiedSums(ReplicaHooks):
-    """What a pipe does between replicas, and then the sums of this rank's tied weights."""
+class TiedSums:
+    """The sums of weights of this rank that were tied together, after what is done between replicas."""
 
-    def __init__(self, inner: ReplicaHooks, sums: list[tuple[Bucket, str]], elsewhere: Mapping[nn.Parameter, bool]) -> None:
-        """Take what was done before, the sums and what to call each, and of each weight whether a rank before has a copy."""
-        self._inner = inner
+    def __init__(self, sums: list[tuple[Bucket, str]], elsewhere: Mapping[nn.Parameter, bool]) -> None:
+        """Take the sums and what to call each, and of each weight whether a rank before has a copy."""
         self._sums = sums
-        known = inner if isinstance(inner, TiedSums) else None
-        self.weights: set[nn.Parameter] = {*elsewhere} | (known.weights if known else set())
-        """All that are tied."""
+        self.weights = set(elsewhere)
+        """All that are tied here."""
         self._frozen = [weight for weight in elsewhere if not weight.requires_grad]
-        first = {weight for weight, other in elsewhere.items() if other}
-        self.counted_elsewhere: set[nn.Parameter] = first | (known.counted_elsewhere if known else set())
+        self.counted_elsewhere = {weight for weight, other in elsewhere.items() if other}
         """Those of this rank's weights of which a rank before it has a copy."""
-        self.pipelines, self.agrees = inner.pipelines, inner.agrees
 
     def begin_step(self) -> None:
-        """As the inner ones; before them, gradients from before the step are put aside.
+        """Before a step, and before what replicas do: put aside gradients from before it.
 
         Raises:
             Unsupported: a weight has been unfrozen since it was tied.
@@ -174,53 +169,12 @@ class TiedSums(ReplicaHooks):
             )
         for bucket, _ in self._sums:
             bucket.begin()
-        self._inner.begin_step()
 
-    def on_weights_needed(self, stage: int) -> None:
-        """As the inner ones."""
-        self._inner.on_weights_needed(stage)
-
-    def on_gradients_complete(self, stage: int) -> None:
-        """As the inner ones."""
-        self._inner.on_gradients_complete(stage)
-
-    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
-        """As the inner ones; then the sums over ranks of this pipeline.
+    def end_step(self) -> None:
+        """After a step, and after the sums over replicas: those over ranks of this pipeline.
 
         Raises:
             TransferFailed: another rank is lost.
         """
-        self._inner.step_counts, self._inner.way = self.step_counts, self.way
-        loss = self._inner.end_step(loss)
-        self.step_counts = self._inner.step_counts
         for bucket, doing in self._sums:
             sum_gradients(bucket, doing)
-        return loss
-
-    def begin_call(self, call: str, *, fits: bool = True) -> None:
-        """As the inner ones."""
-        self._inner.begin_call(call, fits=fits)
-
-    def begins(self, fits: bool) -> bool:
-        """As the inner ones."""
-        return self._inner.begins(fits)
-
-    def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
-        """As the inner ones."""
-        return self._inner.total(value, largest=largest)
-
-    def gather(self) -> None:
-        """As the inner ones."""
-        self._inner.gather()
-
-    def shards(self) -> list[object]:
-        """As the inner ones."""
-        return self._inner.shards()
-
-    def check_swap(self, running: Plan, other: Plan) -> None:
-        """As the inner ones."""
-        self._inner.check_swap(running, other)
-
-    def close(self) -> None:
-        """As the inner ones."""
-        self._inner.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from schedc.errors import CheckFailed, InvalidInput
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
@@ -83,9 +83,7 @@ def check_fit(
             f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(stages_of_plan) - 1}"
         )
     if problem.data_parallel is not None or replicas is not None or own_hooks:
-        from schedc.runtime.session.peers import check_replicas
-
-        check_replicas(plan, trained, replicas, own_hooks=own_hooks)
+        _check_replicas(plan, trained, replicas, own_hooks=own_hooks)
     expected = problem.stages_on(rank)
     if sorted(stages) != list(expected):
         raise InvalidInput(f"rank {rank} was given stages {sorted(stages)}, plan {plan.name!r} puts stages {list(expected)} there")
@@ -101,3 +99,31 @@ def check_fit(
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
     check_stages(trained, split=split, summed=replicas is not None or bool(replicas_of(problem)))
+
+
+def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None, *, own_hooks: bool) -> None:
+    """Refuse a plan for another number of pipelines than the job has, and stages that cannot be replicas; as `check_fit`."""
+    parallel = plan.problem.data_parallel
+    if replicas_of(plan.problem) and (own_hooks or replicas is not None):
+        given = "replicas were" if own_hooks else "a data_parallel_group was"
+        raise Unsupported(
+            f"plan {plan.name!r} has stages that are replicas of each other, and {given} given;"
+            " the runtime sums gradients inside a pipeline or between pipelines, not both"
+        )
+    if own_hooks:
+        return
+    if replicas is None:
+        if parallel is not None:
+            raise InvalidInput(
+                f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
+                " processes, or compile the job without [data_parallel]"
+            )
+        return
+    if parallel is not None and parallel.size != replicas:
+        raise InvalidInput(
+            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
+            " start as many pipelines, or compile for as many"
+        )
+    from schedc.runtime.replicas.collectives import check_weights
+
+    check_weights(stages)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.wiring import Wiring
-    from schedc.runtime.session.lockstep import Lockstep
+    from schedc.runtime.session.swap_group import SwapGroup
     from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
 
@@ -40,7 +40,7 @@ class Evaluation:
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         wiring: Wiring,
         hooks: ReplicaHooks,
-        lockstep: Lockstep | None,
+        swap_group: SwapGroup | None,
     ) -> None:
         """Take what the pipe has; `losses_for` gives what takes the losses."""
         self._plan = plan
@@ -50,7 +50,7 @@ class Evaluation:
         self._wiring = wiring
         self._hooks = hooks
         self._losses_for = losses_for
-        self._lockstep = lockstep
+        self._swap_group = swap_group
         self._may_run_again = False
         self._losses: torch.Tensor | None = None
         self._way: Sequence[float] = ()
@@ -104,5 +104,5 @@ class Evaluation:
         Executor(program_of(forward, self._groups.rank), self._wiring, compute, None).run()
         here = self._wiring.finish()
         self._losses, self._way = losses.gather(), losses.way()
-        everywhere = here if self._lockstep is None or not self._may_run_again else self._lockstep.all_see(here)
+        everywhere = here if self._swap_group is None or not self._may_run_again else self._swap_group.all_see(here)
         return losses.mean(), here, everywhere

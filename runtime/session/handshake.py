@@ -17,7 +17,7 @@ import json
 from typing import TYPE_CHECKING
 
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.session.offers import Offer
+from schedc.runtime.session.agreement import Offer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,7 +47,7 @@ class Handshake:
         """
         key = self._key(self._rank)
         try:
-            self._store.set(key, json.dumps([offer.refusal, offer.digest]))
+            self._store.set(key, json.dumps(offer))
             self._store.wait([key])  # `set` returns before the store has it
         except RuntimeError as error:
             raise self._lost("offers a plan to the others") from error
@@ -76,7 +76,7 @@ class Handshake:
         except RuntimeError as error:
             raise self._lost("reads the offers of the others") from error
         self._number += 1
-        return [Offer(refusal=refusal, digest=digest) for refusal, digest in offers]
+        return [Offer(*offer) for offer in offers]
 
     def _key(self, rank: int, before: int = 0) -> str:
         return f"swap/{self._number - before}/{rank}"

@@ -6,23 +6,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.errors import InvalidInput
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of, wires_of
-from schedc.runtime.session.acceptance import check_fit, read
-from schedc.runtime.session.offers import Offer, Report, disagreement, plan_digest
+from schedc.runtime.session.acceptance import check_fit
+from schedc.runtime.session.agreement import Report, agree
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.choice import check_requests, connection
 from schedc.runtime.transports.requests import QUEUES, TransportRequest, hardware_of, stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    import torch
     import torch.distributed as dist
     from torch import nn
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
-    from schedc.runtime.session.lockstep import Lockstep
+    from schedc.runtime.session.swap_group import SwapGroup
     from schedc.runtime.transports.base import ChannelsOf
     from schedc.runtime.transports.requests import Channels
 
@@ -94,7 +93,7 @@ def load(
         raise InvalidInput("load was given a data_parallel_group and replicas; give it one of them")
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
-    lockstep: Lockstep | None = None
+    peers: SwapGroup | None = None
     beside: list[Groups] = []
     groups.beside = beside
     try:
@@ -104,10 +103,10 @@ def load(
             pipelines = Pipelines(timeout_s, data_parallel_group)
             beside.append(pipelines)
         if swap_group is not None:
-            from schedc.runtime.session.lockstep import Lockstep
+            from schedc.runtime.session.swap_group import SwapGroup
 
-            lockstep = Lockstep(timeout_s, swap_group)
-            beside.append(lockstep)
+            peers = SwapGroup(timeout_s, swap_group)
+            beside.append(peers)
         fits = partial(
             check_fit,
             stages=stages,
@@ -117,24 +116,46 @@ def load(
             own_hooks=replicas is not None,
             recompute=recompute,
         )
+
+        def accept(sound: Plan, report: Report) -> Report:
+            fits(sound)
+            trained = with_loss(sound.problem, stages, loss_fn)
+            kind.check(sound, trained, alone=peers is None)
+            request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))
+            report = replace(report, request=request)
+            replicated = {stage for members in replicas_of(sound.problem) for stage in members}
+            if pipelines is None and not replicated:
+                return report
+            from schedc.runtime.replicas.shared_weights import weights_digest
+
+            digests = {one: weights_digest(trained[one]) for one in trained if pipelines is not None or one in replicated}
+            return replace(report, weights=digests)
+
         joint = "none that agrees" if observe is None or not observe.joint else type(observe).__name__
-        options = {"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint}
-        layers = next((getattr(module, "layers_of_model", ()) for module in stages.values()), ())  # of build_stages' alone
-        report = Report(rank=groups.rank, wrapped=wrap is not None, options=options, layers=layers)
-        if replicas is not None:
-            report = replace(report, pipelines=replicas.pipelines, agrees=replicas.agrees)
-        elif pipelines is not None:
-            report = replace(report, pipelines=pipelines.size)
-        checked, wired = _agree(plan, stages, loss_fn, fits, groups, pipelines, lockstep, channels, queues, report, kind)
+        report = Report(
+            rank=groups.rank,
+            wrapped=wrap is not None,
+            options={"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint},
+            layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
+            pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
+            agrees=replicas is None or replicas.agrees,
+        )
+        checked, reports = agree(plan, report, accept, groups)
+        wired = _channels_of(checked, reports, groups.rank, stage_device(stages))
+        trained = with_loss(checked.problem, stages, loss_fn)
         if grad_dtype is not None:
             from schedc.runtime.replicas.gradients import set_gradient_type
 
-            set_gradient_type(with_loss(checked.problem, stages, loss_fn).values(), grad_dtype)
+            set_gradient_type(trained.values(), grad_dtype)
         hooks = ReplicaHooks() if replicas is None else replicas
-        if pipelines is not None or replicas_of(checked.problem):
-            from schedc.runtime.session.peers import hooks_of
+        if pipelines is not None:
+            from schedc.runtime.replicas.collectives import ReplicaCollectives
 
-            hooks = hooks_of(checked, with_loss(checked.problem, stages, loss_fn), groups, pipelines)
+            hooks = ReplicaCollectives(checked, groups.rank, trained, pipelines)
+        elif replicas_of(checked.problem):
+            from schedc.runtime.replicas.shared_weights import ReplicaSums
+
+            hooks = ReplicaSums(checked.problem, trained, groups)
         pipe = kind(
             checked,
             stages,
@@ -146,7 +167,7 @@ def load(
             check_loss=check_loss,
             recompute=recompute,
             hooks=hooks,
-            lockstep=lockstep,
+            swap_group=peers,
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
@@ -161,95 +182,26 @@ def load(
         if any(groups.exchange(bool(ties))):  # of build_stages' alone
             from schedc.runtime.replicas.ties import tied, weights_named
 
-            pipe.hooks = tied(pipe.hooks, checked, stages, groups, weights_named(ties))
+            pipe.ties = tied(pipe.ties, pipe.hooks, checked, stages, groups, weights_named(ties))
     except BaseException:
         pipe.close()
         raise
     return pipe
 
 
-def _agree(
-    plan: Path | str | Plan,
-    stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-    fits: Callable[[Plan], None],
-    groups: Groups,
-    pipelines: Pipelines | None,
-    lockstep: Lockstep | None,
-    channels: Channels,
-    queues: int,
-    report: Report,
-    kind: type[Pipe],
-) -> tuple[Plan, ChannelsOf]:
-    """The plan, once every rank of every pipeline accepts it and all have the same; and what connects this rank's wires.
+def _channels_of(plan: Plan, reports: Sequence[Report], rank: int, device: torch.device) -> ChannelsOf:
+    """What connects this rank's wires, from what all ranks request.
 
-    `report` has what this rank was given besides.
+    Raises:
+        SchedcError: as `check_requests`.
     """
-    checked: Plan | None = None
-    refusal: SchedcError | None = None
-    try:  # rank 0 verifies the plan for all: those that have the same need not do it again
-        checked = read(plan, verify=groups.rank == 0)
-        offer = Offer(refusal=None, digest=plan_digest(checked))
-    except SchedcError as error:
-        refusal, offer = error, Offer(refusal=str(error), digest="")
-    reason = disagreement(groups.exchange(offer), groups.size)
-    if reason is not None and refusal is None:
-        refusal = CheckFailed(reason)
-    report = replace(report, offer=offer)
-    device = torch.device("cpu")
-    if checked is not None and refusal is None:
-        try:
-            fits(checked)
-            trained = with_loss(checked.problem, stages, loss_fn)
-            kind.check(checked, trained, alone=lockstep is None)
-            device = stage_device(stages)
-            request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(device))
-            report = replace(report, request=request)
-            if pipelines is not None or replicas_of(checked.problem):
-                from schedc.runtime.session.peers import weights_of_replicas
-
-                report = replace(report, weights=weights_of_replicas(checked, trained, across=pipelines is not None))
-        except SchedcError as error:
-            refusal = error
-    if refusal is not None:
-        report = replace(report, offer=Offer(refusal=str(refusal), digest=""))
-    for others in groups.beside:
-        from schedc.runtime.session.peers import apart
-
-        reason = apart(others.exchange(report), replicas=others is pipelines)
-        if reason is not None and refusal is None:
-            refusal = CheckFailed(reason)
-            report = replace(report, offer=Offer(refusal=reason, digest=""))
-    reports = groups.exchange(report)
-    if refusal is not None:
-        raise refusal
-    reason = disagreement([other.offer for other in reports], groups.size)
-    if reason is not None:
-        raise CheckFailed(reason)
-    assert checked is not None
-    if replicas_of(checked.problem):
-        from schedc.runtime.replicas.shared_weights import check_equal
-
-        everywhere = {stage: digest for other in reports for stage, digest in other.weights.items()}
-        check_equal(replicas_of(checked.problem), everywhere)
     requests = [other.request for other in reports if other.request is not None]
-    ways = [(other.wrapped, other.pipelines, other.options) for other in reports]
-    if any(way != ways[0] for way in ways):
-        from schedc.runtime.session.disagreeing import unlike_ranks
-
-        raise InvalidInput(unlike_ranks(ways))
-    if len({other.layers for other in reports}) > 1:
-        from schedc.runtime.session.disagreeing import unlike_layers
-
-        reason = unlike_layers(checked.problem, [other.layers for other in reports])
-        if reason is not None:
-            raise InvalidInput(reason)
-    pairs = [(wire.source, wire.destination) for wire in wires_of(checked)]
+    pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
     check_requests(requests, pairs)
-    connected = connection(requests, groups.rank, device)
-    over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if groups.rank in pair)
+    connected = connection(requests, rank, device)
+    over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if rank in pair)
     if over_nccl:
         from schedc.runtime.transports.gpus import warn_of_settings
 
         warn_of_settings(over_nccl, stacklevel=4)
-    return checked, connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]
+    return connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.shards import Shard
-    from schedc.runtime.session.lockstep import Lockstep
+    from schedc.runtime.replicas.ties import TiedSums
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
+    from schedc.runtime.session.swap_group import SwapGroup
     from schedc.runtime.stage.batches import Batch, Microbatches
     from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
@@ -64,7 +65,7 @@ class Pipe:
         check_loss: bool,
         hooks: ReplicaHooks,
         recompute: bool | Collection[int],
-        lockstep: Lockstep | None,
+        swap_group: SwapGroup | None,
         channels: ChannelsOf,
         wrap: Wrap | None,
     ) -> None:
@@ -75,6 +76,8 @@ class Pipe:
         self.groups = groups
         self.stages = stages
         self.hooks = hooks
+        self.ties: list[TiedSums] = []
+        """What ties weights of several ranks, after what the hooks do."""
         self._loss_fn = loss_fn
         self._timeout_s = timeout_s
         self._given_observer = self._observer = observe
@@ -91,14 +94,14 @@ class Pipe:
         self._wiring = self._runner.wiring
         self.retries = self._wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
-        all_see = None if lockstep is None else lockstep.all_see
+        all_see = None if swap_group is None else swap_group.all_see
         self._beginning = Beginning(groups, all_see, timeout_s * self._wiring.patience)
         self._start: StepStart | None = None
         self._training: Training
         self._use(plan)
-        self.lockstep = lockstep
+        self.swap_group = swap_group
         self._mover: PlanSwapper | None = None
-        if lockstep is not None:
+        if swap_group is not None:
             self._make_mover()  # with the peers
         self._losses = torch.zeros(0, dtype=torch.float64, device="cpu")
         self._steps = 0
@@ -186,7 +189,7 @@ class Pipe:
 
             given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
             batch = self._beginning.agree(given, self.hooks, self._runner.executor)
-            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.lockstep
+            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.swap_group
             again = self._until_it_counts if self.retries else None
             losses_for = partial(self._losses_for, 0, self._shares(given))
             total, self._losses = Evaluation(self._plan, losses_for, *parts).run(batch, outputs, again)
@@ -274,8 +277,8 @@ class Pipe:
         self._wiring.close()
         self._training.close()
         self.hooks.close()
-        if self.lockstep is not None:
-            self.lockstep.close()
+        if self.swap_group is not None:
+            self.swap_group.close()
         self.groups.close()
 
     def __enter__(self) -> Pipe:
@@ -330,9 +333,9 @@ class Pipe:
         return weigh(*how, self.groups.rank, self._plan.problem.microbatches, self.hooks)
 
     def _step(self, batch: Microbatches, shares: Shares | None) -> torch.Tensor:
-        if self.lockstep is not None:
-            self.lockstep.way = self._way(shares)
-        word = self._all_have_offered if self.lockstep is None else self._all_have_offered()
+        if self.swap_group is not None:
+            self.swap_group.way = self._way(shares)
+        word = self._all_have_offered if self.swap_group is None else self._all_have_offered()
         attempt = partial(self._attempt, batch, word, shares)
         loss = self._until_it_counts(attempt, batch) if self.retries else attempt()[0]
         self._beginning.ran(batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
@@ -360,15 +363,19 @@ class Pipe:
             self._observer.begin_step(self._steps, perf_counter_ns())
         losses = self._losses_for(word, shares)
         self._training.begin(batch, losses, None if shares is None else shares.gradients)
+        for tie in self.ties:
+            tie.begin_step()
         self.hooks.begin_step()
         self._runner.executor.run()
         self._training.finish()
         here = self._wiring.finish()
         self._losses = losses.gather()
         self.hooks.way = losses.way()
-        everywhere = here if self.lockstep is None or not self.retries else self.lockstep.all_see(here)
+        everywhere = here if self.swap_group is None or not self.retries else self.swap_group.all_see(here)
         self.hooks.step_counts = everywhere
         loss = self.hooks.end_step(losses.mean())
+        for tie in self.ties:
+            tie.end_step()
         self._offered = bool(losses.word(self._looking))
         return loss, here, self.hooks.step_counts
 
@@ -379,7 +386,7 @@ class Pipe:
     def _make_mover(self) -> PlanSwapper:
         from schedc.runtime.session.swap import PlanSwapper
 
-        self._mover = PlanSwapper(self.groups, self.lockstep, self._fits, self.hooks)
+        self._mover = PlanSwapper(self.groups, self.swap_group, self._fits, self.hooks)
         return self._mover
 
     def _use(self, plan: Plan) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.session.acceptance import read
+from schedc.runtime.session.agreement import Offer, disagreement, plan_digest
 from schedc.runtime.session.handshake import Handshake
-from schedc.runtime.session.offers import Offer, disagreement, plan_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.wiring import Wiring
-    from schedc.runtime.session.lockstep import Lockstep
+    from schedc.runtime.session.swap_group import SwapGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +59,20 @@ class _Pending(NamedTuple):
 class PlanSwapper:
     """What moves one rank's pipe to other plans, one after the other."""
 
-    def __init__(self, groups: Groups, lockstep: Lockstep | None, fits: Callable[[Plan], None], hooks: ReplicaHooks) -> None:
+    def __init__(self, groups: Groups, swap_group: SwapGroup | None, fits: Callable[[Plan], None], hooks: ReplicaHooks) -> None:
         """Take the ranks.
 
         Args:
             groups: of this pipeline.
-            lockstep: its peers in pipelines that move with it; all of them make their movers together.
+            swap_group: its peers in pipelines that move with it; all of them make their movers together.
             fits: checks a plan for this rank, as `load` has checked the first.
             hooks: which may not go from every plan to every other.
         """
         self._fits = fits
         self._hooks = hooks
         self._size = groups.size
-        self._lockstep = lockstep
-        self._handshake = Handshake(groups.store, groups.rank, groups.size) if lockstep is None else lockstep.handshake(groups)
+        self._swap_group = swap_group
+        self._handshake = Handshake(groups.store, groups.rank, groups.size) if swap_group is None else swap_group.handshake(groups)
         self._pending: _Pending | None = None
 
     @property
@@ -99,10 +99,10 @@ class PlanSwapper:
             self._fits(found)
             self._hooks.check_swap(running, found)
             check_same_stages(running, found)
-            offer = Offer(refusal=None, digest=digest)
+            offer = Offer(None, digest)
             plan = found
         except SchedcError as error:
-            offer = Offer(refusal=str(error), digest="")
+            offer = Offer(str(error))
         pending = self._pending = _Pending(Swap(), plan)
         self._handshake.offer(offer)  # from here on the step's thread may settle it, where another one offers
         return pending.swap
@@ -114,7 +114,7 @@ class PlanSwapper:
             TransferFailed: the store or a peer is lost.
         """
         seen = self._pending is not None and self._handshake.complete()
-        return seen if self._lockstep is None else self._lockstep.all_see(seen)
+        return seen if self._swap_group is None else self._swap_group.all_see(seen)
 
     def settle(self, step: int, running: Plan, wiring: Wiring, use: Callable[[Plan], None]) -> str | None:
         """Once all ranks have offered, between two steps: move to the plan that they have offered.

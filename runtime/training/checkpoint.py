@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
+from schedc.errors import CheckFailed, InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,12 +92,12 @@ def save_checkpoint(
         return state
 
     pipe.gather()
-    state = _together(pipe, checked)
-    if pipe.lockstep is not None:
+    state = pipe.groups.all_or_none(checked)
+    if pipe.swap_group is not None:
         buffers = {name for name, _ in (layers_of(pipe) if model is None else model).named_buffers()}
         weights = {name: value for name, value in state["model"].items() if name not in buffers}
-        given = pipe.lockstep.exchange(_fingerprints(weights))
-        _together(pipe, lambda: _check_alike(path, given))
+        given = pipe.swap_group.exchange(_fingerprints(weights))
+        pipe.groups.all_or_none(lambda: _check_alike(path, given))
     save(state, checkpoint_id=str(path))
 
 
@@ -127,13 +127,13 @@ def load_checkpoint(
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
         return _state(pipe, optimizer, layers), _saved(Path(path)), layers
 
-    state, saved, layers = _together(pipe, checked)
-    begins = _together(pipe, lambda: _take_new(path, state, saved))
+    state, saved, layers = pipe.groups.all_or_none(checked)
+    begins = pipe.groups.all_or_none(lambda: _take_new(path, state, saved))
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
-    _together(pipe, lambda: _check_names(path, own, saved))
+    pipe.groups.all_or_none(lambda: _check_names(path, own, saved))
     everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
-    if pipe.lockstep is not None:
-        everywhere = {name for names in pipe.lockstep.exchange(everywhere) for name in names}
+    if pipe.swap_group is not None:
+        everywhere = {name for names in pipe.swap_group.exchange(everywhere) for name in names}
     more = sorted(name for name in saved if name.startswith("model.") and name not in everywhere)
     if more:
         raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")
@@ -280,24 +280,3 @@ def _check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) -
         kind = getattr(getattr(saved[name], "properties", None), "dtype", None)
         if isinstance(value, torch.Tensor) and kind is not None and torch.promote_types(kind, value.dtype) != value.dtype:
             raise InvalidInput(f"{path}: {name}: found {kind}, expected {value.dtype}, or what it holds without rounding")
-
-
-def _together(pipe: Pipe, work: Any) -> Any:
-    """What this rank makes, if all ranks can make theirs.
-
-    Raises:
-        SchedcError: this rank's refusal; or another's.
-    """
-    refusal: SchedcError | None = None
-    made: Any = None
-    try:
-        made = work()
-    except SchedcError as error:
-        refusal = error
-    reasons = pipe.groups.exchange(None if refusal is None else str(refusal))
-    if refusal is not None:
-        raise refusal
-    for rank, reason in enumerate(reasons):
-        if reason is not None:
-            raise CheckFailed(f"rank {rank} has refused: {reason}")
-    return made

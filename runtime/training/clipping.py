@@ -53,11 +53,11 @@ def clip_grad_norm_(
     if not p > 0:
         raise InvalidInput(f"norm_type: found {norm_type}, expected a number above 0")
     own = owned(pipe)
-    apart = own.of(local) if pipe.lockstep is not None else set()
+    apart = own.of(local) if pipe.swap_group is not None else set()
     total = _over_ranks(pipe, [weight for weight in own.counted if weight not in apart], p, sharded=own.sharded)
-    if pipe.lockstep is not None:
+    if pipe.swap_group is not None:
         others = _over_ranks(pipe, [weight for weight in own.counted if weight in apart], p, sharded=own.sharded)
-        total = _over_peers(pipe.lockstep.exchange((total, others)), p)
+        total = _over_peers(pipe.swap_group.exchange((total, others)), p)
     total = total if math.isinf(p) else total ** (1 / p)
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteLoss(f"the norm of the gradients of all ranks is {total}; zero them before going on")

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
+from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.ties import TiedSums
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def owned(pipe: Pipe) -> Owned:
     else:
         return Owned([*shards], [*shards], shards)
     elsewhere = _in_replicas(pipe)
-    if isinstance(pipe.hooks, TiedSums):
-        elsewhere.update(pipe.hooks.counted_elsewhere)
+    elsewhere.update(weight for tie in pipe.ties for weight in tie.counted_elsewhere)
     return Owned(weights, [weight for weight in weights if weight not in elsewhere])
 
 
@@ -84,11 +82,7 @@ def over_ranks(pipe: Pipe, value: float, doing: str, *, sharded: bool, largest: 
     total = torch.tensor(value, dtype=torch.float64, device="cpu")
     kind: Any = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     groups = pipe.groups
-    what = f"rank {groups.rank} {doing} with the others"
-    try:
+    late = f"no answer in {groups.timeout_s:g} s; all ranks call it together"
+    with with_others(f"rank {groups.rank} {doing} with the others", "one of them has ended or failed", late):
         finish(groups.all.allreduce([total], kind), groups.timeout_s)
-    except ConnectionLost as error:
-        raise TransferFailed(f"{what}: the connection is lost; one of them has ended or failed") from error
-    except NoAnswer as error:
-        raise TransferFailed(f"{what}: no answer in {groups.timeout_s:g} s; all ranks call it together") from error
     return (pipe.hooks.total(total, largest=largest) if sharded else total).item()

@@ -49,8 +49,8 @@ class GradScaler(torch.amp.GradScaler):
                 state["found_inf_per_device"][torch.device("cpu")] = torch.zeros(1, device="cpu")
             worst = max(tensor.item() for tensor in state["found_inf_per_device"].values())
         worst = over_ranks(self._pipe, worst, "looks for gradients that are not finite", sharded=True, largest=True)
-        if self._pipe.lockstep is not None:  # others have other slices, or other experts, of the same model
-            worst = max(self._pipe.lockstep.exchange(worst))
+        if self._pipe.swap_group is not None:  # others have other slices, or other experts, of the same model
+            worst = max(self._pipe.swap_group.exchange(worst))
         if worst in REFUSED:
             raise Unsupported(
                 f"a GradScaler does not unscale gradients that are {REFUSED[worst]}, which a rank has; train without it"

@@ -22,13 +22,13 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFail
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.agreement import Agreement
 from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import GlooTransport, connect_gloo
+from schedc.runtime.transports.words import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,7 +177,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     groups = Groups(600.0)
     ends = connect(way, groups)
     sender, receiver = Sender(wire, ends, BoundaryMeta(), 600.0), Receiver(wire, ends, BoundaryMeta(), 600.0)
-    agreement = Agreement(groups.all, rank, [1 - rank])
+    completion = Completion(groups.all, rank, [1 - rank])
     large = torch.ones(1 << 25)
 
     def transfer(at: int) -> None:
@@ -192,7 +192,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
         time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    agreement.begin()
+    completion.begin()
     if rank == 1:
         receiver.begin()
     transfer(0)
@@ -202,7 +202,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     said = "nothing"
     try:
         transfer(1)
-        agreement.hear(600.0)
+        completion.hear(600.0)
     except TransferFailed as error:
         said = str(error)
     ends.close()

@@ -1,4 +1,4 @@
-"""What the rank processes of the lockstep tests run: two pipelines whose stages meet in each F, and move to other plans."""
+"""What the rank processes of the tests of swap groups run: two pipelines whose stages meet in each F, and move to other plans."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
+from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.session.handshake import Handshake
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-class Lockstep(Groups):
+class SwapGroup(Groups):
     """Connections to this process's peers: the processes of the same rank in the other pipelines, in the order of the pipelines."""
 
     def __init__(self, timeout_s: float, group: dist.ProcessGroup) -> None:
@@ -50,7 +50,7 @@ class Lockstep(Groups):
             TransferFailed: a peer is lost.
         """
         first = self.exchange(pipeline.key)[0]  # the same for all ranks of the first pipeline, and so for all
-        store = PrefixStore(f"{first}/lockstep", _get_default_store())
+        store = PrefixStore(f"{first}/swap_group", _get_default_store())
         return Handshake(store, self.rank * pipeline.size + pipeline.rank, self.size * pipeline.size)
 
     def all_see(self, seen: bool) -> bool:
@@ -64,13 +64,9 @@ class Lockstep(Groups):
         found = torch.zeros(self.size, own.numel(), dtype=torch.float64, device="cpu")
         doing = f"pipeline {self.rank} asks the others of its swap_group about the step"
         patience_s = 2 * self.timeout_s  # a peer may have to find out first that a channel has failed
-        try:
+        late = f"no answer in {patience_s:g} s; one is stuck or slower than the timeout_s given to load"
+        with with_others(doing, "one of them has ended, and its own message says why", late):
             finish(self.all._allgather_base(found, own), patience_s)
-        except ConnectionLost as error:
-            raise TransferFailed(f"{doing}: the connection is lost; one of them has ended, and its own message says why") from error
-        except NoAnswer as error:
-            late = f"no answer in {patience_s:g} s; one is stuck or slower than the timeout_s given to load"
-            raise TransferFailed(f"{doing}: {late}") from error
         if (found[:, 1:] != own[:, 1:]).any():
             check_same_way(found[:, 1:].tolist(), "pipelines of a swap_group")
         return bool(found[:, 0].all())
