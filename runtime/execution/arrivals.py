@@ -12,15 +12,15 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import torch
+
 from schedc.errors import Unsupported
-from schedc.runtime.common.failure import NoAnswer
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import TAGS
+from schedc.runtime.transports.base import Pending
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
-    import torch
-
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
@@ -66,27 +66,16 @@ def _key(wire: Wire) -> tuple[int, int, str]:
     return wire.source, wire.destination, wire.name
 
 
-class _Incoming:
+class _Incoming(Pending[torch.Tensor]):
     """A tensor that a thread waits for."""
 
-    __slots__ = ("_arrivals", "come", "error", "inner", "value")
-
     def __init__(self, inner: Incoming, arrivals: Arrivals) -> None:
+        super().__init__()
         self.inner = inner
         self._arrivals = arrivals
-        self.come = False
-        self.value: torch.Tensor | None = None
-        self.error: Exception | None = None
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        with self._arrivals.changed:
-            if not self._arrivals.changed.wait_for(lambda: self.come, 0 if self._arrivals.expired else timeout_s):
-                raise NoAnswer(f"nothing came in {timeout_s:g} s")
-        if self.error is not None:
-            raise self.error
-        assert self.value is not None
-        value, self.value = self.value, None
-        return value
+        return self.result(0 if self._arrivals.expired else timeout_s)
 
 
 class _Watched:
@@ -114,10 +103,9 @@ class _Watched:
 
     def _watch(self, incoming: _Incoming, at: int) -> None:
         try:
-            incoming.value = incoming.inner.wait(FOREVER_S)
+            incoming.finish(incoming.inner.wait(FOREVER_S))
         except Exception as error:  # for who takes it
-            incoming.error = error
+            incoming.finish(error=error)
         with self._arrivals.changed:
-            incoming.come = True
             self.pending[at] -= 1
             self._arrivals.changed.notify_all()

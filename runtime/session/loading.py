@@ -14,7 +14,7 @@ from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import Report, agree
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.transports.choice import check_requests, connection
+from schedc.runtime.transports.choice import check_requests, connection, warn_of_settings
 from schedc.runtime.transports.requests import QUEUES, TransportRequest, hardware_of, stage_device
 
 if TYPE_CHECKING:
@@ -201,7 +201,5 @@ def _channels_of(plan: Plan, reports: Sequence[Report], rank: int, device: torch
     connected = connection(requests, rank, device)
     over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if rank in pair)
     if over_nccl:
-        from schedc.runtime.transports.gpus import warn_of_settings
-
         warn_of_settings(over_nccl, stacklevel=4)
     return connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]

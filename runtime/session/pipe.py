@@ -16,7 +16,7 @@ from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.runner import PipelineRunner
-from schedc.runtime.stage.losses import Losses
+from schedc.runtime.stage.losses import Losses, non_finite
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.requests import stage_device
@@ -156,8 +156,6 @@ class Pipe:
         if refused is not None:
             warnings.warn(f"step {self._steps} goes on with plan {self._plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
         if self._check_loss and not math.isfinite(total.item()):
-            from schedc.runtime.stage.non_finite import non_finite
-
             raise non_finite(self._losses, total, ending, self._steps - 1)
         return total
 

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.same_way import check_same_way
-from schedc.runtime.session.handshake import Handshake
+from schedc.runtime.session.swap import Handshake
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:

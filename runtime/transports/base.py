@@ -6,7 +6,10 @@ order; a tag comes again in every step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+import threading
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from schedc.runtime.common.failure import NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,12 +20,14 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
+T = TypeVar("T")
+
 
 class Outgoing(Protocol):
     """A tensor on its way out. Its memory must stay as it is until `wait` has returned."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when the tensor's memory may be used again, by what the caller computes next.
+    def wait(self, timeout_s: float) -> object:
+        """Return when the tensor's memory may be used again, by what the caller computes next. What it gives says nothing.
 
         Raises:
             ConnectionLost: the peer is gone.
@@ -58,6 +63,40 @@ class Transport(Protocol):
         Raises:
             ConnectionLost: the peer is gone.
         """
+
+
+class Pending(Generic[T]):
+    """What a helper thread waits for in place of who asked."""
+
+    def __init__(self) -> None:
+        """It has not ended yet."""
+        self._done = threading.Event()
+        self._found: list[T] = []
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._done.is_set()
+
+    def finish(self, *found: T, error: Exception | None = None) -> None:
+        """It has ended: what came, if anything, or why nothing does."""
+        self._found = [*found]
+        self.error = error
+        self._done.set()
+
+    def result(self, timeout_s: float) -> T:
+        """What came, which is not held any longer.
+
+        Raises:
+            NoAnswer: it has not ended in time.
+            Exception: what was found instead.
+        """
+        if not self._done.wait(timeout_s):
+            raise NoAnswer(f"nothing came in {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+        return self._found.pop()
 
 
 def _nothing(*_: object) -> None:

@@ -20,17 +20,17 @@ import math
 import queue
 import threading
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.transports.base import Ends
+from schedc.runtime.transports.base import Ends, Pending
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.requests import QUEUES
-from schedc.runtime.transports.staging import DeviceStaging, HostStaging, nbytes_of
+from schedc.runtime.transports.staging import DeviceStaging, HostStaging, Landed, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Incoming, Outgoing, Transport
-    from schedc.runtime.transports.staging import Landed, Parcel, Staging
+    from schedc.runtime.transports.staging import Parcel
 
 TAG, TENSOR, READ = 0, 1, 2
 """gloo's tags of what goes through a queue; the last one of what comes back."""
@@ -75,9 +75,8 @@ def connect_delegate(wire: Wire, groups: Groups, *, device: torch.device | None 
     control = groups.make((wire.source, wire.destination))
     lanes = [groups.make((wire.source, wire.destination)) for _ in range(queues)]
     on_gpu = device is not None and device.type == "cuda"
-    staging: Staging = DeviceStaging(CudaSide(device)) if on_gpu and device is not None else HostStaging()
+    staging = DeviceStaging(CudaSide(device)) if on_gpu and device is not None else HostStaging()
     sends = groups.rank == wire.source
-    end: DelegateSender | DelegateReceiver
     end = DelegateSender(lanes, staging, wire.name) if sends else DelegateReceiver(lanes, staging, wire.receiver_name)
 
     def close() -> None:
@@ -96,27 +95,59 @@ def found_elsewhere(error: Exception) -> Exception:
     return lost
 
 
-class _Outgoing:
+class _End:
+    """One end of a wire: a thread for each queue."""
+
+    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
+        """Start the threads.
+
+        Args:
+            lanes: a group of this rank and its peer for each queue.
+            staging: where the tensors are, or go.
+            name: of the wire.
+        """
+        self.staging = staging
+        self._lanes = lanes
+        self._names: Counter[int] = Counter()
+        self._error: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"schedc {name}", daemon=True) for number in range(len(lanes))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads; what has not been sent or taken is lost."""
+        self._end_threads(self._error or ConnectionLost("this end of the wire is closed"))
+        for lane in self._lanes:
+            hang_up(lane)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _serve(self, number: int) -> None:
+        """Do what a queue's thread does."""
+        raise NotImplementedError
+
+    def _end_threads(self, error: Exception) -> None:
+        """Let all threads end."""
+        raise NotImplementedError
+
+
+class _Outgoing(Pending[None]):
     """A tensor in a queue."""
 
-    __slots__ = ("_done", "error", "name", "parcel")
-
     def __init__(self, parcel: Parcel, name: Name) -> None:
+        super().__init__()
         self.parcel: Parcel | None = parcel
         self.name = name
-        self.error: Exception | None = None
-        self._done = threading.Event()
 
-    def finish(self, error: Exception | None = None) -> None:
+    def read(self, error: Exception | None = None) -> None:
+        """The peer has it, or it is lost."""
         self.parcel = None
-        self.error = error
-        self._done.set()
+        self.finish(None, error=None if error is None else found_elsewhere(error))
 
     def wait(self, timeout_s: float) -> None:
-        if not self._done.wait(timeout_s):
-            raise NoAnswer(f"not taken in {timeout_s:g} s")
-        if self.error is not None:
-            raise found_elsewhere(self.error)
+        self.result(timeout_s)
 
 
 class _UnderWay(NamedTuple):
@@ -129,52 +160,33 @@ class _UnderWay(NamedTuple):
     """What gloo sends, kept until it has gone."""
 
 
-class DelegateSender:
-    """The sending end: a thread for each queue."""
+class DelegateSender(_End):
+    """The sending end: each thread sends what its queue gets."""
 
-    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: Staging, name: str) -> None:
-        """Start the threads.
-
-        Args:
-            lanes: a group of this rank and its peer for each queue.
-            staging: where the tensors are.
-            name: of the wire.
-        """
-        self._lanes = lanes
-        self._staging = staging
-        self._names: Counter[int] = Counter()
+    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
+        """As `_End`."""
         self._sent = 0
-        self._error: Exception | None = None
         self._queues: list[queue.SimpleQueue[_Outgoing | None]] = [queue.SimpleQueue() for _ in lanes]
-        self._threads = [
-            threading.Thread(target=self._serve, args=pair, name=f"schedc {name}", daemon=True)
-            for pair in zip(lanes, self._queues, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(lanes, staging, name)
 
     def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
         """As `Transport.send`."""
         if self._error is not None:
             raise found_elsewhere(self._error)
-        outgoing = _Outgoing(self._staging.leave(tensor), (tag, self._names[tag]))
+        outgoing = _Outgoing(self.staging.leave(tensor), (tag, self._names[tag]))
         self._names[tag] += 1
         self._queues[self._sent % len(self._queues)].put(outgoing)
         self._sent += 1
         return outgoing
 
-    def close(self) -> None:
-        """End the threads; what has not been sent is lost."""
-        self._error = self._error or ConnectionLost("this end of the wire is closed")
-        for lane, waiting in zip(self._lanes, self._queues, strict=True):
+    def _end_threads(self, error: Exception) -> None:
+        self._error = error
+        for waiting in self._queues:
             waiting.put(None)
-            hang_up(lane)
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
 
-    def _serve(self, lane: dist.ProcessGroup, waiting: queue.SimpleQueue[_Outgoing | None]) -> None:
+    def _serve(self, number: int) -> None:
         """Send what one queue gets, until it is closed. gloo has the next tensor before the peer has read the one before it."""
-        line, before = GlooTransport(lane), list[_UnderWay]()
+        line, waiting, before = GlooTransport(self._lanes[number]), self._queues[number], list[_UnderWay]()
         while (outgoing := waiting.get()) is not None:
             now = self._start(outgoing, line)
             self._finish(before)
@@ -191,7 +203,7 @@ class DelegateSender:
                 return [self._pass_on(outgoing, line)]
             except RuntimeError as error:
                 self._error = error
-        outgoing.finish(self._error)
+        outgoing.read(self._error)
         return []
 
     def _finish(self, under_way: list[_UnderWay]) -> None:
@@ -201,9 +213,9 @@ class DelegateSender:
                 one.read.wait(FOREVER_S)
             except RuntimeError as error:
                 self._error = self._error or error
-                one.outgoing.finish(self._error)
+                one.outgoing.read(self._error)
             else:
-                one.outgoing.finish()
+                one.outgoing.read()
 
     def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> _UnderWay:
         parcel = outgoing.parcel
@@ -217,49 +229,25 @@ class DelegateSender:
         return _UnderWay(outgoing, read, sent)
 
 
-class _Incoming:
+class _Incoming(Pending[Landed]):
     """A tensor asked for."""
 
-    __slots__ = ("_come", "_owner", "error", "kind", "landed")
-
     def __init__(self, owner: DelegateReceiver, kind: TensorMeta) -> None:
+        super().__init__()
         self._owner = owner
-        self._come = threading.Event()
         self.kind = kind
-        self.landed: Landed | None = None
-        self.error: Exception | None = None
-
-    def finish(self, landed: Landed | None, error: Exception | None = None) -> None:
-        self.landed = landed
-        self.error = error
-        self._come.set()
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        if not self._come.is_set():
-            with self._owner.hurry():
-                if not self._come.wait(timeout_s):
-                    raise NoAnswer(f"nothing came in {timeout_s:g} s")
-        if self.error is not None:
-            raise self.error
-        assert self.landed is not None
-        landed, self.landed = self.landed, None
+        with nullcontext() if self.done else self._owner.hurry():
+            landed = self.result(timeout_s)
         return self._owner.staging.hand_over(landed)
 
 
-class DelegateReceiver:
-    """The receiving end: a thread for each queue, which reads one message more than was asked for."""
+class DelegateReceiver(_End):
+    """The receiving end: each thread reads one message of its queue more than was asked for."""
 
-    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: Staging, name: str) -> None:
-        """Start the threads.
-
-        Args:
-            lanes: a group of this rank and its peer for each queue.
-            staging: where the tensors go.
-            name: of the wire.
-        """
-        self.staging = staging
-        self._lanes = lanes
-        self._names: Counter[int] = Counter()
+    def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
+        """As `_End`."""
         self._expected: dict[Name, _Incoming] = {}
         self._arrived: dict[Name, torch.Tensor] = {}
         self._changed = threading.Condition()
@@ -270,12 +258,7 @@ class DelegateReceiver:
         self._said: list[object] = [None] * len(lanes)
         """By queue, what gloo sends back: kept until the next tensor has come, which the peer sends after it has this."""
         self._ended = 0
-        self._error: Exception | None = None
-        self._threads = [
-            threading.Thread(target=self._serve, args=(number,), name=f"schedc {name}", daemon=True) for number in range(len(lanes))
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(lanes, staging, name)
 
     def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
         """As `Transport.receive`."""
@@ -307,15 +290,10 @@ class DelegateReceiver:
             with self._changed:
                 self._waiting -= 1
 
-    def close(self) -> None:
-        """End the threads; what has not been taken is lost."""
+    def _end_threads(self, error: Exception) -> None:
         with self._changed:
-            self._error = self._error or ConnectionLost("this end of the wire is closed")
+            self._error = self._error or error
             self._changed.notify_all()
-        for lane in self._lanes:
-            hang_up(lane)
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
 
     def _serve(self, number: int) -> None:
         """Read one queue, until it or another is closed."""
@@ -367,7 +345,7 @@ class DelegateReceiver:
                 raise CheckFailed(f"the peer sent {arrived.numel()} bytes, expected {nbytes_of(kind)}, those of {kind}")
             incoming.finish(self.staging.land(arrived, kind))
         except Exception as error:  # for who waits, in whatever thread
-            incoming.finish(None, error)
+            incoming.finish(error=error)
 
     def _end(self, error: Exception) -> None:
         """A queue is closed. Nothing more can come once all are: the peer closes them together, but not all data is read then."""
@@ -380,4 +358,4 @@ class DelegateReceiver:
             if lost:
                 self._expected.clear()
         for incoming in lost:
-            incoming.finish(None, found_elsewhere(found))
+            incoming.finish(error=found_elsewhere(found))

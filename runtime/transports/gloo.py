@@ -17,7 +17,7 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
@@ -65,31 +65,20 @@ def hang_up(group: dist.ProcessGroup) -> None:
         )
 
 
-class _Outgoing:
-    """A send, and that of the byte behind it; once the last has gone, so have all. It keeps its tensor alive."""
+class GlooTransfer:
+    """A send or receive, and that of the byte behind it; once the last is through, so are all. It keeps all of it alive."""
 
     __slots__ = ("_tensor", "_works")
 
     def __init__(self, works: Sequence[dist.Work], tensor: torch.Tensor) -> None:
+        """Take what was started, and the tensor."""
         self._works = works
         self._tensor = tensor
 
-    def wait(self, timeout_s: float) -> None:
-        finish(self._works[-1], timeout_s)
-
-
-class _Incoming:
-    """A receive, and that of the byte behind it; once the last has come, so have all."""
-
-    __slots__ = ("_buffer", "_works")
-
-    def __init__(self, works: Sequence[dist.Work], buffer: torch.Tensor) -> None:
-        self._works = works
-        self._buffer = buffer
-
     def wait(self, timeout_s: float) -> torch.Tensor:
+        """As `Outgoing.wait` and `Incoming.wait`."""
         finish(self._works[-1], timeout_s)
-        return self._buffer
+        return self._tensor
 
 
 class GlooTransport:
@@ -101,27 +90,25 @@ class GlooTransport:
         self._peer = 1 - group.rank()
         self._byte, self._heard = torch.zeros(2, 1, dtype=torch.uint8, device="cpu")  # what goes behind, and where it comes
 
-    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
+    def send(self, tensor: torch.Tensor, tag: int) -> GlooTransfer:
         """As `Transport.send`. The group is called directly: `dist.isend` checks its arguments for longer than gloo takes."""
-        try:
-            sent = self._group.send([tensor], self._peer, tag)
-            if tensor.nbytes < LARGE_BYTES:
-                return _Outgoing((sent,), tensor)
-            return _Outgoing((sent, self._group.send([self._byte], self._peer, BEHIND + tag)), tensor)
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
+        return self._start(self._group.send, tensor, self._byte, tag)
 
-    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> GlooTransfer:
         """As `Transport.receive`."""
         return self.receive_into(torch.empty(kind.shape, dtype=kind.dtype, device="cpu"), tag)
 
-    def receive_into(self, buffer: torch.Tensor, tag: int) -> _Incoming:
+    def receive_into(self, buffer: torch.Tensor, tag: int) -> GlooTransfer:
         """As `receive`, into memory that is there."""
+        return self._start(self._group.recv, buffer, self._heard, tag)
+
+    def _start(
+        self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, behind: torch.Tensor, tag: int
+    ) -> GlooTransfer:
         try:
-            coming = self._group.recv([buffer], self._peer, tag)
-            if buffer.nbytes < LARGE_BYTES:
-                return _Incoming((coming,), buffer)
-            behind = self._group.recv([self._heard], self._peer, BEHIND + tag)
-            return _Incoming((coming, behind), buffer)
+            works = [transfer([tensor], self._peer, tag)]
+            if tensor.nbytes >= LARGE_BYTES:
+                works.append(transfer([behind], self._peer, BEHIND + tag))
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
+        return GlooTransfer(works, tensor)

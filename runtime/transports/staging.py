@@ -8,7 +8,7 @@ so never holds more than were in use at once (each rounded up to a power of two)
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -45,43 +45,30 @@ class Landed(NamedTuple):
     """When it is all there; None: now."""
 
 
-class Staging(Protocol):
-    """One end of one wire; its threads may call it as well."""
+class HostStaging:
+    """For stages on the CPU: bytes are sent from the tensors' memory, and received into that of new ones.
+
+    One end of one wire; its threads may call it as well.
+    """
 
     def leave(self, tensor: torch.Tensor) -> Parcel:
         """Begin to bring a tensor's bytes to the host, behind the compute so far."""
-
-    def landing(self, nbytes: int) -> torch.Tensor:
-        """Host memory for bytes to come."""
-
-    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
-        """Begin to bring bytes that have come to the device."""
-
-    def hand_over(self, landed: Landed) -> torch.Tensor:
-        """The tensor, for what is computed from now on."""
-
-
-class HostStaging:
-    """For stages on the CPU: bytes are sent from the tensors' memory, and received into that of new ones."""
-
-    def leave(self, tensor: torch.Tensor) -> Parcel:
-        """As `Staging.leave`."""
         return Parcel(as_bytes(tensor), None, tensor)
 
     def landing(self, nbytes: int) -> torch.Tensor:
-        """As `Staging.landing`."""
+        """Host memory for bytes to come."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
-        """As `Staging.land`."""
+        """Begin to bring bytes that have come to the device."""
         return Landed(arrived.view(kind.dtype).reshape(kind.shape), None)
 
     def hand_over(self, landed: Landed) -> torch.Tensor:
-        """As `Staging.hand_over`."""
+        """The tensor, for what is computed from now on."""
         return landed.value
 
 
-class DeviceStaging:
+class DeviceStaging(HostStaging):
     """For stages on a GPU: copies on a stream of the wire's own, so that neither waits for the compute but for what it sends."""
 
     def __init__(self, side: Side) -> None:
@@ -89,7 +76,7 @@ class DeviceStaging:
         self._side = side
 
     def leave(self, tensor: torch.Tensor) -> Parcel:
-        """As `Staging.leave`."""
+        """As `HostStaging.leave`."""
         source = as_bytes(tensor)
         buffer = self._side.pinned(source.numel())
         self._side.follow_compute()
@@ -98,18 +85,18 @@ class DeviceStaging:
         return Parcel(buffer, self._side.mark(), source)
 
     def landing(self, nbytes: int) -> torch.Tensor:
-        """As `Staging.landing`."""
+        """As `HostStaging.landing`."""
         return self._side.pinned(nbytes)
 
     def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
-        """As `Staging.land`."""
+        """As `HostStaging.land`."""
         value = self._side.empty(kind)
         with self._side.use():
             as_bytes(value).copy_(arrived, non_blocking=True)
         return Landed(value, self._side.mark())
 
     def hand_over(self, landed: Landed) -> torch.Tensor:
-        """As `Staging.hand_over`."""
+        """As `HostStaging.hand_over`."""
         assert landed.ready is not None
         self._side.precede_compute(landed.ready)
         self._side.lend(landed.value)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.transports.choice import check_requests, connection, ways
-from schedc.runtime.transports.gpus import missing_settings
+from schedc.runtime.transports.choice import check_requests, connection, missing_settings, ways
 from schedc.runtime.transports.requests import Hardware, TransportRequest, hardware_of, stage_device
 
 CPU = Hardware(device="cpu")

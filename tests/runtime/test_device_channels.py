@@ -171,7 +171,7 @@ def test_what_is_sent_may_be_let_go_before_it_is_read(channel: Any, holds: bool,
         monkeypatch.setattr(DeviceStaging, "leave", lambda self, tensor: leave(self, tensor)._replace(source=torch.empty(0)))
     with channel() as pair:
         incoming = pair.ends[1].receive(KIND, 0)
-        side = pair.ends[0]._side if channel is nccl else pair.ends[0]._staging._side
+        side = pair.ends[0]._side if channel is nccl else pair.ends[0].staging._side
         side.stream.put(lambda: pair.held.wait(WAIT_S))
         outgoing = pair.ends[0].send(pair.devices[0].computed(2.0, KIND), 0)
         if not holds and channel is nccl:

@@ -18,7 +18,7 @@ from schedc.runtime.execution.executor import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.base import only
-from schedc.runtime.transports.gloo import GlooTransport, _Incoming, _Outgoing, connect_gloo
+from schedc.runtime.transports.gloo import GlooTransfer, GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def _parts() -> _Parts:
     """Count what is not the executor's: what computes, and what carries."""
     parts = _Parts()
     parts.count(Training, "run", "compute")
-    for owner, name in ((GlooTransport, "send"), (GlooTransport, "receive"), (_Incoming, "wait"), (_Outgoing, "wait")):
+    for owner, name in ((GlooTransport, "send"), (GlooTransport, "receive"), (GlooTransfer, "wait")):
         parts.count(owner, name, "transport")
     return parts
 
