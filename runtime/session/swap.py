@@ -148,7 +148,8 @@ class PlanSwapper:
         self._hooks = hooks
         self._size = groups.size
         self._swap_group = swap_group
-        self._handshake = Handshake(groups.store, groups.rank, groups.size) if swap_group is None else swap_group.handshake(groups)
+        everybody = (groups.store, groups.rank, groups.size) if swap_group is None else swap_group.everybody(groups)
+        self._handshake = Handshake(*everybody)
         self._pending: _Pending | None = None
 
     @property

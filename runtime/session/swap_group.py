@@ -16,13 +16,13 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.same_way import check_same_way
-from schedc.runtime.session.swap import Handshake
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 
 class SwapGroup(Groups):
@@ -43,15 +43,15 @@ class SwapGroup(Groups):
         self.way: Sequence[float] = 0.0, 0.0
         """What this rank's losses of the next step are divided by and scaled with; those of the peers are the same."""
 
-    def handshake(self, pipeline: Groups) -> Handshake:
-        """One rank's side of the handshakes of all pipelines together; all peers make it together.
+    def everybody(self, pipeline: Groups) -> tuple[Store, int, int]:
+        """A store that all ranks of all pipelines see, which of them this is, and how many they are; all peers call it together.
 
         Raises:
             TransferFailed: a peer is lost.
         """
         first = self.exchange(pipeline.key)[0]  # the same for all ranks of the first pipeline, and so for all
         store = PrefixStore(f"{first}/swap_group", _get_default_store())
-        return Handshake(store, self.rank * pipeline.size + pipeline.rank, self.size * pipeline.size)
+        return store, self.rank * pipeline.size + pipeline.rank, self.size * pipeline.size
 
     def all_see(self, seen: bool) -> bool:
         """Whether all peers see what this one sees; all call it together.
