@@ -6,10 +6,8 @@ programs. `-` is standard output, for the commands whose one result is a file.
 
 from __future__ import annotations
 
-import csv
 import io
 import os
-import secrets
 import stat
 import sys
 from contextlib import suppress
@@ -141,7 +139,7 @@ def _places(path: Path | str) -> tuple[str, str]:
     if mode is not None and not stat.S_ISREG(mode):
         what = "a directory" if stat.S_ISDIR(mode) else "something that is not a regular file"
         raise InvalidInput(f"{path}: cannot be written: found {what}; expected a file or nothing")
-    return target, os.path.join(directory, f".schedc-{secrets.token_hex(8)}.tmp")
+    return target, os.path.join(directory, f".schedc-{os.urandom(8).hex()}.tmp")
 
 
 def _create(path: str) -> int:
@@ -151,6 +149,8 @@ def _create(path: str) -> int:
 
 def csv_bytes(rows: Iterable[Iterable[object]]) -> bytes:
     """The rows as CSV, an empty cell for None."""
+    import csv  # here, as every command loads this module and few write a table
+
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
