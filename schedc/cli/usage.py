@@ -47,7 +47,7 @@ def _unknown(error: Any) -> str | None:
         return f"expected {_name(error.param)}, found none; {listed}"
     match = re.fullmatch(r"No such command '(.*?)'\..*", message, re.DOTALL)
     if match:
-        new = _NEW_NAMES.get(match[1])
+        new = _NEW_NAMES.get(match[1]) if context.parent is None else None
         near = f"; it is now `{context.command_path} {new}`" if new else nearest(match[1], context.command.commands)
         return f"found an unknown command {show(match[1])}{near or f'; {listed}'}"
     match = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL)

@@ -205,6 +205,8 @@ COMMANDS = {
     "an option without a value": Row("compile job.toml -o", 2, "-o: found nothing, expected a value"),
     "an argument too many": Row("show plan.json job.toml", 2, 'found "job.toml", expected no more arguments'),
     "no argument": Row("show", 2, "expected PLAN, found none; schedc show -h lists them"),
+    "the old name of a command": Row("relayout plan.json", 2, 'found an unknown command "relayout"; it is now `schedc repartition`'),
+    "another old name": Row("model gpt2", 2, 'found an unknown command "model"; it is now `schedc costs`'),
     "an unknown command of a group": Row("export x", 2, 'found an unknown command "x"; schedc export -h lists them'),
     "an option that is like none": Row("show plan.json --quux", 2, 'found an unknown option "--quux"; schedc show -h lists them'),
     "a flag with a value": Row("compile job.toml -o new.json --quiet=3", 2, "Option '--quiet' does not take a value"),

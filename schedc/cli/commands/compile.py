@@ -63,13 +63,15 @@ def compile_command(
         from schedc.formats.plan.plan_file import plan_json
         from schedc.frontend.chosen_layout import check_job_can_be_written, job_text_in_layout
         from schedc.lower.layout_report import layout_report
-        from schedc.study.robust.requests import is_drawn, states_named
-        from schedc.study.robust.robust import compile_robust
-        from schedc.study.robust.scenarios import Criterion
         from schedc.view.terminal import results
         from schedc.view.terminal.progress import live
-        from schedc.view.terminal.robust import robust_json, shown_robust
         from schedc.view.terminal.show import console, show
+
+        if robust is not None:
+            from schedc.study.robust.requests import is_drawn, states_named
+            from schedc.study.robust.robust import compile_robust
+            from schedc.study.robust.scenarios import Criterion
+            from schedc.view.terminal.robust import robust_json, shown_robust
 
         loaded = given or options.read_job(job, values, layout)
         read = loaded.files if robust is None or is_drawn(robust) else (*loaded.files, Path(robust))
