@@ -34,12 +34,12 @@ def bench_command(
     check_outputs({"--csv": csv}, ())
     for name in names:
         check_method(name)
-    rows = []
+    rows, cells = [], len(chosen) * len(names)
     try:
-        with working("cells", logs=False, total=len(chosen) * len(names)) as progress:
+        with working("the first cell", logs=False, total=cells) as progress:
             for row in run(chosen, names, limits=limits):
                 rows.append(row)
-                progress(f"cells, last {row.instance.name} by {row.method}", len(rows))
+                progress(f"{len(rows)} of {cells} cells, last {row.instance.name} by {row.method}", len(rows))
                 if csv is not None:  # after every row, so that a stop loses nothing
                     write_rows(csv, rows)
     finally:  # an interrupt shows what is known so far
