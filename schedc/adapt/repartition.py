@@ -68,14 +68,6 @@ class Repartition:
     """What the job gains until the steps to come have run, with the move; at least 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    draft: LayoutArrays
-    schedule: Schedule | None
-    objective_ns: int
-    gain_ns: int
-
-
 def repartition(
     plan: Plan,
     workload: Workload,
@@ -102,61 +94,64 @@ def repartition(
     """
     if steps < 0 or pause_ns < 0:
         raise InvalidInput(f"steps and pause_ns: found {steps} and {pause_ns}, expected numbers of at least 0")
-    start = _draft(plan, workload)
+    start, placement = _draft(plan, workload), plan.problem.placement
     moving = [
         layer.static_bytes if bytes_per_parameter is None else ceil(bytes_per_parameter * layer.parameters)
         for layer in workload.layers
     ]
     message_bytes = plan.problem.one_message_bytes
     links = _links(workload, conditions, bool(message_bytes) or not any(moving))
+    own = problem_of(workload, start.layout(placement))
+    if own != plan.problem:  # the conditions differ from the job's costs
+        plan = replace(plan, problem=replace(own, data_parallel=plan.problem.data_parallel))
+    stays = replan(plan, conditions)
+    stay_ns = stays.objective_ns
 
     def move(draft: LayoutArrays) -> tuple[int, int]:
         """How many bytes move, and how long that takes."""
         sizes = _moved(start, draft, moving)
         return sum(sizes.values()), _sending_ns(sizes, links, message_bytes) + pause_ns
 
-    proposal = replan(_costed(plan, workload, start), conditions)
-    stay_ns = proposal.objective_ns
+    def problem_in(draft: LayoutArrays) -> Problem | None:
+        """The problem in a layout under the conditions; None: there is no room for its weights."""
+        layout = draft.layout(placement)
+        return None if verify_layout(workload, layout) else problem_under(problem_of(workload, layout), conditions)
 
-    def value(draft: LayoutArrays, at_least_ns: int) -> _Found | None:
-        """What a layout gains; None: not within memory, or no more than this."""
-        moving_ns = move(draft)[1]
-        problem = _problem(workload, conditions, draft, plan.problem.placement)
-        if problem is None or steps * (stay_ns - _most_work_ns(problem)) - moving_ns <= at_least_ns:
-            return None
-        found = _schedule(problem, climb_ops=0)
-        if found is None:
-            return None
-        gain_ns = steps * (stay_ns - found[1]) - moving_ns
-        return _Found(draft, *found, gain_ns) if gain_ns > at_least_ns else None
-
-    best, seen = _Found(start, None, stay_ns, 0), {start}
+    best, best_gain_ns, made, seen = start, 0, None, {start}
     better = True
     while better and len(seen) < MOST_LAYOUTS:
-        better, now = False, best.draft
-        for draft in _neighbours(now):
-            if draft not in seen and len(seen) < MOST_LAYOUTS:
-                seen.add(draft)
-                found = value(draft, best.gain_ns)
-                if found is not None:
-                    best, better = found, True
-    running_ns = proposal.running_ns
-    if best.schedule is None:
-        stays = {"stay_ns": stay_ns, "objective_ns": stay_ns, "moved_bytes": 0, "move_ns": 0, "gain_ns": 0}
-        return Repartition(plan=proposal.plan, moved={}, running_ns=running_ns, **stays)
-    problem = _problem(workload, conditions, best.draft, plan.problem.placement)
-    assert problem is not None
-    schedule, objective_ns = best.schedule, best.objective_ns
-    climbed = _schedule(problem, climb_ops=None)
+        better = False
+        for draft in _neighbours(best):
+            if draft in seen or len(seen) >= MOST_LAYOUTS:
+                continue
+            seen.add(draft)
+            problem, moving_ns = problem_in(draft), move(draft)[1]
+            if problem is None or steps * (stay_ns - _most_work_ns(problem)) - moving_ns <= best_gain_ns:
+                continue
+            found = _schedule(problem, RuleTableOptions(climb_ops=0))
+            if found is not None and steps * (stay_ns - found[1]) - moving_ns > best_gain_ns:
+                best, best_gain_ns, made, better = draft, steps * (stay_ns - found[1]) - moving_ns, (problem, *found), True
+    if made is None:
+        return Repartition(
+            plan=stays.plan,
+            moved={},
+            running_ns=stays.running_ns,
+            stay_ns=stay_ns,
+            objective_ns=stay_ns,
+            moved_bytes=0,
+            move_ns=0,
+            gain_ns=0,
+        )
+    problem, schedule, objective_ns = made
+    climbed = _schedule(problem, RuleTableOptions())
     if climbed is not None and climbed[1] < objective_ns:
         schedule, objective_ns = climbed
     made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
-    made = certify(problem, schedule, made_by, bounds=(simple_bound(problem),))  # ranks wait for it: as of `replan`
-    moved_bytes, move_ns = move(best.draft)
+    moved_bytes, move_ns = move(best)
     return Repartition(
-        plan=made,
-        moved={layer: pair for layer, pair in _ranks_of(start, best.draft).items() if pair[0] != pair[1]},
-        running_ns=running_ns,
+        plan=certify(problem, schedule, made_by, bounds=(simple_bound(problem),)),  # ranks wait for it: as of `replan`
+        moved={layer: pair for layer, pair in _ranks_of(start, best).items() if pair[0] != pair[1]},
+        running_ns=stays.running_ns,
         stay_ns=stay_ns,
         objective_ns=objective_ns,
         moved_bytes=moved_bytes,
@@ -194,24 +189,10 @@ def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
     )
 
 
-def _costed(plan: Plan, workload: Workload, draft: LayoutArrays) -> Plan:
-    """The plan with the job's costs: that from which the conditions differ."""
-    own = problem_of(workload, draft.layout(plan.problem.placement))
-    return plan if own == plan.problem else replace(plan, problem=replace(own, data_parallel=plan.problem.data_parallel))
-
-
-def _problem(workload: Workload, conditions: Conditions, draft: LayoutArrays, placement: str) -> Problem | None:
-    """The problem in a layout under the conditions; None: there is no room for its weights."""
-    layout = draft.layout(placement)
-    if verify_layout(workload, layout):
-        return None
-    return problem_under(problem_of(workload, layout), conditions)
-
-
-def _schedule(problem: Problem, climb_ops: int | None) -> tuple[Schedule, int] | None:
+def _schedule(problem: Problem, options: RuleTableOptions) -> tuple[Schedule, int] | None:
     """The rule table's schedule with its objective; None: it is not within memory."""
     try:
-        schedule = rule_table(problem, RuleTableOptions() if climb_ops is None else RuleTableOptions(climb_ops=climb_ops))
+        schedule = rule_table(problem, options)
     except Unsupported:  # a rank has no room for one microbatch
         return None
     if exceeded_limit(problem, schedule) is not None:
