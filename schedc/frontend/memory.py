@@ -107,8 +107,8 @@ def read_memory(
         )
     return Memory(
         devices=devices,
-        bytes_per_parameter=_exactly(each),
-        bytes_per_expert_parameter=_exactly(each if of_expert is None else of_expert),
+        bytes_per_parameter=exactly(each),
+        bytes_per_expert_parameter=exactly(each if of_expert is None else of_expert),
     )
 
 
@@ -123,7 +123,7 @@ def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Lo
         return tuple(devices)
     if len(speeds) != len(devices):
         raise (location / "speed").refuse(counted(len(speeds), "value"), f"{len(devices)}, one per rank")
-    return tuple(replace(device, speed=_exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
+    return tuple(replace(device, speed=exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
 
 
 def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:
@@ -148,7 +148,7 @@ def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySectio
             )
 
 
-def _exactly(number: float) -> Fraction:
+def exactly(number: float) -> Fraction:
     """The decimal number that the file has, of which the float is the nearest."""
     return Fraction(repr(number))
 

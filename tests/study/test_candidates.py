@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schedc.ir.costs import MessageCost
 from schedc.study.tune.candidates import Choices, candidates, divisors
-from schedc.study.tune.collectives import Collectives, ring_ns
+from schedc.study.tune.collectives import one_way_ns, ring_ns
 
 
 @given(
@@ -62,9 +62,8 @@ def link_of(latency_ns: int, bytes_per_second: int | None) -> MessageCost:
 
 def test_a_ring_sends_what_it_must() -> None:
     link = link_of(1_000, 10**9)
-    one_site = Collectives(replicas_of_site=(4,), within=link, between=None)
-    assert one_site.one_way_ns(8_000) == 3 * 1_000 + 6_000  # three messages of a quarter
-    assert Collectives(replicas_of_site=(1,), within=link, between=None).one_way_ns(8_000) == 0
+    assert one_way_ns((4,), link, None, 8_000) == 3 * 1_000 + 6_000  # three messages of a quarter
+    assert one_way_ns((1,), link, None, 8_000) == 0
     assert ring_ns(link_of(5, None), 3, 10**12) == 10
 
 
@@ -72,15 +71,12 @@ def test_two_sites_exchange_half_of_the_bytes_each_way() -> None:
     """CrossPipe, appendix E: reduce-scatter and all-gather of N parameters of 2 bytes together take 2α + 2Nβ."""
     parameters, latency_ns, bytes_per_second = 405 * 10**9, 4_000_000, 64 * 10**9
     between = link_of(latency_ns, bytes_per_second)
-    both = Collectives(replicas_of_site=(1, 1), within=link_of(0, None), between=between)
     expected_ns = 2 * latency_ns + 2 * parameters * 10**9 // bytes_per_second
-    assert 2 * both.one_way_ns(2 * parameters) == expected_ns
+    assert 2 * one_way_ns((1, 1), link_of(0, None), between, 2 * parameters) == expected_ns
 
 
 def test_across_sites_each_site_reduces_its_own_first() -> None:
     within, between = link_of(10, 10**9), link_of(1_000, 10**8)
-    both = Collectives(replicas_of_site=(2, 2), within=within, between=between)
-    assert both.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 5_000_000)
+    assert one_way_ns((2, 2), within, between, 1_000_000) == (10 + 500_000) + (1_000 + 5_000_000)
     # Where the sites' connection is fast, each device's own link is what its part waits for.
-    fast = Collectives(replicas_of_site=(2, 2), within=within, between=link_of(1_000, 10**12))
-    assert fast.one_way_ns(1_000_000) == (10 + 500_000) + (1_000 + 250_000)
+    assert one_way_ns((2, 2), within, link_of(1_000, 10**12), 1_000_000) == (10 + 500_000) + (1_000 + 250_000)

@@ -14,12 +14,13 @@ are replicas ÷ e. The collectives of the others and those of experts follow eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import MessageCost
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
@@ -32,27 +33,23 @@ def ring_ns(link: MessageCost, members: int, size_bytes: int) -> int:
     return steps * link.latency_ns + -(-steps * size_bytes * 1_000_000_000 // (members * link.bytes_per_second))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
-    """Among the replicas of one stage: those of one device of the stage, with its share of what connects sites."""
+def one_way_ns(replicas_of_site: Sequence[int], within: MessageCost, between: MessageCost | None, size_bytes: int) -> int:
+    """A reduce-scatter, or an all-gather, of this many bytes of one device of a stage among the stage's replicas.
 
-    replicas_of_site: tuple[int, ...]
-    within: MessageCost
-    """Of one device."""
-    between: MessageCost | None
-    """Of one rank's devices of all replicas in a site together, for one device of them; None: the replicas are in one site."""
-
-    def one_way_ns(self, size_bytes: int) -> int:
-        """A reduce-scatter, or an all-gather, of this many bytes of each device."""
-        most = max(self.replicas_of_site)
-        within_ns = ring_ns(self.within, most, size_bytes)
-        if self.between is None:
-            return within_ns
-        sites = len(self.replicas_of_site)
-        # The slower of the two: what connects the sites, or the devices' own links for their parts.
-        part_bytes = -(-size_bytes // min(self.replicas_of_site))
-        own = MessageCost(latency_ns=self.between.latency_ns, bytes_per_second=self.within.bytes_per_second)
-        return within_ns + max(ring_ns(self.between, sites, size_bytes), ring_ns(own, sites, part_bytes))
+    Args:
+        replicas_of_site: for each site that has some.
+        within: of one device.
+        between: of one rank's devices of all replicas in a site together, for one device of them; None: all are in one site.
+        size_bytes: of the device.
+    """
+    within_ns = ring_ns(within, max(replicas_of_site), size_bytes)
+    if between is None:
+        return within_ns
+    sites = len(replicas_of_site)
+    # The slower of the two: what connects the sites, or the devices' own links for their parts.
+    part_bytes = -(-size_bytes // min(replicas_of_site))
+    own = MessageCost(latency_ns=between.latency_ns, bytes_per_second=within.bytes_per_second)
+    return within_ns + max(ring_ns(between, sites, size_bytes), ring_ns(own, sites, part_bytes))
 
 
 def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> tuple[int, int]:
@@ -60,19 +57,18 @@ def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, 
 
     With ZeRO 0 the first is an all-reduce, and there is no second.
     """
-    memory = request.file.memory
-    groups = [(_among(request, candidate, 1), others)]
-    if experts:
-        groups.append((_among(request, candidate, request.file.model.ep), experts))
-    reduce_ns, gather_ns = (
-        sum(collectives.one_way_ns(count * each) for collectives, count in groups)
-        for each in (memory.gradient_bytes, memory.weight_bytes)
-    )
+    memory, ep = request.file.memory, request.file.model.ep
+
+    def both_ns(bytes_of_each: int) -> int:
+        total_ns = _among_ns(request, candidate, 1, others * bytes_of_each)
+        return total_ns + (_among_ns(request, candidate, ep, experts * bytes_of_each) if experts else 0)
+
+    reduce_ns, gather_ns = both_ns(memory.gradient_bytes), both_ns(memory.weight_bytes)
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
 
 
-def _among(request: TuneRequest, candidate: TuneCandidate, divided: int) -> Collectives:
-    """Those among the replicas of a stage, or of experts that expert parallelism of this size divides.
+def _among_ns(request: TuneRequest, candidate: TuneCandidate, divided: int, size_bytes: int) -> int:
+    """Among the replicas of a stage, or of experts that expert parallelism of this size divides.
 
     Groups of experts' replicas are beside each other, so each has its part of what connects sites.
     """
@@ -80,11 +76,7 @@ def _among(request: TuneRequest, candidate: TuneCandidate, divided: int) -> Coll
     if len(candidate.replicas_of_site) > 1:
         assert request.between is not None
         between = shared(request.between, candidate.ranks * request.group * divided)
-    return Collectives(
-        replicas_of_site=tuple(replicas // divided for replicas in candidate.replicas_of_site),
-        within=request.within,
-        between=between,
-    )
+    return one_way_ns([replicas // divided for replicas in candidate.replicas_of_site], request.within, between, size_bytes)
 
 
 def shared(link: MessageCost, senders: int, own: MessageCost | None = None) -> MessageCost:

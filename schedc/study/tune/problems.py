@@ -6,13 +6,12 @@ The partition is the balanced one. Nothing is written or read: `folder` writes t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.errors import Defect
 from schedc.frontend.checks import check_size
 from schedc.frontend.job_file import MemorySection
-from schedc.frontend.memory import Memory, check_room
+from schedc.frontend.memory import Memory, check_room, exactly
 from schedc.io.location import Location
 from schedc.ir.layout import Layout
 from schedc.ir.problem import DataParallel, Problem
@@ -66,8 +65,8 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
     recomputed = frozenset(range(len(placed.rank_of_stage)) if candidate.recompute == "full" else ())
     memory = Memory(
         devices=(Device(capacity_bytes=request.room_bytes),) * candidate.ranks,
-        bytes_per_parameter=_exactly(bytes_per_parameter(request, candidate)),
-        bytes_per_expert_parameter=_exactly(bytes_per_parameter(request, candidate, request.file.model.ep)),
+        bytes_per_parameter=exactly(bytes_per_parameter(request, candidate)),
+        bytes_per_expert_parameter=exactly(bytes_per_parameter(request, candidate, request.file.model.ep)),
     )
     workload = Workload(
         name=request.name,
@@ -132,8 +131,3 @@ def _data_parallel(request: TuneRequest, candidate: TuneCandidate, workload: Wor
         reduce_scatter_ns=tuple(reduce_ns for reduce_ns, _ in durations_ns),
         all_gather_ns=tuple(gather_ns for _, gather_ns in durations_ns) if candidate.zero_stage else (),
     )
-
-
-def _exactly(number: float) -> Fraction:
-    """The decimal number that the job's file gets, of which the float is the nearest."""
-    return Fraction(repr(number))
