@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct, structs
 
-from schedc.formats.plan.plan_structs import Count, FileEntry, Text
+from schedc.formats.plan.plan_structs import Count, FileEntry, FileHeader, Text
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
 from schedc.formats.trace_events import perfetto_json, trace_events
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
@@ -73,13 +73,8 @@ class _TraceEntry(FileEntry, frozen=True):
     ranks: Annotated[tuple[_RankEntry, ...], Meta(min_length=1)]
 
 
-class _Header(Struct):
-    format: Any = None
-    version: Any = None
-
-
 class _HeaderFile(Struct):
-    schedc: _Header | None = None
+    schedc: FileHeader | None = None
 
 
 class TraceFile(Struct, frozen=True):
@@ -138,7 +133,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
     return _trace_of_entry(decode(content, TraceFile, location).schedc, location / "schedc")
 
 
-def _check_header(header: _Header | None, location: Location) -> None:
+def _check_header(header: FileHeader | None, location: Location) -> None:
     """Refuse other formats and versions."""
     if header is None:
         raise location.refuse("no such key", "a trace file of schedc, not a plan or another tool's trace")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import Defect, InvalidInput
 from schedc.frontend.job import Job, checked_job
-from schedc.frontend.job_file import AUTO
+from schedc.frontend.job_file import AUTO, NAMING_FILES
 from schedc.frontend.job_source import JobSource, source_of_table, with_set
 from schedc.frontend.overrides import Override
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-
-_PATHS = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
-"""The keys that name files."""
 
 
 def job_in_layout(source: JobSource, plan: Plan, said: str) -> Job:
@@ -75,7 +72,7 @@ def job_text_in_layout(source: JobSource, plan: Plan, path: Path) -> bytes:
     document: Any = tomlkit.parse(source.content.decode("utf-8-sig"))
     for override in source.overrides:
         _set(document, override)
-    for section, key in _PATHS:
+    for section, key in NAMING_FILES:
         name = document.get(section, {}).get(key)
         if name is not None and not os.path.isabs(name):
             rebased = os.path.relpath(source.directory / name, path.parent)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
 from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
-from schedc.frontend.job_file import AUTO, JobFile, SolverSection
+from schedc.frontend.job_file import AUTO, NAMING_FILES, JobFile, SolverSection
 from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.lengths import layers_of_lengths
 from schedc.frontend.memory import check_room, read_memory, read_speeds
@@ -92,9 +92,7 @@ class Job:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that the job was read from: its own, if it has one, and those that it names."""
-        named = [self.file.profile.path, self.file.topology.path]
-        if self.file.lengths is not None:
-            named += [self.file.lengths.path, self.file.lengths.fit]
+        named = [getattr(getattr(self.file, section), key, None) for section, key in NAMING_FILES]
         own = () if self.source.path is None else (self.source.path,)
         return (*own, *(self.source.directory / name for name in named if name is not None))
 

@@ -250,6 +250,10 @@ class JobFile(Section, frozen=True, kw_only=True):
     solver: SolverSection = SolverSection()
 
 
+NAMING_FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
+"""The keys that name files, by their section."""
+
+
 def job_schema() -> dict[str, Any]:
     """The schema of job.toml, as JSON Schema 2020-12; every key has its description."""
     return schema_of(JobFile, "schedc job")

@@ -163,29 +163,24 @@ def _from_values(
     ]
     backward_input = durations("backward_input", without_weight)
     parts = [together_ns(each) for each in zip(backward_input, weight, strict=True)]
-    backward = durations("backward", parts)
-    activation = sizes("activation", nothing)
-    after = sizes("activation_after_input", nothing)
+    activation, after = sizes("activation", nothing), sizes("activation_after_input", nothing)
     for stage, (whole, rest) in enumerate(zip(activation, after, strict=True)):
         place = at / "activation_after_input"
         _check_held(whole, rest, place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place)
     message = sizes("message", nothing)
-    gradient = sizes("gradient_message", message)
-    forward = durations("forward", no_time)
-    positions = _layers_of_pieces(pipeline, placed, None, root)
-    pieces = placed.piece_of_stage
+    costs: dict[str, Sequence[Any]] = {
+        "forward_ns": durations("forward", no_time),
+        "backward_input_ns": backward_input,
+        "backward_weight_ns": weight,
+        "backward_ns": durations("backward", parts),
+        "activation_bytes": activation,
+        "activation_after_input_bytes": after,
+        "message_bytes": message,
+        "gradient_message_bytes": sizes("gradient_message", message),
+    }
+    positions, pieces = _layers_of_pieces(pipeline, placed, None, root), placed.piece_of_stage
     layers = tuple(
-        Layer(
-            forward_ns=forward[stage],
-            backward_input_ns=backward_input[stage],
-            backward_weight_ns=weight[stage],
-            backward_ns=backward[stage],
-            activation_bytes=activation[stage],
-            activation_after_input_bytes=after[stage],
-            message_bytes=message[stage],
-            gradient_message_bytes=gradient[stage],
-            position=positions[piece],
-        )
+        Layer(**{name: values[stage] for name, values in costs.items()}, position=positions[piece])
         for stage, piece in enumerate(pieces)
     )
     first_path = layers[: placed.pieces]

@@ -15,7 +15,17 @@ import msgspec
 from msgspec import UNSET, structs
 
 from schedc.errors import InvalidInput
-from schedc.formats.plan.plan_structs import FORMAT, VERSION, CostsEntry, LinkEntry, PartsEntry, Pipeline, PlanFile, RankEntry
+from schedc.formats.plan.plan_structs import (
+    FORMAT,
+    VERSION,
+    CostsEntry,
+    FileHeader,
+    LinkEntry,
+    PartsEntry,
+    Pipeline,
+    PlanFile,
+    RankEntry,
+)
 from schedc.formats.plan.tokens import OpTokens, lines_of, parse_collective, parse_index, parse_plan_op, read_tokens
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
@@ -37,13 +47,6 @@ T = TypeVar("T")
 
 STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
 """The fields of a stage that are sizes; the file has a list of each under the same name."""
-
-
-class _Header(msgspec.Struct):
-    """What says whether the rest can be read at all."""
-
-    format: Any = None
-    version: Any = None
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -80,7 +83,7 @@ def parse_plan(content: bytes, name: str) -> Plan:
 def _check_header(content: bytes, location: Location) -> None:
     """Refuse what is no plan of this version: jobs, other formats and other versions."""
     try:
-        header = decode(content, _Header, location)
+        header = decode(content, FileHeader, location)
     except InvalidInput as error:
         if _is_job(content):
             raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error

@@ -32,6 +32,13 @@ class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all objects of our own files have in common."""
 
 
+class FileHeader(Struct):
+    """What says whether the rest can be read at all."""
+
+    format: Any = None
+    version: Any = None
+
+
 class MadeByEntry(FileEntry, frozen=True, omit_defaults=True):
     """How the plan came to be."""
 
