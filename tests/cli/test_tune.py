@@ -118,6 +118,10 @@ def test_a_measured_profile_without_what_tuning_needs_is_refused(tmp_path: Path,
             r"layers\[0\].backward_input: found a backward measured fused alone, .* set tune.split_backward = false",
         ),
         ({"parameters": 10, "activation": "1 MiB"}, r"layers\[0\].message: found nothing, expected a size"),
+        (
+            {"parameters": 10, "activation": "1 MiB", "message": "1 MiB", "activation_after_input": "2 MiB"},
+            r"layers\[0\].activation_after_input: found 2 MiB \(2097152 B\), expected at most the activation",
+        ),
         ({"parameters": 10, "activation": "1 MiB", "message": "1 MiB"}, r"topology.within.bandwidth: found nothing, expected"),
     ):
         made = {key: value for key, value in (layer | more).items() if "backward" not in more or "backward_" not in key}
