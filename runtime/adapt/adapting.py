@@ -74,16 +74,11 @@ class Adaptable(Protocol):
     def plan(self) -> Plan:
         """The plan that the next step runs."""
 
+    def prepare(self, plan: Plan) -> None:
+        """As `Pipe.prepare`."""
+
     def swap(self, plan: Path | str | Plan | Received) -> Swap:
         """As `Pipe.swap`."""
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """What a pipe whose ranks choose inside the step (`ChoosingPipe`) is to this besides."""
-
-    def prepare(self, plan: Plan) -> None:
-        """Do what the thread of the step would otherwise do when it moves to the plan."""
 
 
 @runtime_checkable
@@ -291,8 +286,7 @@ class Adaptation:
         try:
             notice, content = self._plan_store.take(number)
             plan = parse_plan(content, f"plan {number} of the proposer")
-            if isinstance(self._pipe, Prepares):
-                self._pipe.prepare(plan)
+            self._pipe.prepare(plan)
             return Received(plan=plan, digest=notice.sha256)
         except SchedcError as error:
             return Received(plan=None, refusal=str(error))

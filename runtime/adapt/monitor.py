@@ -18,18 +18,15 @@ from collections import defaultdict
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.runtime.adapt.monitoring.change import Rate
-from schedc.runtime.adapt.monitoring.link_pair import LinkPair
-from schedc.runtime.adapt.monitoring.link_state import LinkWatch
-from schedc.runtime.adapt.monitoring.pair_clock import PairClock
+from schedc.runtime.adapt.monitoring.peer import PeerLinks
 from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, most_links
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
-from schedc.runtime.adapt.monitoring.stamps import UNKNOWN, InLink, OutLink, Stamp, StampedEnd
+from schedc.runtime.adapt.monitoring.stamps import StampedEnd
 from schedc.runtime.common.observer import Observer
 from schedc.runtime.measure.clocks import clock_name
 
@@ -38,8 +35,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.ir.ops import Kind, Op
+    from schedc.ir.ops import Op
     from schedc.ir.problem import Problem
+    from schedc.runtime.adapt.monitoring.link_state import LinkWatch
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.common.program import Wire
@@ -82,14 +80,7 @@ class Monitor(Observer):
         self._rate = rate
         self.speeds = SpeedWatch(rate)
         """This rank's."""
-        self.links: dict[int, LinkWatch] = {}
-        """By the rank that sends on it, what is known of the link to this one."""
-        self._in: dict[int, InLink] = {}
-        self._out: dict[int, OutLink] = {}
-        self._pairs: dict[int, LinkPair] = {}
-        self._clocks: dict[int, PairClock] = {}
-        self._expected: set[int] = set()
-        """The peers that have been asked for pings which have not been taken yet."""
+        self._peers: dict[int, PeerLinks] = {}
         self._cadence: Sampling | None = None
         self._ops: list[tuple[Op, int]] = []
         self._ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None] = SimpleQueue()
@@ -132,18 +123,21 @@ class Monitor(Observer):
             free = ends.data is ends.control
             ends = ends if inner is None else inner(wire, ends)
             beside = ends.data if free and not ends.in_order else ends.control
-            link: InLink | OutLink
-            if wire.source == self._rank:
-                link = self._out.setdefault(wire.destination, OutLink())
-            else:
-                if wire.source not in self._in:
-                    self._in[wire.source] = InLink()
-                    self._in[wire.source].on_stamp = partial(self._suspect, wire.source)
-                    self._in[wire.source].on_pings = partial(self._ended.put, wire.source)
-                link = self._in[wire.source]
-            return ends._replace(data=StampedEnd(ends.data, beside, link, len(wire.transfers), cadence))
+            sends = wire.source == self._rank
+            peer = self._peer(wire.destination if sends else wire.source)
+            return ends._replace(data=StampedEnd(ends.data, beside, peer.out if sends else peer.into, len(wire.transfers), cadence))
 
         return stamped
+
+    def _peer(self, peer: int) -> PeerLinks:
+        if peer not in self._peers:
+            self._peers[peer] = PeerLinks(self._rate, self._clock, partial(self._unequal_ns, peer), partial(self._ended.put, peer))
+        return self._peers[peer]
+
+    @property
+    def links(self) -> dict[int, LinkWatch]:
+        """By the rank that sends on it, what is known of the link to this one."""
+        return {peer: links.watch for peer, links in list(self._peers.items()) if links.watch is not None}
 
     @property
     def every(self) -> int:
@@ -181,14 +175,11 @@ class Monitor(Observer):
         if self._closed:
             return
         if step < SKIPPED:
-            for link in self._in.values():
-                link.stamps.clear()
+            for links in self._peers.values():
+                links.into.stamps.clear()
             return
-        for peer, link in self._in.items():
-            out = self._out.get(peer)
-            if out is not None and out.kind is not None and link.words.wanted > out.answered:
-                out.answered = link.words.wanted
-                out.ping()
+        for links in self._peers.values():
+            links.answer()
         if not measured:
             return
         self._first_ops = len(ops) // 4
@@ -204,16 +195,14 @@ class Monitor(Observer):
         self._ended.put(None)
         if self._thread is not None:
             self._thread.join()
-        for link in self._in.values():
-            link.close()
-        for out in self._out.values():
-            with out.lock:
-                out.words = out.words._replace(way_ns=UNKNOWN)
+        for links in self._peers.values():
+            links.close()
 
     def _work(self, ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None]) -> None:
         while (one := ended.get()) is not None:
             if isinstance(one, int):
-                self._come(one)
+                self._peers[one].come()
+                self._conclude()
             elif isinstance(one, tuple):
                 self.speeds.early(one)
                 self._conclude()
@@ -223,96 +212,18 @@ class Monitor(Observer):
     def measure(self, ops: Sequence[tuple[Op, int]]) -> None:
         """Take what has come since the last call as one step: stamps and pings, and what the step's ops took."""
         self.speeds.step(ops)
-        for peer, link in list(self._in.items()):  # a plan that takes over may add to it meanwhile
-            stamps = [link.stamps.popleft() for _ in range(len(link.stamps))]
-            if stamps:
-                self._take(peer, link, stamps)
+        for links in list(self._peers.values()):  # a plan that takes over may add to it meanwhile
+            links.measure()
         self._conclude()
 
     def _conclude(self) -> None:
         """Say what has changed."""
         if self.speeds.known or any(watch.known for watch in self.links.values()):
-            found = Conditions(links=self._changed(), slowdown=self._slower())
+            slower = {(self._rank, kind): factor for kind, factor in self.speeds.slowdown().items()}
+            found = Conditions(links=self._changed(), slowdown=slower)
             if found != self._conditions:
                 self._conditions = found
                 self.changed.set()
-
-    def _suspect(self, peer: int) -> None:
-        """In the link's thread, in the middle of a step: let the monitor's look at once if two messages are both too late."""
-        watch, stamps = self.links.get(peer), list(self._in[peer].stamps)
-        if watch is not None and len(stamps) > 1 and not watch.wants_ping and self._thread is not None:
-            offset_ns = self._offset_now_ns(peer, stamps[-1])
-            if offset_ns is not None and watch.doubts(min(stamp.came_ns - stamp.sent_ns for stamp in stamps) - offset_ns):
-                self._ended.put(peer)
-
-    def _come(self, peer: int) -> None:
-        """Pings have come, or stamps that leave doubt: take those, ask for some."""
-        link, watch, out = self._in[peer], self.links.get(peer), self._out.get(peer)
-        if watch is None or out is None:
-            return
-        self._take_pings(peer, link, watch)
-        stamps = list(link.stamps)
-        offset_ns = self._offset_now_ns(peer, stamps[-1]) if stamps else None
-        if offset_ns is not None:
-            watch.doubt([stamp.came_ns - stamp.sent_ns - offset_ns for stamp in stamps])
-        self._ask(peer, link, out)
-        self._conclude()
-
-    def _take_pings(self, peer: int, link: InLink, watch: LinkWatch) -> None:
-        """If they have come, or never will."""
-        if peer not in self._expected or not (link.pings_lost or link.pings_ns is not None):
-            return
-        self._expected.remove(peer)
-        offset_ns = self._offset_now_ns(peer, Stamp(perf_counter_ns(), 0, link.words))
-        if link.pings_ns is not None and offset_ns is not None and watch.wants_ping:
-            watch.pinged([way_ns - offset_ns for way_ns in link.pings_ns])
-            self._pairs[peer].pinged()
-
-    def _ask(self, peer: int, link: InLink, out: OutLink) -> None:
-        """Ask for pings where they are wanted and not under way."""
-        if peer not in self._expected and self.links[peer].wants_ping and link.expect_pings():
-            self._expected.add(peer)
-            with out.lock:
-                out.words = out.words._replace(wanted=out.words.wanted + 1)
-
-    def _take(self, peer: int, link: InLink, stamps: Sequence[Stamp]) -> None:
-        """What the stamps of one link say."""
-        watch = self.links.get(peer)
-        if watch is None:
-            watch = self.links[peer] = LinkWatch(self._rate)
-            self._pairs[peer] = LinkPair(watch)
-        out, last, pair = self._out.get(peer), stamps[-1], self._pairs[peer]
-        ways_ns = [stamp.came_ns - stamp.sent_ns for stamp in stamps]
-        offset_ns = self._offset_ns(peer, last, min(ways_ns))
-        if offset_ns is not None:
-            watch.step([way_ns - offset_ns for way_ns in ways_ns])
-        if out is None:
-            return
-        self._take_pings(peer, link, watch)
-        pair.step(last.words.news)
-        self._ask(peer, link, out)
-        with out.lock:
-            out.words = out.words._replace(clock=self._clock, way_ns=min(ways_ns), news=pair.news)
-
-    def _offset_ns(self, peer: int, last: Stamp, way_ns: int) -> float | None:
-        """By how much this rank's clock is ahead of the peer's; None: it is not known yet."""
-        if self._clock and last.words.clock == self._clock:
-            return 0.0
-        if last.words.clock == 0 and last.words.way_ns == UNKNOWN:
-            return None  # it has said nothing yet
-        clock = self._clocks.get(peer)
-        if clock is None:
-            clock = self._clocks[peer] = PairClock(self._unequal_ns(peer))
-        if last.words.way_ns != UNKNOWN:
-            clock.add(last.came_ns, way_ns, last.words.way_ns)
-        return clock.offset_ns(last.came_ns) if clock.known else None
-
-    def _offset_now_ns(self, peer: int, last: Stamp) -> float | None:
-        """As `_offset_ns`, from what is known so far."""
-        if self._clock and last.words.clock == self._clock:
-            return 0.0
-        clock = self._clocks.get(peer)
-        return clock.offset_ns(last.came_ns) if clock is not None and clock.known else None
 
     def _unequal_ns(self, peer: int) -> int:
         """By how much the way from the peer takes longer than the one to it, as the plan says."""
@@ -329,8 +240,8 @@ class Monitor(Observer):
     def _changed(self) -> dict[tuple[int, int], LinkState]:
         assert self._problem is not None
         found = {}
-        for peer, pair in self._pairs.items():
-            if pair.excess_ns:
+        for peer, links in list(self._peers.items()):
+            if (pair := links.pair) is not None and pair.excess_ns:
                 planned = self._problem.link(peer, self._rank)
                 size_bytes = _message_bytes(self._problem, peer, self._rank)
                 more_ns = round(pair.occupancy_excess_ns / self._scale) if size_bytes else 0
@@ -340,9 +251,6 @@ class Monitor(Observer):
                     bytes_per_second=max(1, size_bytes * 10**9 // occupancy_ns) if more_ns else None,
                 )
         return found
-
-    def _slower(self) -> dict[tuple[int, Kind], float]:
-        return {(self._rank, kind): factor for kind, factor in self.speeds.slowdown().items()}
 
 
 def _message_bytes(problem: Problem, source: int, destination: int) -> int:

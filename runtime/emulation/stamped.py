@@ -15,6 +15,7 @@ import torch
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS, TransferBegins
+from schedc.runtime.transports.base import Both
 
 if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
@@ -44,20 +45,6 @@ class OneQueue:
     def hold(self, until_ns: int) -> None:
         """Hold the queue with a transfer until this time."""
         self._until_ns = until_ns
-
-
-class _Outgoing:
-    """A message and its stamp on their way."""
-
-    __slots__ = ("_message", "_stamp")
-
-    def __init__(self, message: Outgoing, stamp: Outgoing) -> None:
-        self._message = message
-        self._stamp = stamp
-
-    def wait(self, timeout_s: float) -> None:
-        self._stamp.wait(timeout_s)
-        self._message.wait(timeout_s)
 
 
 class _Incoming:
@@ -101,7 +88,7 @@ class InjectedTransport:
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`; with one queue, it waits for the transfer before."""
         stamp = self.send_stamp(tag)
-        return _Outgoing(self._data.send(tensor, message_tag(tag)), stamp)
+        return Both(stamp, self._data.send(tensor, message_tag(tag)))
 
     def send_stamp(self, tag: int) -> Outgoing:
         """Reserve the link for a message that is ready now, and send the receiver the time at which it arrives."""

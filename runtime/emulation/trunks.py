@@ -22,40 +22,31 @@ if TYPE_CHECKING:
 FREE_NS = struct.Struct("=q")
 
 
-class _Shared:
-    """The times at which trunks are free, in a file that all who share them have open."""
+class Trunk:
+    """One rank's end of a trunk, as `Reservable`: the time at which it is free, in a file that all who share it have open."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, place: int) -> None:
+        """Take a place in the file, which is closed with this."""
         self._file = file
         self._memory = mmap(file, 0)
+        self._at = place * FREE_NS.size
 
     def __del__(self) -> None:
+        """Close the file."""
         os.close(self._file)
 
-    def reserve(self, at: int, ready_ns: int, occupancy_ns: int) -> int:
+    def reserve(self, ready_ns: int, occupancy_ns: int) -> int:
+        """As `Reservable.reserve`."""
         import fcntl  # not every system that trains has it
 
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            (free_ns,) = FREE_NS.unpack_from(self._memory, at)
+            (free_ns,) = FREE_NS.unpack_from(self._memory, self._at)
             left_ns: int = max(ready_ns, free_ns) + occupancy_ns
-            FREE_NS.pack_into(self._memory, at, left_ns)
+            FREE_NS.pack_into(self._memory, self._at, left_ns)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         return left_ns
-
-
-class Trunk:
-    """One rank's end of a trunk, as `Reservable`."""
-
-    def __init__(self, shared: _Shared, place: int) -> None:
-        """Take a place in what is shared."""
-        self._shared = shared
-        self._at = place * FREE_NS.size
-
-    def reserve(self, ready_ns: int, occupancy_ns: int) -> int:
-        """As `Reservable.reserve`."""
-        return self._shared.reserve(self._at, ready_ns, occupancy_ns)
 
 
 def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], groups: Groups) -> dict[str, Trunk]:
@@ -88,20 +79,19 @@ def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], grou
             os.close(handle)
         path = groups.exchange(own)[leader]
         assert path is not None
-        file = _opened(path)
-        shared = groups.exchange(file is not None)
+        files = _opened(path, len(senders))
+        shared = groups.exchange(bool(files))
     finally:
         if own is not None:
             os.unlink(own)
-    if file is None or not all(shared):
+    if not all(shared):
         absent = shared.index(False)
         raise Unsupported(f"rank {absent} is on the host of rank {hosts.index(hosts[absent])}, but sees another file system")
-    times = _Shared(file)
-    return {trunk: Trunk(times, place) for place, trunk in enumerate(senders)}
+    return {trunk: Trunk(file, place) for place, (trunk, file) in enumerate(zip(senders, files, strict=True))}
 
 
-def _opened(path: str) -> int | None:
+def _opened(path: str, times: int) -> list[int]:
     try:
-        return os.open(path, os.O_RDWR)
+        return [os.open(path, os.O_RDWR) for _ in range(times)]
     except OSError:
-        return None
+        return []

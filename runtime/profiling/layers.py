@@ -10,28 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
-from schedc.runtime.profiling.blocks import block_of, gradient_bytes, gradients_for, moved, num_bytes
+from schedc.runtime.common.values import tensors_of
 from schedc.runtime.profiling.held import meter_for
 from schedc.runtime.profiling.measured import MeasuredLayer
 from schedc.runtime.profiling.model import raised
 from schedc.runtime.profiling.watch import Watch
+from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from schedc.runtime.profiling.blocks import Boundary
     from schedc.runtime.profiling.model import Model
-    from schedc.runtime.stage.block import StageBlock
 
 T = TypeVar("T")
+Boundary: TypeAlias = tuple[torch.Tensor, ...]
+"""What one layer gives to the next; those that require grad get a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def profile_model(
         InvalidInput: there are no layers, or one of them is no layer, fails, or does not give tensors of numbers; names it.
     """
     measured: list[MeasuredLayer] = []
-    inputs = moved(model.inputs, device, dtype, "inputs of the model")
+    inputs = _moved(model.inputs, device, dtype, "inputs of the model")
     for (name, layer), last in _with_last(_named(model.layers)):
         if on_layer is not None:
             on_layer(name)
@@ -93,17 +94,15 @@ def profile_model(
             raise InvalidInput(f"layer {name!r}: {error}") from error
         except Exception as error:
             raise InvalidInput(f"layer {name!r} fails: {raised(error)}") from error
+        with_gradient = tuple(tensor for tensor in outputs if tensor.requires_grad)
         measured.append(
             MeasuredLayer(
                 name=name,
-                forward=times["forward"],
-                backward_input=times["backward_input"],
-                backward_weight=times["backward_weight"],
-                backward=times["backward"],
+                **times,
                 held_bytes=held_bytes,
                 held_after_input_bytes=held_after_input_bytes,
-                message_bytes=None if loss_fn is not None else num_bytes(outputs),
-                gradient_message_bytes=None if loss_fn is not None else gradient_bytes(outputs),
+                message_bytes=None if loss_fn is not None else _num_bytes(outputs),
+                gradient_message_bytes=None if loss_fn is not None else _num_bytes(with_gradient),
                 parameters=sum(parameter.numel() for parameter in layer.parameters()),
                 structure=_structure(layer, run.inputs, first=not measured, with_loss=loss_fn is not None),
             )
@@ -156,7 +155,7 @@ def _prepare(
     wrong = next((tensor for tensor in outputs if tensor.is_floating_point() and bool(tensor.isnan().any())), None)
     if wrong is not None:
         raise InvalidInput(f"it gives NaN, in a tensor of shape {list(wrong.shape)}; expected inputs and weights as in training")
-    return _Run(work=work, inputs=inputs, gradients=gradients_for(outputs, loss=loss_fn is not None)), outputs
+    return _Run(work=work, inputs=inputs, gradients=_gradients_for(outputs, loss=loss_fn is not None)), outputs
 
 
 def _hold(run: _Run, device: torch.device, warmup: int, *, first: bool) -> tuple[int, int]:
@@ -188,8 +187,8 @@ def _copied(tensors: Boundary) -> Boundary:
     return tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors)
 
 
-def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, SampledTimes]:
-    """The times of each phase."""
+def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Any]:
+    """The `SampledTimes` of each phase."""
     for _ in range(repeats):
         watch.start()
         block = run.block(split=True)
@@ -249,3 +248,40 @@ def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         held.append(item)
     if held:
         yield held.pop(), True
+
+
+def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> StageBlock:
+    """Run F of one layer.
+
+    Args:
+        work: the layer.
+        inputs: what it takes; the tensors stay the caller's, their memory is shared.
+        split: whether B and W will run apart.
+    """
+    return StageBlock(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
+
+
+def _gradients_for(outputs: Boundary, *, loss: bool) -> Boundary:
+    """Gradients as they might come for these outputs: 1 for a loss, else any numbers. Outputs without a graph do not use theirs."""
+    if loss:
+        return tuple(map(torch.ones_like, outputs))
+    return tuple(torch.randn_like(tensor) if tensor.requires_grad else torch.zeros_like(tensor) for tensor in outputs)
+
+
+def _num_bytes(tensors: Boundary) -> int:
+    """What a transfer of them carries."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _moved(tensors: object, device: torch.device, dtype: torch.dtype | None, what: str) -> Boundary:
+    """One tensor or several on the device, cast if they are of a floating type and a type is given.
+
+    Raises:
+        InvalidInput: there is something else among them, or they are on the meta device.
+    """
+    if any(tensor.is_meta for tensor in tensors_of(tensors, what)):
+        raise InvalidInput(f"{what}: found a tensor on the meta device, expected one with values")
+    return tuple(
+        tensor.detach().to(device, dtype if dtype is not None and tensor.is_floating_point() else None)
+        for tensor in tensors_of(tensors, what)
+    )

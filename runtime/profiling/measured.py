@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.comparison.times import LARGE_SPREAD, SampledTimes
 from schedc.formats.profile_file import LayerEntry, SpreadEntry
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SMALL_SHARE = 0.05
 """Times below this share of their layer's sum are too short for their spread to matter."""
+PHASES = ("forward", "backward_input", "backward_weight", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +48,7 @@ class MeasuredLayer:
 
     def phases(self) -> dict[str, SampledTimes]:
         """The times by name."""
-        return {
-            "forward": self.forward,
-            "backward_input": self.backward_input,
-            "backward_weight": self.backward_weight,
-            "backward": self.backward,
-        }
+        return {phase: getattr(self, phase) for phase in PHASES}
 
     def largest_spread(self) -> tuple[str, float]:
         """The phase whose times spread most, and how much, among those that make a difference."""
@@ -132,15 +128,7 @@ def _one(group: tuple[MeasuredLayer, ...]) -> MeasuredLayer:
     if first is last:
         return first
 
-    def together(phase: str) -> SampledTimes:
-        return SampledTimes(tuple(sample for layer in group for sample in layer.phases()[phase].samples_ns))
-
-    return replace(
-        first,
-        name=f"{first.name} … {last.name}",
-        repeat=sum(layer.repeat for layer in group),
-        forward=together("forward"),
-        backward_input=together("backward_input"),
-        backward_weight=together("backward_weight"),
-        backward=together("backward"),
-    )
+    together: dict[str, Any] = {
+        phase: SampledTimes(tuple(sample for layer in group for sample in layer.phases()[phase].samples_ns)) for phase in PHASES
+    }
+    return replace(first, name=f"{first.name} … {last.name}", repeat=sum(layer.repeat for layer in group), **together)

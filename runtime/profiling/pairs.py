@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.common.groups import share
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.profiling.fit import LinkFit, fit_link
-from schedc.runtime.profiling.ping import NUMBER_BYTES, Wires, follow, lead, one_way_times
+from schedc.runtime.profiling.ping import NUMBER_BYTES, Exchange, Wires, follow, lead, one_way_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,37 +68,31 @@ def measure_links(
         TransferFailed: a rank has ended, or is silent for too long.
     """
     rank, found = control.rank(), []
+    clocks = _together(control, clock_name())
     sizes = tuple(sorted({max(NUMBER_BYTES, size - size % NUMBER_BYTES) for size in agenda.sizes}))
     for pair in agenda.pairs:
         groups = [_group(pair, backend, timeout_s) for _ in range(2)]  # forth and back; all ranks make them, in the same order
         if rank in pair:
             here = pair.index(rank)
             wires = Wires(to_peer=groups[here], from_peer=groups[1 - here], peer=pair[1 - here], device=device, timeout_s=timeout_s)
-            found += _measure(pair, wires, sizes, agenda, leads=here == 0)
+            if here == 0:
+                one_clock = device.type == "cpu" and clocks[pair[0]] == clocks[pair[1]] != ""
+                found += _measured(pair, lead(wires, sizes, agenda.repeats, agenda.warmup), one_clock=one_clock)
+            else:
+                follow(wires, sizes, agenda.repeats, agenda.warmup)
             for group in groups:
                 dist.destroy_process_group(group)
-        _together(control)
-    return _collected(found, control)
+        _together(control, None)
+    everything = _together(control, found)
+    return tuple(link for links in everything for link in links) if rank == 0 else ()
 
 
-def _measure(pair: tuple[int, int], wires: Wires, sizes: Sequence[int], agenda: Agenda, *, leads: bool) -> list[LinkMeasurement]:
-    """Both links of the pair, on its leader; nothing on the follower."""
-    clock = torch.zeros(64, dtype=torch.int64, device=wires.device)
-    name = clock_name().encode()[:64]
-    if not leads:
-        clock[: len(name)] = torch.tensor(list(name), dtype=torch.int64, device="cpu")
-        wires.finish(wires.send(clock))
-        follow(wires, sizes, agenda.repeats, agenda.warmup)
-        return []
-    wires.finish(wires.receive(clock))
-    peers_clock = bytes(clock.tolist()).rstrip(b"\0")
-    exchanges = lead(wires, sizes, agenda.repeats, agenda.warmup)
-    one_clock = wires.device.type == "cpu" and peers_clock == name != b""
+def _measured(pair: tuple[int, int], exchanges: Sequence[Exchange], *, one_clock: bool) -> list[LinkMeasurement]:
+    """Both links of the pair."""
     forth, back = one_way_times(exchanges, one_clock=one_clock)
-    ways = ((pair, forth), ((pair[1], pair[0]), back))
     return [
         LinkMeasurement(source=source, destination=destination, times_ns=times, fit=fit_link(times), one_clock=one_clock)
-        for (source, destination), times in ways
+        for (source, destination), times in ((pair, forth), (pair[::-1], back))
     ]
 
 
@@ -107,20 +104,12 @@ def _group(pair: tuple[int, int], backend: str, timeout_s: float) -> dist.Proces
     return group
 
 
-def _together(control: dist.ProcessGroup) -> None:
+def _together(control: dist.ProcessGroup, value: T) -> list[T]:
+    """What every rank gives, by rank."""
     try:
-        dist.barrier(group=control)
+        return share(control, value)
     except RuntimeError as error:
         raise TransferFailed(f"waiting for the other ranks: {_absent(None)}") from error
-
-
-def _collected(found: list[LinkMeasurement], control: dist.ProcessGroup) -> tuple[LinkMeasurement, ...]:
-    everything: list[list[LinkMeasurement]] | None = [[] for _ in range(control.size())] if control.rank() == 0 else None
-    try:
-        dist.gather_object(found, everything, dst=0, group=control)
-    except RuntimeError as error:
-        raise TransferFailed(f"collecting what the ranks have measured: {_absent(None)}") from error
-    return tuple(link for links in everything or () for link in links)
 
 
 def _absent(timeout_s: float | None) -> str:

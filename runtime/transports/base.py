@@ -35,6 +35,22 @@ class Outgoing(Protocol):
         """
 
 
+class Both:
+    """Two of them, such as a tensor and what is sent beside it."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Outgoing, second: Outgoing) -> None:
+        """Take both."""
+        self._first = first
+        self._second = second
+
+    def wait(self, timeout_s: float) -> None:
+        """As `Outgoing.wait`."""
+        self._first.wait(timeout_s)
+        self._second.wait(timeout_s)
+
+
 class Incoming(Protocol):
     """A tensor expected."""
 

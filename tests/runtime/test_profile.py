@@ -237,7 +237,7 @@ def test_the_meter_counts_storages_once_and_only_while_they_live() -> None:
 
 
 def test_nothing_is_held_after_w() -> None:
-    from schedc.runtime.profiling.blocks import block_of
+    from schedc.runtime.profiling.layers import block_of
 
     layer, x = Attention(), torch.randn(SAMPLES, LENGTH, WIDTH)
     block_of(layer, (x,), split=False).backward((torch.ones_like(x),))

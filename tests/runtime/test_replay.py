@@ -113,7 +113,8 @@ def test_links_are_as_planned_until_the_clock_starts() -> None:
 def test_the_scale_is_taken_out_of_what_is_measured(scale: float) -> None:
     monitor = Monitor(scale=scale)
     monitor._problem, monitor._rank = make_problem(2, 2, links={(0, 1): (3 * MS, 0)}), 1
-    monitor._pairs[0] = type("Pair", (), {"excess_ns": round(12 * MS * scale), "occupancy_excess_ns": 0})()
+    pair = type("Pair", (), {"excess_ns": round(12 * MS * scale), "occupancy_excess_ns": 0})()
+    monitor._peers[0] = type("Links", (), {"pair": pair})()
     assert monitor._changed() == SLOW.links
 
 

@@ -8,7 +8,7 @@ steps take, and leaves it in the job's store some steps before it holds; all ran
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, deque
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -87,10 +87,5 @@ def _key(step: int) -> str:
 
 def most_links(problem: Problem) -> int:
     """How many links the rank with the most of them has, both directions counted."""
-    stages, neighbours = problem.stages, defaultdict(set)
-    for path in problem.paths:
-        for before, after in pairwise(path):
-            if stages[before].rank != stages[after].rank:
-                neighbours[stages[before].rank].add(stages[after].rank)
-                neighbours[stages[after].rank].add(stages[before].rank)
-    return 2 * max((len(ranks) for ranks in neighbours.values()), default=0)
+    ends = Counter(rank for link in problem.links for rank in (link.source, link.destination))
+    return max(ends.values(), default=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -23,6 +24,7 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
+from schedc.runtime.transports.base import Both
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
@@ -102,29 +104,6 @@ class OutLink:
                 self._pings.append(self.end.send(torch.tensor(sent_ns, device="cpu"), PING_TAG))
 
 
-class _Pings:
-    """Pings that are expected."""
-
-    def __init__(self) -> None:
-        self.came_ns: list[int] = []
-        self.ways_ns: list[int] | None = None
-        """How long each was under way, by the two clocks; None: not all have come."""
-        self.lost = False
-        """Whether they never come, as the connection has ended."""
-
-    def take(self, ping: Incoming, come: Callable[[], None]) -> None:
-        """Wait for the next, or for when they were sent; call `come` when all is there."""
-        try:
-            sent_ns = ping.wait(FOREVER_S)
-        except (ConnectionLost, NoAnswer):
-            self.lost = True
-            return
-        self.came_ns.append(perf_counter_ns())
-        if len(self.came_ns) > PINGS:
-            self.ways_ns = [came - sent for came, sent in zip(self.came_ns, sent_ns.tolist(), strict=False)]
-            come()
-
-
 class InLink:
     """The receiving end of a link, whichever plan's wire lies over it."""
 
@@ -142,7 +121,8 @@ class InLink:
         self._closed = False
         self._pings_in_turn, self._unread = SerialExecutor(), SerialExecutor()
         """Wait for pings; and for stamps that come after the end, which do not wait for a ping that may never come."""
-        self._pings = _Pings()
+        self._pings: list[Future[tuple[int, torch.Tensor]]] = []
+        """When each has come that was last expected, and what; the last says when they were sent."""
         self.on_stamp: Callable[[], None] = _nothing
         """Called in the link's thread when a stamp has come."""
         self.on_pings: Callable[[], None] = _nothing
@@ -162,26 +142,33 @@ class InLink:
         """Be ready for pings; False: no message has shown yet what they are."""
         if self.end is None or self.kind is None:
             return False
-        pings = self._pings = _Pings()
         try:
             with self.lock:
                 coming = [self.end.receive(kind, PING_TAG) for kind in (*(self.kind,) * PINGS, SENT)]
-        except ConnectionLost:
-            pings.lost = True  # who waits for a message says so
+        except ConnectionLost as error:  # who waits for a message says so
+            self._pings = [Future()]
+            self._pings[0].set_exception(error)
             return True
-        for ping in coming:
-            self._pings_in_turn.add(partial(pings.take, ping, self.on_pings))
+        self._pings = [self._pings_in_turn.submit(partial(_arrival, ping)) for ping in coming]
+        self._pings[-1].add_done_callback(self._end_of_pings)
         return True
+
+    def _end_of_pings(self, sent: Future[tuple[int, torch.Tensor]]) -> None:
+        if sent.exception() is None:
+            self.on_pings()
 
     @property
     def pings_ns(self) -> list[int] | None:
         """How long the pings that were last expected were under way, by the two clocks; None: not all have come yet."""
-        return self._pings.ways_ns
+        if not self._pings or self.pings_lost or not all(ping.done() for ping in self._pings):
+            return None
+        *came, (_, sent_ns) = (ping.result() for ping in self._pings)
+        return [came_ns - sent for (came_ns, _), sent in zip(came, sent_ns.tolist(), strict=True)]
 
     @property
     def pings_lost(self) -> bool:
         """Whether the pings that were last expected never come."""
-        return self._pings.lost
+        return any(ping.done() and isinstance(ping.exception(), (ConnectionLost, NoAnswer)) for ping in self._pings)
 
     def close(self) -> None:
         """End the thread when what it waits for has come, or the connection ends. What comes later is taken, but says nothing."""
@@ -205,6 +192,11 @@ class InLink:
             self.words = Words(clock, way_ns, wanted, News(*news))
             self.stamps.append(Stamp(came_ns, sent_ns, self.words))
             self.on_stamp()
+
+
+def _arrival(ping: Incoming) -> tuple[int, torch.Tensor]:
+    value = ping.wait(FOREVER_S)
+    return perf_counter_ns(), value
 
 
 def _nothing() -> None:
@@ -255,7 +247,7 @@ class StampedEnd:
                 link.kind = _ping_kind(TensorMeta.of(tensor))
             words = link.words
             numbers = torch.tensor([sent_ns, *words[:3], *words.news], device="cpu")
-            return _Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
+            return Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
 
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""
@@ -272,20 +264,6 @@ class StampedEnd:
     def _stamps(self, tag: int) -> bool:
         """Whether this tensor has a stamp; both ends say the same."""
         return self._cadence.now and self._begins.at(tag) and tag // TAGS % self._every == 0
-
-
-class _Both:
-    """A message and its stamp on their way."""
-
-    __slots__ = ("_message", "_stamp")
-
-    def __init__(self, message: Outgoing, stamp: Outgoing) -> None:
-        self._message = message
-        self._stamp = stamp
-
-    def wait(self, timeout_s: float) -> None:
-        self._message.wait(timeout_s)
-        self._stamp.wait(timeout_s)
 
 
 def _ping_kind(kind: TensorMeta) -> TensorMeta:

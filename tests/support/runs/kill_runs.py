@@ -106,7 +106,7 @@ class Pinging(Monitor):
     @property
     def awaits_pings(self) -> bool:
         """Whether pings have been asked for that have not all come."""
-        return bool(self._expected)
+        return any(links.awaits_pings for links in list(self._peers.values()))
 
 
 def adapt_until_killed(rank: int, plan: Plan, script: Sequence[Conditions | None], kill: Kill, timeout_s: float) -> dict[str, Any]:
