@@ -1,6 +1,6 @@
 """What every method has in common: a constructive one makes a Schedule of a Problem, a search improves an incumbent.
 
-A constructive method is a pure function `construct(problem, **options) -> Schedule`; it raises `schedc.errors.Unsupported` where
+A constructive method is a pure function `construct(problem, options) -> Schedule`; it raises `schedc.errors.Unsupported` where
 it does not exist for the problem's numbers. Nobody trusts what a method thinks of its own result: the simulator times it and the
 verifier accepts it.
 """
@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+
+    Construct: TypeAlias = Callable[[Problem], Schedule]
+    """A constructive method; raises `Unsupported` where it does not exist for the problem's numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +80,3 @@ class Solved:
     def __post_init__(self) -> None:
         """Refuse a bound that the schedule refutes."""
         check_bound(self.lower_bound_ns, self.objective_ns, f"status {self.status}")
-
-
-class Construct(Protocol):
-    """A constructive method."""
-
-    def __call__(self, problem: Problem, /) -> Schedule:
-        """The method's schedule for the problem.
-
-        Raises:
-            Unsupported: the method does not exist for the problem's numbers.
-        """
-        ...

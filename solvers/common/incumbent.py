@@ -182,6 +182,13 @@ class BestKnown(ABC):
             self.bound_ns, self.bound_by = self._analytic
             self.solver_log = ()
 
+    def end(self, otherwise: Ended, *, interrupted: bool) -> None:
+        """Say why the work ended: by a proof, within the gap, interrupted, or else as given."""
+        if self.schedule is not None and self.gap <= self.limits.gap:
+            self.ended = Ended.PROVEN if self.gap == 0 else Ended.WITHIN_GAP
+        else:
+            self.ended = Ended.INTERRUPTED if interrupted or self.interruption.requested else otherwise
+
     def fails(self, method: str, work: Callable[[], None]) -> bool:
         """Let the method work; whether it failed, which is kept.
 

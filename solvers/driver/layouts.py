@@ -72,7 +72,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
     )
     _run(work)
     _check_found(work)
-    work.ended = _ended(work)
+    work.end(_ended(work), interrupted=work.interrupted)
     work.cut_short |= work.ended is Ended.INTERRUPTED
     return work
 
@@ -133,13 +133,7 @@ def _check_found(work: LayoutWork) -> None:
 
 
 def _ended(work: LayoutWork) -> Ended:
-    """Why the work ended."""
-    if work.gap == 0:
-        return Ended.PROVEN
-    if work.gap <= work.limits.gap:
-        return Ended.WITHIN_GAP
-    if work.interrupted or work.interruption.requested:
-        return Ended.INTERRUPTED
+    """Which limit ended the work, or that it ended by itself."""
     if work.is_constructive or (work.method in LAYOUT_METHODS and work.exhausted):
         return Ended.DONE
     if work.limits.deterministic is not None:

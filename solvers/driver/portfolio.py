@@ -144,7 +144,7 @@ def solve(
         incumbent.cut_short = interrupted = True
     if incumbent.schedule is None and incumbent.failures:
         raise incumbent.failures[0].exception
-    incumbent.ended = _ended(incumbent, interrupted=interrupted, searched=not at_once)
+    incumbent.end(_ended(incumbent, searched=not at_once), interrupted=interrupted)
     return incumbent
 
 
@@ -227,13 +227,9 @@ def _search_on(incumbent: Incumbent, first: int = 16) -> None:
             return
 
 
-def _ended(incumbent: Incumbent, *, interrupted: bool, searched: bool) -> Ended:
-    """Why the work ended."""
+def _ended(incumbent: Incumbent, *, searched: bool) -> Ended:
+    """Which limit ended the work, or that it ended by itself."""
     limits = incumbent.limits
-    if incumbent.schedule is not None and incumbent.gap <= limits.gap:
-        return Ended.PROVEN if incumbent.gap == 0 else Ended.WITHIN_GAP
-    if interrupted or incumbent.interruption.requested:
-        return Ended.INTERRUPTED
     if limits.deterministic is not None and searched:
         return Ended.OUT_OF_WORK
     if limits.clock_s is not None and incumbent.cut_short and incumbent.seconds >= NEARLY * limits.clock_s:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
@@ -20,56 +20,22 @@ from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
-    from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct, Limits
     from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
+    Search: TypeAlias = Callable[[Incumbent, Limits], None]
+    """Improves what is known about a problem: offers schedules and bounds until the gap, the limit, or a proof."""
+    LayoutMethod: TypeAlias = Callable[..., ScheduledLayout]
+    """Chooses a layout with its schedule, within memory; takes and raises what `schedc.solvers.layout.adaptis.adaptis` does."""
+
 TEMPLATE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "hanayo", "chimera", "dualpipe-v")
 MIXED, FUSED = " + mixed", " + fused"
 """After a constructive method's name."""
-
-
-class LayoutMethod(Protocol):
-    """A method that chooses a layout with its schedule."""
-
-    def __call__(
-        self,
-        workload: Workload,
-        open_layout: OpenLayout,
-        /,
-        *,
-        stop: Callable[[], bool],
-        report: Callable[[int, int], None],
-        plain: bool | None,
-    ) -> ScheduledLayout:
-        """The best layout that it finds, with a schedule within memory.
-
-        Args:
-            workload: what `schedc.verify.workload` accepts.
-            open_layout: what may be chosen.
-            stop: is called often; the best so far is the result once it returns True.
-            report: is called with how many layouts were evaluated, and the best objective.
-            plain: whether kernels run in Python; None: where their compiled code is not at hand.
-
-        Raises:
-            Unsupported: the method does not exist for the workload's numbers.
-            NoPlanFound: no layout with a schedule within memory was found.
-        """
-        ...
-
-
-class Search(Protocol):
-    """A method that improves what is known about a problem, within limits."""
-
-    def __call__(self, incumbent: Incumbent, limits: Limits, /) -> None:
-        """Offer schedules and bounds to the incumbent until the gap, the limit, or a proof."""
-        ...
-
 
 METHODS = {
     **dict.fromkeys(TEMPLATE_NAMES, "schedc.solvers.templates:TEMPLATES"),

@@ -186,12 +186,11 @@ class LayoutClimb:
             most: this many of the best layouts.
         """
         screen = self._walks[0].screen
-        return tuple(
-            scheduled_layout(
-                self.workload, kept.draft.layout(), lambda _, kept=kept: screen.schedule(kept.draft, kept.rule), "layouts"
-            )
-            for kept in self.best[:most]
-        )
+
+        def made(kept: KeptArrays) -> ScheduledLayout | None:
+            return scheduled_layout(self.workload, kept.draft.layout(), lambda _: screen.schedule(kept.draft, kept.rule), "layouts")
+
+        return tuple(made(kept) for kept in self.best[:most])
 
 
 def _value_ns(kept: KeptArrays) -> int:
