@@ -20,7 +20,7 @@ from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
-    from schedc.formats.job_toml import FirstJob, FirstLink
+    from schedc.formats.job_toml import FirstLink
     from schedc.formats.profile_file import LayerEntry
 
 LATENCY_WITHIN = "10 us"
@@ -80,7 +80,7 @@ def init_command(
 ) -> None:
     """Write a commented job for a model, a device and a topology; it compiles as it is."""
     from schedc.costs.devices import device_named
-    from schedc.formats.job_toml import job_toml
+    from schedc.formats.job_toml import FirstJob, job_toml
 
     checked = (
         ("--latency", latency, parse_duration_ns),
@@ -115,17 +115,33 @@ def init_command(
     for path in written.values():
         if path is not None and not is_standard(path) and not force and os.path.lexists(path):
             raise InvalidInput(f"{path}: found a file, expected none; name another with -o, or replace it with --force")
-    job = _first_job(
-        known,
-        None if device is None else device_named(device),
-        _of_sites(ranks, sites),
-        output,
-        group=tp * cp,
+    accelerator, group = None if device is None else device_named(device), tp * cp
+    has_experts = any(layer.expert_parameters for layer in known.layers)
+    if bytes_per_expert_parameter is not None and not has_experts:
+        found = f"{bytes_per_expert_parameter:g}, expected none, as {known.name} has no experts"
+        raise InvalidInput(f"--bytes-per-expert-parameter: found {found}")
+    layers = sum(layer.repeat for layer in known.layers)
+    if layers < ranks:
+        raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {known.name} has as many layers")
+    of_sites = tuple(ranks // sites + (site < ranks % sites) for site in range(sites))  # as even as can be
+    of_expert = bytes_per_parameter if bytes_per_expert_parameter is None else bytes_per_expert_parameter
+    capacity, kept_free, unlimited = _memory(known, accelerator, reserve)
+    job = FirstJob(
+        title=f"{known.title}, on {counted(ranks, 'rank')}" + (f" in {sites} sites" if sites > 1 else ""),
+        name=known.name,
+        profile_path=_path_from(known, output),
+        profile_note="predicted; schedc profile measures" if known.content is not None else "",
         microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
-        between=(latency, bandwidth),
-        bytes_per_parameter=(bytes_per_parameter, bytes_per_expert_parameter),
-        reserve=reserve,
+        is_fused=any(layer.is_fused for layer in known.layers),
+        capacity=capacity,
+        unlimited=unlimited,
+        reserve=kept_free,
+        bytes_per_parameter=f"{bytes_per_parameter:g}",
+        bytes_per_expert_parameter=f"{of_expert:g}" if has_experts else None,
         limit=memory_limit,
+        sites=of_sites,
+        within=_within(known, accelerator, max(of_sites) * group),
+        between=_between(known, latency, bandwidth, group) if sites > 1 else None,
     )
     text = job_toml(job)
     _check_compiles(text, known, output)
@@ -160,78 +176,26 @@ def _read(path: Path) -> _Profile:
     return _Profile(name=name, title=one_line(file.model) or name, layers=file.layers, path=path, content=None)
 
 
-def _of_sites(ranks: int, sites: int) -> tuple[int, ...]:
-    """The ranks of each site, as even as can be."""
-    return tuple(ranks // sites + (site < ranks % sites) for site in range(sites))
-
-
-def _first_job(
-    profile: _Profile,
-    device: Accelerator | None,
-    sites: tuple[int, ...],
-    output: Path,
-    *,
-    group: int,
-    microbatches: int,
-    between: tuple[str | None, str | None],
-    bytes_per_parameter: tuple[float, float | None],
-    reserve: str | None,
-    limit: str | None,
-) -> FirstJob:
-    """What the file says.
-
-    Args:
-        profile: the model's.
-        device: for its memory and links; None: nothing of it is known.
-        sites: the ranks of each.
-        output: where the job goes.
-        group: devices of each rank.
-        microbatches: of a training step.
-        between: latency and bandwidth of the links between sites, as text.
-        bytes_per_parameter: that stages hold all the time, and for experts; None: the same.
-        reserve: of the device, as text; None: the usual part.
-        limit: of activations, as text; None: what the device leaves for them.
-
-    Raises:
-        InvalidInput: the model has too few layers, no experts, or no messages that a bandwidth could be for.
-    """
+def _memory(profile: _Profile, device: Accelerator | None, reserve: str | None) -> tuple[str | None, str, str]:
+    """The capacity of a device, what no plan uses of it; and why memory does not count where there is no capacity."""
     from schedc.costs.devices import RESERVE
-    from schedc.formats.job_toml import FirstJob
 
-    each, of_expert = bytes_per_parameter
-    has_experts = any(layer.expert_parameters for layer in profile.layers)
-    if of_expert is not None and not has_experts:
-        raise InvalidInput(f"--bytes-per-expert-parameter: found {of_expert:g}, expected none, as {profile.name} has no experts")
-    ranks, layers = sum(sites), sum(layer.repeat for layer in profile.layers)
-    if layers < ranks:
-        raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {profile.name} has as many layers")
-    within, capacity, kept_free, unlimited = _link(profile, LATENCY_WITHIN, None, UNKNOWN_LINK), None, "", "no --device was given"
-    if device is not None:
-        is_near = max(sites) * group <= device.group
-        rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
-        note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
-        within = _link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note)
-        unlimited = "the profile has no activations or no parameters"
-        if any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers):
-            capacity = f"{device.memory_bytes // 10**9} GB"
-            kept_free = reserve or f"{RESERVE * device.memory_bytes / 10**9:g} GB"
-    return FirstJob(
-        title=f"{profile.title}, on {counted(ranks, 'rank')}" + (f" in {len(sites)} sites" if len(sites) > 1 else ""),
-        name=profile.name,
-        profile_path=_path_from(profile, output),
-        profile_note="predicted; schedc profile measures" if profile.content is not None else "",
-        microbatches=microbatches,
-        is_fused=any(layer.is_fused for layer in profile.layers),
-        capacity=capacity,
-        unlimited=unlimited,
-        reserve=kept_free,
-        bytes_per_parameter=f"{each:g}",
-        bytes_per_expert_parameter=f"{each if of_expert is None else of_expert:g}" if has_experts else None,
-        limit=limit,
-        sites=sites,
-        within=within,
-        between=_between(profile, *between, group) if len(sites) > 1 else None,
-    )
+    if device is None:
+        return None, "", "no --device was given"
+    if any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers):
+        kept_free = reserve or f"{RESERVE * device.memory_bytes / 10**9:g} GB"
+        return f"{device.memory_bytes // 10**9} GB", kept_free, ""
+    return None, "", "the profile has no activations or no parameters"
+
+
+def _within(profile: _Profile, device: Accelerator | None, together: int) -> FirstLink:
+    """The link between devices of a site, of which the largest has this many together."""
+    if device is None:
+        return _link(profile, LATENCY_WITHIN, None, UNKNOWN_LINK)
+    is_near = together <= device.group
+    rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
+    note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
+    return _link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note)
 
 
 def _path_from(profile: _Profile, job: Path) -> str:
