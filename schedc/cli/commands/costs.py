@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption
-from schedc.io.outputs import check_outputs, is_standard, write_output
+from schedc.io.outputs import check_outputs, write_output
 
 
 class Recompute(StrEnum):
@@ -51,7 +51,7 @@ def costs_command(
     from schedc.costs.predicted import is_known, predicted
     from schedc.formats.profile_file import profile_json
     from schedc.view.terminal import profile
-    from schedc.view.terminal.show import console, show
+    from schedc.view.terminal.show import show
 
     path = None if is_known(model) else Path(model)
     check_outputs({"-o": output}, () if path is None or not path.exists() else (path,), standard=True, as_json=as_json)
@@ -82,7 +82,7 @@ def costs_command(
     if of_experts:
         notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
     rows = [profile.ProfileRow(layer, {}, layer.parameters or 0) for layer in layers]
-    out = console(stderr=is_standard(output), piped_width=profile.PIPED_WIDTH)
+    out = profile.console_beside(output)
     show(profile.shown_profile(rows, notes, f"{made.title}: predicted", output), out)
     if operators:
         show(profile.shown_operators(made), out)

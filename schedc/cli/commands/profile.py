@@ -8,19 +8,17 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schedc.cli.options import JsonOption
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
-from schedc.io.outputs import check_outputs, is_standard, write_output
+from schedc.io.outputs import check_outputs, write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from schedc.view.terminal.profile import ProfileRow
+    from collections.abc import Sequence
 
 
 class DeviceName(StrEnum):
@@ -73,8 +71,9 @@ def profile_command(
     from schedc.formats.profile_file import profile_json
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.named import described, device_named, dtype_named
-    from schedc.view.terminal.profile import ProfileRow
+    from schedc.view.terminal.profile import ProfileRow, console_beside, measured_json, shown_profile
     from schedc.view.terminal.progress import working
+    from schedc.view.terminal.show import show
 
     where = device_named(device)
     loaded = load_model(model)
@@ -91,19 +90,22 @@ def profile_command(
             **types,
         )
     written = merged(measured) if merge else measured
-    rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters) for layer in written]
+    rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters, layer.held_bytes) for layer in written]
     write_output(output, profile_json([row.layer for row in rows], model=loaded.name).encode())
-    title = f"{loaded.name or model}, measured on {described(where)}; medians of {repeats} for each layer"
-    said = {"model": loaded.name, "measured_on": described(where)}
-    held = [{"held_bytes": layer.held_bytes} for layer in written]
-    _show(rows, warnings(measured, written), title, output, said if as_json else None, held)
+    notes, on = warnings(measured, written), described(where)
+    if as_json:
+        show({"model": loaded.name, "measured_on": on, **measured_json(rows, notes)})
+    else:
+        title = f"{loaded.name or model}, measured on {on}; medians of {repeats} for each layer"
+        show(shown_profile(rows, notes, title, output), console_beside(output))
 
 
 def _from_traces(paths: Sequence[Path], output: Path, *, as_json: bool) -> None:
     from schedc.formats.profile_file import profile_json
     from schedc.formats.torch_profiler.profile import PHASES, stage_times, stages_profile
     from schedc.formats.torch_profiler.trace import read_torch_trace
-    from schedc.view.terminal.profile import ProfileRow
+    from schedc.view.terminal.profile import ProfileRow, console_beside, measured_json, shown_profile
+    from schedc.view.terminal.show import show
 
     traces = [read_torch_trace(path) for path in paths]
     times = stage_times(traces)
@@ -112,33 +114,8 @@ def _from_traces(paths: Sequence[Path], output: Path, *, as_json: bool) -> None:
     phases = [{PHASES[kind]: found for kind, found in kinds.items()} for kinds in times.values()]
     rows = [ProfileRow(layer, found, None) for layer, found in zip(layers, phases, strict=True)]
     where = "on the GPU" if all(trace.on_gpu for trace in traces) else "on the CPU"
-    title = f"from {len(traces)} traces, {where}: medians after the first step"
-    _show(rows, notes, title, output, {} if as_json else None, [{} for _ in rows])
-
-
-def _show(
-    rows: Sequence[ProfileRow],
-    notes: Sequence[str],
-    title: str,
-    output: Path,
-    said: Mapping[str, Any] | None,
-    more: Sequence[Mapping[str, Any]],
-) -> None:
-    """Print the layers as a table; or as an object with what is said of them all, and more of each."""
-    from schedc.view.terminal.profile import PIPED_WIDTH, entry_json, shown_profile
-    from schedc.view.terminal.show import console, show
-
-    if said is None:
-        out = console(stderr=is_standard(output), piped_width=PIPED_WIDTH)
-        show(shown_profile(rows, notes, title, output), out)
-        return
-    layers = [
-        {
-            **entry_json(row.layer),
-            "spread": {phase: times.spread for phase, times in row.phases.items()},
-            "samples": {phase: len(times.samples_ns) for phase, times in row.phases.items()},
-            **each,
-        }
-        for row, each in zip(rows, more, strict=True)
-    ]
-    show({**said, "layers": layers, "warnings": notes})
+    if as_json:
+        show(measured_json(rows, notes))
+    else:
+        title = f"from {len(traces)} traces, {where}: medians after the first step"
+        show(shown_profile(rows, notes, title, output), console_beside(output))

@@ -44,7 +44,7 @@ def difference_json(difference: PlanDifference) -> dict[str, Any]:
     """The object of `diff --json`."""
     return {
         "equal": difference.is_empty,
-        **{name: [_change_json(change) for change in getattr(difference, name)] for name in SECTIONS},
+        **{name: [picked(change, "place before after") for change in getattr(difference, name)] for name in SECTIONS},
         "orders": difference.orders,
         "not_compared": difference.not_compared or None,
     }
@@ -69,10 +69,6 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
             shown = said if left_out <= 1 else [*said[: MOST_LINES - 1], f"and {left_out} more lines; --json has all"]
             lines += [f"{section}:", *(f"  {line}" for line in shown)]
     return lines
-
-
-def _change_json(change: FactChange) -> dict[str, Any]:
-    return picked(change, "place before after")
 
 
 def _order_lines(difference: PlanDifference) -> list[str]:

@@ -103,9 +103,14 @@ def _segment_json(timeline: Timeline, segment: Segment) -> dict[str, Any]:
 def _gain_json(gain: Gain) -> dict[str, Any]:
     change = gain.change
     return {
-        **{"change": change.kind, "text": change.text, "rank": change.source, "destination": change.destination},
+        "change": change.kind,
+        "text": change.text,
+        "rank": change.source,
+        "destination": change.destination,
+        "microbatches": gain.microbatches_after,
+        "gain": gain.share,
+        "proven": gain.is_proven,
         **picked(gain, "before_ns after_ns lower_bound_ns searched"),
-        **{"microbatches": gain.microbatches_after, "gain": gain.share, "proven": gain.is_proven},
     }
 
 

@@ -11,11 +11,13 @@ from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
 from schedc.view.document import Column, Line, Table, right
-from schedc.view.terminal.show import picked
+from schedc.view.terminal.show import console, picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from rich.console import Console
 
     from schedc.analysis.comparison.times import SampledTimes
     from schedc.costs.layers import Part
@@ -39,6 +41,12 @@ class ProfileRow(NamedTuple):
     layer: LayerEntry
     phases: Mapping[str, SampledTimes]
     parameters: int | None
+    held_bytes: int | None = None
+
+
+def console_beside(output: Path | None) -> Console:
+    """Where the tables go: to standard error if standard output has the profile."""
+    return console(stderr=is_standard(output), piped_width=PIPED_WIDTH)
 
 
 def shown_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, output: Path | None = None) -> Iterator[Block]:
@@ -61,6 +69,20 @@ def shown_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, 
     yield from (Line(one_line(f"note: {note}"), "yellow") for note in notes)
     if output is not None:
         yield "wrote standard output" if is_standard(output) else f"wrote {one_line(str(output))}"
+
+
+def measured_json(rows: Sequence[ProfileRow], notes: Sequence[str]) -> dict[str, Any]:
+    """The keys `layers` and `warnings` of `profile --json`."""
+    layers = [
+        {
+            **entry_json(row.layer),
+            "spread": {phase: times.spread for phase, times in row.phases.items()},
+            "samples": {phase: len(times.samples_ns) for phase, times in row.phases.items()},
+            **({} if row.held_bytes is None else {"held_bytes": row.held_bytes}),
+        }
+        for row in rows
+    ]
+    return {"layers": layers, "warnings": notes}
 
 
 def entry_json(layer: LayerEntry) -> dict[str, Any]:
