@@ -33,12 +33,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.problem import groups_of
+from schedc.ir.problem import Problem, groups_of
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
     from schedc.models.grid import TimeGrid
 
 

@@ -14,12 +14,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective, groups_of
+from schedc.ir.problem import Objective, Problem, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.models.blocks import Blocks
 

@@ -16,16 +16,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective
-from schedc.models.blocks import followers_of
-
-if TYPE_CHECKING:
-    from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks, BlockTransfer
+from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective, Problem
+from schedc.models.blocks import Blocks, BlockTransfer, followers_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective
+from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
-from schedc.models.blocks import NothingAtMost
+from schedc.models.blocks import Blocks, BlockTransfer, NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.variables import CpSatVariables
 
 if TYPE_CHECKING:
-    from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks, BlockTransfer
     from schedc.models.start_windows import Windows
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.models.late_begin import with_late_begins
-from schedc.models.milp.variables import op_name, send_name
+from schedc.models.milp.variables import MilpVariables, op_name, send_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
-    from schedc.models.milp.variables import MilpVariables
 
 
 def order_values(variables: MilpVariables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.models.blocks import followers_of
+from schedc.models.blocks import Blocks, followers_of
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
-    from schedc.models.blocks import Blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ import pulp
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.models.memory_units import unit_bytes
-from schedc.models.milp.variables import op_name
+from schedc.models.milp.variables import MilpVariables, op_name
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.models.milp.variables import MilpVariables
 
 MOST_UNITS = 1 << 20
 """No row adds up more than this: each unit may be off by HiGHS's tolerance of 1e-9, and together they must stay far below one."""

@@ -14,26 +14,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pulp
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective
+from schedc.ir.ops import Kind, Op
+from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
-from schedc.models.blocks import NothingAtMost
-from schedc.models.milp.graph import graph_of
+from schedc.models.blocks import Blocks, NothingAtMost
+from schedc.models.milp.graph import Graph, graph_of
 from schedc.models.milp.memory import add_memory_limit
 from schedc.models.milp.order import OrderedTask, add_no_overlap, add_work_cuts
 from schedc.models.milp.variables import MilpVariables, op_name, send_name
-from schedc.models.start_windows import windows_of
-
-if TYPE_CHECKING:
-    from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
-    from schedc.models.blocks import Blocks
-    from schedc.models.milp.graph import Graph
-    from schedc.models.start_windows import Windows
+from schedc.models.start_windows import Windows, windows_of
 
 
 def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> MilpVariables:

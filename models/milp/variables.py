@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import token
+from schedc.ir.ops import Op, token
 
 if TYPE_CHECKING:
     import pulp
 
-    from schedc.ir.ops import Op
     from schedc.models.blocks import Blocks
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.workload import Semantics
+from schedc.ir.workload import Semantics, Workload
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.ir.layout import Layout
-    from schedc.ir.workload import Workload
 
 
 def verify_layout(workload: Workload, layout: Layout) -> tuple[Violation, ...]:

@@ -9,13 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.ir.problem import MOST_OPS, Objective
+from schedc.ir.problem import MOST_OPS, Objective, Problem
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.ir.problem import Problem
 
 
 def verify_problem(problem: Problem) -> tuple[Violation, ...]:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
-from schedc.ir.workload import Semantics
+from schedc.ir.workload import Semantics, Workload
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from enum import StrEnum
-
-    from schedc.ir.workload import Workload
 
 
 def verify_workload(workload: Workload) -> tuple[Violation, ...]:

@@ -16,13 +16,13 @@ from ortools.sat.python import cp_model
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
 from schedc.models.grid import grid_of
 from schedc.models.start_windows import windows_of
-from schedc.solvers.common.base import Solved, SolverStatus
+from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.proof import bound_of_none
 from schedc.verify.schedule.checks import verify_schedule
@@ -30,10 +30,8 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.models.cpsat.variables import CpSatVariables
-    from schedc.solvers.common.base import Limits
 
 LARGE = 1 << 27
 """With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and

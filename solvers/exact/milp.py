@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.models.blocks import NothingAtMost, blocks_of
 from schedc.models.grid import TimeGrid, grid_of
-from schedc.solvers.common.base import Solved, SolverStatus
+from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.proof import bound_of_none
 from schedc.verify.schedule.checks import verify_schedule
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.models.milp.variables import MilpVariables
-    from schedc.solvers.common.base import Limits
 
 MOST_TICKS = 100_000
 """A horizon of more ticks than this is rounded to a coarser grid, on which HiGHS's tolerances stay far below a tick."""

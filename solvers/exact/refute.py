@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
-from schedc.analysis.bounds.clock import Clock, TimeUp
+from schedc.analysis.bounds.clock import Clock, TimeUp, Until
 from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.memory_states import way_of
 from schedc.analysis.bounds.recomputed import without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.models.blocks import blocks_of
 from schedc.models.cpsat.refute import build_relaxed
 from schedc.models.grid import grid_of
@@ -34,8 +34,6 @@ from schedc.solvers.exact.cpsat import run, solver_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.analysis.bounds.clock import Until
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Limits
 
 STEPS, MOST_STEPS = 100, 1600

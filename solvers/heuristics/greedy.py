@@ -14,14 +14,13 @@ from msgspec import Meta
 
 from schedc.ir.ops import Kind
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
-from schedc.solvers.kernel.list_scheduler import ListScheduler
+from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
 from schedc.solvers.kernel.rule import Rule
 from schedc.solvers.kernel.scheduler_state import depth_by_stage
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.kernel.list_scheduler import ListSchedule
 
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options

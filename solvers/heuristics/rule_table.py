@@ -20,7 +20,7 @@ from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_back
 from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, stop_flag
 from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
-from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.kernel.tables import SchedulerState
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from schedc.solvers.kernel.tables import SchedulerState
 
 
 def levels_ns_of(longest_ns: int) -> tuple[int, int, int, int, int]:

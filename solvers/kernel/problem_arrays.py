@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from schedc.ir.index import tables_of
-from schedc.ir.problem import Objective
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
+from schedc.ir.problem import Objective, Problem
 
 UNLIMITED = np.int64(1) << 60
 

@@ -20,13 +20,12 @@ from schedc.errors import Defect, InvalidInput
 from schedc.ir.costs import MessageCost
 from schedc.models.assignment import AssignmentModel, Kinds, KnownEnds
 from schedc.solvers.exact.cpsat import run, solver_of
-from schedc.solvers.node_mapping.value import Timer, ring_ns
+from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, ring_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.solvers.common.base import Limits
-    from schedc.solvers.node_mapping.value import AssignedStep, Replicated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

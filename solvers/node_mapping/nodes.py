@@ -15,7 +15,7 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.ir.costs import MessageCost
 from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.node_mapping.exact import Assigned, assign
-from schedc.solvers.node_mapping.value import Timer, alike, costs_between, under
+from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, alike, costs_between, under
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Limits
-    from schedc.solvers.node_mapping.value import AssignedStep, Replicated
 
 MOST_SCHEDULES = 12
 """The exact search is run for at most this many schedules."""

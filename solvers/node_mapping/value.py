@@ -18,13 +18,12 @@ import numpy as np
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.costs import MessageCost
-from schedc.ir.problem import Link
+from schedc.ir.problem import Link, Problem
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Network
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.compiled.compiler import compiled
-from schedc.ir.problem import groups_of
+from schedc.ir.problem import Problem, groups_of
 from schedc.solvers.common.microbatch_order import known_orders, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, longest_op_ns, stop_flag
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
 POOL = 4

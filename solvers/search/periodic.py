@@ -15,9 +15,9 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.models.grid import grid_of
-from schedc.models.periodic import build_cycle, held_at_most, takes_less_fused
-from schedc.solvers.common.base import NO_LIMITS
+from schedc.models.grid import TimeGrid, grid_of
+from schedc.models.periodic import Cycle, build_cycle, held_at_most, takes_less_fused
+from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
-    from schedc.models.grid import TimeGrid
-    from schedc.models.periodic import Cycle
-    from schedc.solvers.common.base import Limits
 
 SETTLED_WAVES = 7
 """A schedule of this many waves is long enough to have a steady state."""

@@ -21,14 +21,13 @@ from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders
-from schedc.solvers.kernel.problem_arrays import microbatches_by_stage, problem_arrays_of
+from schedc.solvers.kernel.problem_arrays import ProblemArrays, microbatches_by_stage, problem_arrays_of
 from schedc.solvers.search.local import Found
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.problem_arrays import ProblemArrays
 
 CLIMBS = 2
 """Searches beside each other in one round; each next round starts from the best of them."""

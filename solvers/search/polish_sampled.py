@@ -7,7 +7,7 @@ serves all conditions; the mean of its ends counts, or a percentile.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.solvers.common.fusing import fusing_saves_time
-from schedc.solvers.common.interruption import NOTICE_S
+from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.problem_arrays import problem_arrays_of
 from schedc.solvers.kernel.sampled_orders import Sampled, SampledClimber
@@ -23,11 +23,9 @@ from schedc.solvers.search.polish import EXCHANGES, REACH, durations_by_visit_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.interruption import Interruption
 
 CLIMBS = 2
 """Searches beside each other in one round."""

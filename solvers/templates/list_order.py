@@ -9,12 +9,10 @@ from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from schedc.ir.problem import Link
-from schedc.solvers.kernel.list_scheduler import list_schedule
+from schedc.ir.problem import Link, Problem
+from schedc.solvers.kernel.list_scheduler import ListSchedule, list_schedule
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.list_scheduler import ListSchedule
     from schedc.solvers.kernel.rule import Rule
 
 

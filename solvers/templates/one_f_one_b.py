@@ -6,14 +6,13 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind, Op
-from schedc.solvers.templates.shape import line_or_loop, loop, schedule_of
+from schedc.solvers.templates.shape import Grid, line_or_loop, loop, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.templates.shape import Grid
 
 
 def one_f_one_b(problem: Problem) -> Schedule:

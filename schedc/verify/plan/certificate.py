@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind
-from schedc.ir.plan import BoundName, Scope
+from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.plan import BoundName, Plan, RankPlan, Scope
 from schedc.ir.problem import Objective
-from schedc.verify.plan.replay import replay
+from schedc.verify.plan.replay import Replay, replay
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan, RankPlan
     from schedc.verify.plan.needs import Need
-    from schedc.verify.plan.replay import Replay
 
 TOLERANCE = 1e-6
 """How far a claimed ratio may be from the true one: files may round it."""

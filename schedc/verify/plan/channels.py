@@ -9,15 +9,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.ops import Kind, token
-from schedc.ir.plan import Collective
+from schedc.ir.ops import Kind, Op, token
+from schedc.ir.plan import Channel, Collective, Plan
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Channel, Plan
     from schedc.verify.plan.needs import Need
 
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.ops import WHOLE, Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan, RankPlan
     from schedc.verify.plan.needs import Need
 
