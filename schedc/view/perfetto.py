@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.step_times import lanes_of, planned_times
+from schedc.analysis.comparison.step_times import planned_times
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.formats.trace_events import counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
 from schedc.ir.index import tables_of
@@ -75,10 +75,9 @@ def _earlier(step: StepTrace, by_ns: int) -> StepTrace:
 
 def planned_trace(plan: Plan, timeline: Timeline) -> Trace:
     """The simulated step as a trace, with the number 0."""
-    lanes = lanes_of(timeline)
-    times = planned_times(timeline, lanes)
+    times, number = planned_times(timeline), timeline.number_of_transfer
     ranks = []
-    for rank, (begin, end) in zip(plan.ranks, lanes.bounds, strict=True):
+    for rank, (begin, end) in zip(plan.ranks, timeline.bounds, strict=True):
         channels = tuple(replace(channel, post_before=()) for channel in rank.channels)
         step = StepTrace(
             step=0,
@@ -88,7 +87,7 @@ def planned_trace(plan: Plan, timeline: Timeline) -> Trace:
             begun_ns=times.begun_ns[begin:end],
             ended_ns=times.ended_ns[begin:end],
             channels_ns=tuple(
-                tuple((times.taken_ns if channel.receives else times.sent_ns)[lanes.number[op]] for op in channel.transfers)
+                tuple((times.taken_ns if channel.receives else times.sent_ns)[number[op]] for op in channel.transfers)
                 for channel in channels
             ),
         )
@@ -120,11 +119,10 @@ def link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
     of_collectives = [int(tables.collective_resource[span.rank]) for span in timeline.collectives]
     for resource in sorted({*timeline.resource.tolist(), *of_collectives} - {-1}):
         yield from lane_name(pid, resource + 1, tables.resources[resource].label)
-    lanes = lanes_of(timeline)
-    for transfer in lanes.sends:
+    for transfer in timeline.sent.tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
         if left_ns > start_ns:
-            name = token(lanes.ops[transfer])
+            name = token(timeline.named_ops[transfer])
             yield slice_event(pid, int(timeline.resource[transfer]) + 1, name, start_ns, left_ns, "transfer")
     for resource, span in zip(of_collectives, timeline.collectives, strict=True):
         if span.end_ns > span.start_ns:

@@ -218,7 +218,7 @@ def test_a_link_tolerates_a_delay_and_not_more(case: tuple[Problem, Schedule], a
     problem, schedule = case
     tolerance = Tolerance(problem, schedule)
     timeline = simulate(problem, schedule)
-    slack_ns = slacks_of(timeline, waits_of(problem, timeline)).of_links(timeline, waits_of(problem, timeline))
+    slack_ns = slacks_of(timeline, waits_of(problem, timeline)).of_links(timeline)
     target_ns = timeline.makespan_ns + allowed_ns
     for link, least_ns in slack_ns.items():
         most_ns = tolerance.extra_latency_ns(link, target_ns)
@@ -244,7 +244,7 @@ def test_a_link_that_one_message_crosses_tolerates_its_slack(data: st.DataObject
     schedule = data.draw(random_schedules(problem))
     timeline = simulate(problem, schedule)
     waits = waits_of(problem, timeline)
-    for link, slack_ns in slacks_of(timeline, waits).of_links(timeline, waits).items():
+    for link, slack_ns in slacks_of(timeline, waits).of_links(timeline).items():
         assert Tolerance(problem, schedule).extra_latency_ns(link) == slack_ns
 
 

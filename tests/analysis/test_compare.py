@@ -16,7 +16,6 @@ from inputs.traces import slower_block, slower_link, slower_stage, trace_of_time
 from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.comparison.measured_steps import measured_times
-from schedc.analysis.comparison.step_times import lanes_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
@@ -272,10 +271,9 @@ def test_a_transfer_that_queues_behind_a_late_one_is_not_to_blame() -> None:
     problem = make_problem(3, 2, costs_ns=[(100, 1, 1), (10, 1, 1), (10, 1, 1)], links={(1, 2): (0, 80)})
     plan = gpipe(problem)
     timeline = simulate(problem, plan.schedule())
-    lanes = lanes_of(timeline)
     trace = trace_of_timelines(plan, [simulate(slower_block(problem, Op(Kind.F, 1, 0), 50), plan.schedule())])
-    (times,) = measured_times(plan, timeline, lanes, trace)
-    delay = Chains(timeline, lanes, times).delay(lanes.ops.index(Op(Kind.F, 2, 1)))
+    (times,) = measured_times(plan, timeline, trace)
+    delay = Chains(timeline, times).delay(timeline.named_ops.index(Op(Kind.F, 2, 1)))
     assert delay.late_ns == 30
     assert delay.first is not None
     assert (delay.first.what, delay.first.op, delay.first.added_ns) == ("compute", Op(Kind.F, 1, 0), 50)

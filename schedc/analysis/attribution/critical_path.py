@@ -83,8 +83,7 @@ def _walk(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
         elif event >= count:
             op = event - count
             start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
-            ends = int(waits.rank_of[op]), int(waits.rank_of[timeline.consumer[op]])
-            yield _transfer(SegmentKind.TRANSMISSION, ends, op, start_ns, left_ns)
+            yield _transfer(SegmentKind.TRANSMISSION, timeline.links[op], op, start_ns, left_ns)
             if start_ns == 0:
                 return
             behind = int(waits.behind[op])
@@ -92,7 +91,7 @@ def _walk(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
         else:
             start_ns, end_ns = int(timeline.starts_ns[event]), int(timeline.ends_ns[event])
             kind = SegmentKind(KIND_NAMES[timeline.ops[event, 0]])
-            yield Segment(kind=kind, rank=int(waits.rank_of[event]), start_ns=start_ns, end_ns=end_ns, op=event)
+            yield Segment(kind=kind, rank=int(timeline.rank_of[event]), start_ns=start_ns, end_ns=end_ns, op=event)
             if start_ns == 0:
                 return
             awaited = int(waits.awaited[event])
@@ -100,8 +99,7 @@ def _walk(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
                 event = 2 * count + awaited
             elif waits.cause[event] == Awaited.MESSAGE:
                 left_ns, arrival_ns = int(timeline.transfer_left_ns[awaited]), int(timeline.arrival_ns[awaited])
-                ends = int(waits.rank_of[awaited]), int(waits.rank_of[event])
-                yield _transfer(SegmentKind.LATENCY, ends, awaited, left_ns, arrival_ns)
+                yield _transfer(SegmentKind.LATENCY, timeline.links[awaited], awaited, left_ns, arrival_ns)
                 event = count + awaited
             else:
                 event = awaited

@@ -117,15 +117,12 @@ def _between_ops(timeline: Timeline, waits: Waits, memory_ns: NDArray[np.int64],
     idle times. The time of a piece in which the op's producer has not ended goes on as pieces of the producer's rank. As needs and
     orders have no cycle, this ends.
     """
-    starts_ns, ends_ns, rank_of = timeline.starts_ns, timeline.ends_ns, waits.rank_of
+    starts_ns, ends_ns, rank_of = timeline.starts_ns, timeline.ends_ns, timeline.rank_of
     gaps = np.flatnonzero(waits.idle_ns)
     gap_begin_ns = starts_ns - waits.idle_ns
     far_ns = timeline.makespan_ns + 1
     gap_keys = rank_of[gaps] * far_ns + starts_ns[gaps]  # ascending: by rank, then by the gap's end
-    first = np.zeros(len(starts_ns), np.bool_)
-    first[timeline.begin[:-1][np.diff(timeline.begin) > 0]] = True
-
-    op = gaps[~first[gaps]]
+    op = gaps[~timeline.is_first[gaps]]
     victim, from_ns, until_ns = rank_of[op], gap_begin_ns[op], starts_ns[op]
     while len(op):
         at = rank_of[op]

@@ -44,7 +44,7 @@ def memory_from_ns(problem: Problem, schedule: Schedule, timeline: Timeline, wai
         return from_ns
     taken, released = memory_changes(problem, schedule, timeline.ops)
     held = np.cumsum(taken - released) - (taken - released)  # before the op; all ranks before included
-    ready_ns = _forwards_ready_ns(problem, timeline, waits)
+    ready_ns = _forwards_ready_ns(problem, timeline)
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         first, end = timeline.begin[rank : rank + 2].tolist()
         idle = np.flatnonzero(waits.idle_ns[first:end]) + first
@@ -62,13 +62,13 @@ def memory_from_ns(problem: Problem, schedule: Schedule, timeline: Timeline, wai
     return from_ns
 
 
-def _forwards_ready_ns(problem: Problem, timeline: Timeline, waits: Waits) -> NDArray[np.int64]:
+def _forwards_ready_ns(problem: Problem, timeline: Timeline) -> NDArray[np.int64]:
     """Per op that is the first piece of an F, when its input and its stage's weights are there; 0 for others."""
     kind, stage, microbatch, _ = timeline.ops.T
     tables = tables_of(problem)
     ready_ns = np.zeros(len(timeline.ops), np.int64)
-    took = waits.taken_from >= 0
-    ready_ns[took] = timeline.arrival_ns[waits.taken_from[took]]
+    took = timeline.taken_from >= 0
+    ready_ns[took] = timeline.arrival_ns[timeline.taken_from[took]]
     forward = kind == Kind.F
     end_ns = np.zeros((len(problem.stages), problem.microbatches), np.int64)
     np.maximum.at(end_ns, (stage[forward], microbatch[forward]), timeline.ends_ns[forward])

@@ -33,13 +33,10 @@ class Slacks:
     collective_ns: NDArray[np.int64]
     """Per collective of the Timeline."""
 
-    def of_links(self, timeline: Timeline, waits: Waits) -> dict[tuple[int, int], int]:
+    def of_links(self, timeline: Timeline) -> dict[tuple[int, int], int]:
         """Per link that transfers cross, (source, destination): the least slack of its transfers."""
-        sent = np.flatnonzero(timeline.consumer >= 0)
-        ends = (waits.rank_of[sent].tolist(), waits.rank_of[timeline.consumer[sent]].tolist())
         least: dict[tuple[int, int], int] = {}
-        for source, destination, slack_ns in zip(*ends, self.transfer_ns[sent].tolist(), strict=True):
-            link = (source, destination)
+        for link, slack_ns in zip(timeline.links.values(), self.transfer_ns[timeline.sent].tolist(), strict=True):
             least[link] = min(slack_ns, least.get(link, slack_ns))
         return dict(sorted(least.items()))
 
@@ -71,10 +68,9 @@ def _edges(timeline: Timeline, waits: Waits) -> Iterator[Edge]:
     Ops have their numbers, the transfer of an op its number + the number of ops, the collective c 2 × that number + c. On a link,
     only what takes time holds up what comes after it.
     """
-    count = len(timeline.ops)
-    following = np.flatnonzero(waits.rank_of[1:] == waits.rank_of[:-1])
+    count, sent = len(timeline.ops), timeline.sent
+    following = np.flatnonzero(timeline.rank_of[1:] == timeline.rank_of[:-1])
     yield following, following + 1, np.zeros(len(following), np.int64)
-    sent = np.flatnonzero(timeline.consumer >= 0)
     yield sent, count + sent, np.zeros(len(sent), np.int64)
     yield count + sent, timeline.consumer[sent], (timeline.arrival_ns - timeline.transfer_left_ns)[sent]
     scatters = np.flatnonzero(waits.collective_after >= 0)

@@ -39,7 +39,6 @@ class Awaited(IntEnum):
 class Waits:
     """Per op, flat as in the Timeline, what it waited for."""
 
-    rank_of: NDArray[np.int64]
     idle_ns: NDArray[np.int64]
     """How long the rank was idle before the op."""
     cause: NDArray[np.int64]
@@ -52,8 +51,6 @@ class Waits:
     """The part in which the message was ready and its link or trunk was busy."""
     transmission_ns: NDArray[np.int64]
     latency_ns: NDArray[np.int64]
-    taken_from: NDArray[np.int64]
-    """The op whose transfer the op takes, or -1."""
     collective_after: NDArray[np.int64]
     """Per collective of the Timeline, the op that makes it ready, or -1 for an all-gather."""
     line_before: NDArray[np.int64]
@@ -66,15 +63,10 @@ class Waits:
 def waits_of(problem: Problem, timeline: Timeline) -> Waits:
     """What everything of the timeline waited for; the timeline is of a schedule of the problem, with decoupled transfers."""
     count = len(timeline.ops)
-    rank_of = np.repeat(np.arange(timeline.ranks), np.diff(timeline.begin))
-    first = np.zeros(count, np.bool_)
-    first[timeline.begin[:-1][np.diff(timeline.begin) > 0]] = True
+    first, taken_from = timeline.is_first, timeline.taken_from
     free_ns = np.where(first, 0, np.roll(timeline.ends_ns, 1))
     idle_ns = timeline.starts_ns - free_ns
 
-    taken_from = np.full(count, -1, np.int64)
-    sent = np.flatnonzero(timeline.consumer >= 0)
-    taken_from[timeline.consumer[sent]] = sent
     message = (idle_ns > 0) & (taken_from >= 0) & (timeline.arrival_ns[taken_from] == timeline.starts_ns)
     gather = (idle_ns > 0) & ~message
     cause = np.select(
@@ -92,7 +84,6 @@ def waits_of(problem: Problem, timeline: Timeline) -> Waits:
 
     line_before, behind = _lines(problem, timeline)
     return Waits(
-        rank_of=rank_of,
         idle_ns=idle_ns,
         cause=cause,
         awaited=awaited,
@@ -100,7 +91,6 @@ def waits_of(problem: Problem, timeline: Timeline) -> Waits:
         queue_ns=part(timeline.ends_ns, timeline.transfer_start_ns),
         transmission_ns=part(timeline.transfer_start_ns, timeline.transfer_left_ns),
         latency_ns=part(timeline.transfer_left_ns, timeline.arrival_ns),
-        taken_from=taken_from,
         collective_after=_collective_after(timeline),
         line_before=line_before,
         behind=behind,
@@ -124,8 +114,7 @@ def _lines(problem: Problem, timeline: Timeline) -> tuple[NDArray[np.int64], NDA
     Who queues starts when something leaves that takes time. It may queue behind transfers that take none, but these began at the
     same nanosecond, and queued there as well: they were served before it, so they were ready no later.
     """
-    count, spans = len(timeline.ops), timeline.collectives
-    sent = np.flatnonzero(timeline.consumer >= 0)
+    count, spans, sent = len(timeline.ops), timeline.collectives, timeline.sent
     lane = tables_of(problem).collective_resource if spans else np.zeros(0, np.int64)
     times = np.array([[span.ready_ns, span.start_ns, span.end_ns] for span in spans], np.int64).reshape(-1, 3)
     items = np.concatenate([sent, count + np.arange(len(spans))])

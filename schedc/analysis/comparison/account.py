@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schedc.analysis.comparison.step_times import Lanes, StepTimes
+    from schedc.analysis.comparison.step_times import StepTimes
+    from schedc.analysis.simulation.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +33,19 @@ class Account:
         return self.late_ns + self.transfer_ns + self.other_ns
 
 
-def accounts(lanes: Lanes, times: StepTimes) -> tuple[Account, ...]:
-    """Each rank's account.
+def accounts(timeline: Timeline, times: StepTimes) -> tuple[Account, ...]:
+    """Each rank's account of a step of the timeline's plan.
 
     Waiting is counted from when the rank was free to when the op began. Up to when the transfer was sent the producer is to
     blame, from then to when it was taken the transfer; sends and takes on two clocks are held within that time.
     """
     result = []
-    for begin, end in lanes.bounds:
+    taken_from = timeline.taken_from.tolist()
+    for begin, end in timeline.bounds:
         compute_ns = late_ns = transfer_ns = other_ns = free_ns = 0
         for index in range(begin, end):
             asked_ns, begun_ns = times.asked_ns[index], times.begun_ns[index]
-            transfer = lanes.taken_from[index]
+            transfer = taken_from[index]
             moved = times.moved(transfer) if transfer in times.awaited else None
             sent_ns, taken_ns = moved or (asked_ns, asked_ns)
             sent_ns = min(max(sent_ns, asked_ns), begun_ns)

@@ -17,7 +17,7 @@ from schedc.analysis.comparison.link_model import on_links
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.comparison.step_times import Lanes, StepTimes
+    from schedc.analysis.comparison.step_times import StepTimes
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.ops import Op
 
@@ -58,14 +58,14 @@ class Delay:
 class Chains:
     """The chains of one measured step."""
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, times: StepTimes) -> None:
+    def __init__(self, timeline: Timeline, times: StepTimes) -> None:
         """Compare the step with the plan's timeline."""
-        self._lanes = lanes
-        self._times = times
+        self._timeline, self._times = timeline, times
+        self._rank_of, self._taken_from = timeline.rank_of.tolist(), timeline.taken_from.tolist()
         starts_ns, ends_ns = timeline.starts_ns.tolist(), timeline.ends_ns.tolist()
         self._late_begin = [found - planned for found, planned in zip(times.begun_ns, starts_ns, strict=True)]
         self._late_end = [found - planned for found, planned in zip(times.ended_ns, ends_ns, strict=True)]
-        self._on_links = on_links(timeline, lanes, times)
+        self._on_links = on_links(timeline, times)
         self._late_arrival = self._arrivals(timeline)
 
     def worst(self, indices: Sequence[int]) -> int:
@@ -77,8 +77,8 @@ class Chains:
         chain = self._walk(index)
         late_ns = self._late_end[index]
         return Delay(
-            op=self._lanes.ops[index],
-            rank=self._lanes.rank_of[index],
+            op=self._timeline.named_ops[index],
+            rank=self._rank_of[index],
             late_ns=late_ns,
             first=_first(chain, late_ns),
             causes=_together(chain),
@@ -97,19 +97,19 @@ class Chains:
 
     def _walk(self, index: int) -> list[Cause]:
         """The chain that ends with the op, in the order of time."""
-        lanes, times = self._lanes, self._times
+        timeline, times = self._timeline, self._times
         chain: list[Cause] = []
         passed: set[int] = set()
         while True:
             passed.add(index)
-            op, rank = lanes.ops[index], lanes.rank_of[index]
+            op, rank = timeline.named_ops[index], self._rank_of[index]
             late_begin = self._late_begin[index]
             chain.append(Cause(what="compute", op=op, rank=rank, added_ns=self._late_end[index] - late_begin))
-            transfer = lanes.taken_from[index]
+            transfer = self._taken_from[index]
             if transfer in times.awaited:
                 chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin - self._late_arrival[transfer]))
                 index = self._walk_links(transfer, chain, passed)
-            elif index > lanes.bounds[rank][0]:
+            elif index > timeline.bounds[rank][0]:
                 chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin - self._late_end[index - 1]))
                 index -= 1
             else:
@@ -128,9 +128,9 @@ class Chains:
             chain.append(
                 Cause(
                     what="transfer",
-                    op=self._lanes.ops[transfer],
-                    rank=self._lanes.link(transfer)[0],
-                    destination=self._lanes.link(transfer)[1],
+                    op=self._timeline.named_ops[transfer],
+                    rank=self._timeline.links[transfer][0],
+                    destination=self._timeline.links[transfer][1],
                     added_ns=self._late_arrival[transfer] - earlier_ns,
                 )
             )

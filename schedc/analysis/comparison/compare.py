@@ -14,7 +14,7 @@ from schedc.analysis.comparison.causes import Chains
 from schedc.analysis.comparison.measured_costs import block_costs, link_costs, measured_problem
 from schedc.analysis.comparison.measured_steps import check_trace, measured_timeline, measured_times
 from schedc.analysis.comparison.spread import spread_of
-from schedc.analysis.comparison.step_times import lanes_of, planned_times
+from schedc.analysis.comparison.step_times import planned_times
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 
@@ -86,8 +86,7 @@ def compare(plan: Plan, timeline: Timeline, trace: Trace, step: int | None = Non
         InvalidInput: the trace is not of the plan, or has no such step.
     """
     check_trace(plan, trace)
-    lanes = lanes_of(timeline)
-    measured = measured_times(plan, timeline, lanes, trace)
+    measured = measured_times(plan, timeline, trace)
     if step is None:
         times = sorted(measured, key=lambda times: times.iteration_ns)[(len(measured) - 1) // 2]
         step = trace.steps[measured.index(times)]
@@ -95,10 +94,10 @@ def compare(plan: Plan, timeline: Timeline, trace: Trace, step: int | None = Non
         times = measured[trace.steps.index(step)]
     else:
         raise InvalidInput(f"step {step} is not in the trace, which has {_runs(trace.steps)}")
-    blocks, links = block_costs(plan.problem, lanes, measured), link_costs(timeline, lanes, measured)
+    blocks, links = block_costs(plan.problem, timeline, measured), link_costs(timeline, measured)
     problem = measured_problem(plan.problem, blocks, links)
-    chains = Chains(timeline, lanes, times)
-    of_ranks = zip(accounts(lanes, planned_times(timeline, lanes)), accounts(lanes, times), lanes.bounds, strict=True)
+    chains = Chains(timeline, times)
+    of_ranks = zip(accounts(timeline, planned_times(timeline)), accounts(timeline, times), timeline.bounds, strict=True)
     iterations, whole = (spread_of(values) for values in ([times.iteration_ns for times in measured], _whole_steps_ns(trace)))
     assert iterations is not None and whole is not None
     return Comparison(
@@ -113,8 +112,8 @@ def compare(plan: Plan, timeline: Timeline, trace: Trace, step: int | None = Non
             RankComparison(planned=planned, measured=found, worst=chains.delay(chains.worst(range(begin, end))))
             for planned, found, (begin, end) in of_ranks
         ),
-        worst=chains.delay(chains.worst(range(len(lanes.ops)))),
-        end=chains.delay(max(range(len(lanes.ops)), key=lambda index: times.ended_ns[index])),
+        worst=chains.delay(chains.worst(range(len(timeline.ops)))),
+        end=chains.delay(max(range(len(timeline.ops)), key=lambda index: times.ended_ns[index])),
         planned_timeline=timeline,
         measured_timeline=measured_timeline(timeline, times),
         blocks=blocks,

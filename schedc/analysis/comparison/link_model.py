@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.comparison.step_times import Lanes, StepTimes
+    from schedc.analysis.comparison.step_times import StepTimes
     from schedc.analysis.simulation.timeline import Timeline
 
 LONG_AGO = 2
@@ -29,7 +29,7 @@ class OnLink(NamedTuple):
     """The transfer that it waited for there, or -1."""
 
 
-def on_links(timeline: Timeline, lanes: Lanes, times: StepTimes) -> dict[int, OnLink]:
+def on_links(timeline: Timeline, times: StepTimes) -> dict[int, OnLink]:
     """Every transfer of the step that was sent and taken; a link serves them in the order in which they were sent.
 
     Of those that were sent at the same nanosecond, the one that the plan serves first goes first.
@@ -37,7 +37,8 @@ def on_links(timeline: Timeline, lanes: Lanes, times: StepTimes) -> dict[int, On
     found: dict[int, OnLink] = {}
     last: dict[int, int] = {}
     planned_ns: list[int] = timeline.transfer_start_ns.tolist()
-    sent = [(moved[0], planned_ns[transfer], transfer) for transfer in lanes.sends if (moved := times.moved(transfer)) is not None]
+    moved = ((transfer, times.moved(transfer)) for transfer in timeline.sent.tolist())
+    sent = [(when[0], planned_ns[transfer], transfer) for transfer, when in moved if when is not None]
     for sent_ns, _, transfer in sorted(sent):
         resource = int(timeline.resource[transfer])
         before = last.get(resource, -1)
@@ -49,7 +50,7 @@ def on_links(timeline: Timeline, lanes: Lanes, times: StepTimes) -> dict[int, On
     return found
 
 
-def awaited_transfers(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTimes], floor_ns: int) -> tuple[frozenset[int], ...]:
+def awaited_transfers(timeline: Timeline, steps: Sequence[StepTimes], floor_ns: int) -> tuple[frozenset[int], ...]:
     """For each recorded step, the transfers that were taken when they came.
 
     Certainly so are those that were sent when their op was there already. Of the others those are taken for awaited whose op spent
@@ -59,19 +60,19 @@ def awaited_transfers(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTime
 
     Args:
         timeline: the plan's, for the occupancies.
-        lanes: of the plan.
         steps: all recorded steps.
         floor_ns: going on to an op takes no longer than this where nothing is awaited.
     """
-    models = [on_links(timeline, lanes, times) for times in steps]
+    taken_by, links = timeline.consumer.tolist(), timeline.links
+    models = [on_links(timeline, times) for times in steps]
     certain: dict[tuple[int, int], list[int]] = {}
     shortest_ns: dict[tuple[int, int], int] = {}
     for times, model in zip(steps, models, strict=True):
         for transfer, on_link in model.items():
             sent_ns, taken_ns = times.moved(transfer) or (0, 0)
-            link, time_ns = lanes.link(transfer), max(0, taken_ns - on_link.start_ns)
+            link, time_ns = links[transfer], max(0, taken_ns - on_link.start_ns)
             shortest_ns[link] = min(time_ns, shortest_ns.get(link, time_ns))
-            if sent_ns >= times.asked_ns[lanes.taken_by[transfer]]:
+            if sent_ns >= times.asked_ns[taken_by[transfer]]:
                 certain.setdefault(link, []).append(time_ns)
     usual_ns = {link: median(certain[link]) if link in certain else least for link, least in shortest_ns.items()}
     result = []
@@ -79,9 +80,9 @@ def awaited_transfers(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTime
         awaited = set()
         for transfer, on_link in model.items():
             sent_ns, taken_ns = times.moved(transfer) or (0, 0)
-            asked_ns = times.asked_ns[lanes.taken_by[transfer]]
+            asked_ns = times.asked_ns[taken_by[transfer]]
             planned_ns = int(timeline.arrival_ns[transfer] - timeline.ends_ns[transfer])  # behind collectives, too
-            soon = asked_ns - on_link.start_ns <= LONG_AGO * max(usual_ns[lanes.link(transfer)], planned_ns)
+            soon = asked_ns - on_link.start_ns <= LONG_AGO * max(usual_ns[links[transfer]], planned_ns)
             if sent_ns >= asked_ns or (taken_ns - asked_ns > floor_ns and soon):
                 awaited.add(transfer)
         result.append(frozenset(awaited))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from schedc.analysis.comparison.spread import Spread
-    from schedc.analysis.comparison.step_times import Lanes, StepTimes
+    from schedc.analysis.comparison.step_times import StepTimes
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Link, Problem, Stage
 
@@ -53,13 +53,13 @@ class LinkTransfers:
     """1, or below it where messages take less than their occupancy in the plan: then they take this share of it, and no latency."""
 
 
-def block_costs(problem: Problem, lanes: Lanes, steps: Sequence[StepTimes]) -> tuple[BlockCost, ...]:
+def block_costs(problem: Problem, timeline: Timeline, steps: Sequence[StepTimes]) -> tuple[BlockCost, ...]:
     """The costs of each stage's kinds of blocks that were run."""
     found_ns: dict[tuple[int, Kind], list[int]] = {}
     planned_ns: dict[tuple[int, Kind], list[int]] = {}
     for times in steps:
         of_block: dict[tuple[int, Kind, int], int] = {}
-        for op, begun_ns, ended_ns in zip(lanes.ops, times.begun_ns, times.ended_ns, strict=True):
+        for op, begun_ns, ended_ns in zip(timeline.named_ops, times.begun_ns, times.ended_ns, strict=True):
             block = op.stage, op.kind, op.microbatch
             of_block[block] = of_block.get(block, 0) + ended_ns - begun_ns
         for (stage, kind, microbatch), time_ns in of_block.items():
@@ -74,14 +74,14 @@ def block_costs(problem: Problem, lanes: Lanes, steps: Sequence[StepTimes]) -> t
     return tuple(result)
 
 
-def link_costs(timeline: Timeline, lanes: Lanes, steps: Sequence[StepTimes]) -> tuple[LinkTransfers, ...]:
+def link_costs(timeline: Timeline, steps: Sequence[StepTimes]) -> tuple[LinkTransfers, ...]:
     """The costs of each link that transfers crossed, by source and destination."""
     planned: dict[tuple[int, int], list[_Passage]] = {}
     known: dict[tuple[int, int], list[_Passage]] = {}
     bounds: dict[tuple[int, int], list[_Passage]] = {}
     for times in steps:
-        for transfer, on_link in on_links(timeline, lanes, times).items():
-            link, (_, taken_ns) = lanes.link(transfer), times.moved(transfer) or (0, 0)
+        for transfer, on_link in on_links(timeline, times).items():
+            link, (_, taken_ns) = timeline.links[transfer], times.moved(transfer) or (0, 0)
             occupancy_ns = on_link.left_ns - on_link.start_ns
             planned_ns = int(timeline.arrival_ns[transfer]) - int(timeline.transfer_start_ns[transfer])
             planned.setdefault(link, []).append(_Passage(planned_ns, occupancy_ns))

@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.analysis.comparison.step_times import Lanes
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
 
 
-def measured_times(plan: Plan, timeline: Timeline, lanes: Lanes, trace: Trace) -> tuple[StepTimes, ...]:
+def measured_times(plan: Plan, timeline: Timeline, trace: Trace) -> tuple[StepTimes, ...]:
     """The recorded steps of a trace that `check_trace` accepts, in its order; the timeline is the plan's."""
     collectives = plan.problem.data_parallel is not None
+    number = timeline.number_of_transfer
     steps = []
     for at in range(len(trace.steps)):
         of_ranks = [rank.steps[at] for rank in trace.ranks]
         origin_ns = min(step.step_begin_ns for step in of_ranks)
-        sent_ns: list[int | None] = [None] * len(lanes.ops)
+        sent_ns: list[int | None] = [None] * len(timeline.ops)
         taken_ns = sent_ns.copy()
         for rank, step in zip(trace.ranks, of_ranks, strict=True):
             for channel, times_ns in zip(rank.channels, step.channels_ns, strict=True):
                 side = taken_ns if channel.receives else sent_ns
                 for op, time_ns in zip(channel.transfers, times_ns, strict=True):
-                    side[lanes.number[op]] = None if time_ns is None else time_ns - origin_ns
+                    side[number[op]] = None if time_ns is None else time_ns - origin_ns
         ends_ns = [step.step_end_ns if collectives else max(step.ended_ns, default=step.step_begin_ns) for step in of_ranks]
         steps.append(
             StepTimes(
@@ -51,21 +51,21 @@ def measured_times(plan: Plan, timeline: Timeline, lanes: Lanes, trace: Trace) -
                 taken_ns=tuple(taken_ns),
             )
         )
-    awaited = awaited_transfers(timeline, lanes, steps, _floor_ns(lanes, trace))
+    awaited = awaited_transfers(timeline, steps, _floor_ns(timeline, trace))
     return tuple(replace(times, awaited=found) for times, found in zip(steps, awaited, strict=True))
 
 
-def _floor_ns(lanes: Lanes, trace: Trace) -> int:
+def _floor_ns(timeline: Timeline, trace: Trace) -> int:
     """What going on takes where nothing is awaited: four times the median of the ops that take no transfer.
 
     Taking a transfer that has come is a few calls more than taking none; waiting for one is seldom so short. The first op of each
     stage does not count, as an all-gather may be before it.
     """
     gaps_ns = []
-    for rank, (begin, end) in zip(trace.ranks, lanes.bounds, strict=True):
-        ops = lanes.ops[begin:end]
+    for rank, (begin, end) in zip(trace.ranks, timeline.bounds, strict=True):
+        ops = timeline.named_ops[begin:end]
         first = {op.stage: at for at, op in reversed(tuple(enumerate(ops)))}
-        alone = [at for at, op in enumerate(ops) if lanes.taken_from[begin + at] < 0 and first[op.stage] != at]
+        alone = [at for at, op in enumerate(ops) if timeline.taken_from[begin + at] < 0 and first[op.stage] != at]
         gaps_ns += [step.begun_ns[at] - step.asked_ns[at] for step in rank.steps for at in alone]
     return int(4 * median(gaps_ns)) if gaps_ns else 0
 

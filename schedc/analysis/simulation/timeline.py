@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import Objective
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class CollectiveSpan(NamedTuple):
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: what follows from the arrays is computed once, when it is asked for
 class Timeline:
     """Start and end of every op, transfer and collective of one schedule, in nanoseconds from the step's start.
 
@@ -66,6 +67,52 @@ class Timeline:
         """How many ranks there are."""
         return len(self.begin) - 1
 
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Per rank, its ops: from and to."""
+        return tuple(pairwise(self.begin.tolist()))
+
+    @cached_property
+    def rank_of(self) -> NDArray[np.int64]:
+        """Per op, its rank."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.begin))
+
+    @cached_property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Per op, whether it is the first of its rank."""
+        first = np.zeros(len(self.ops), np.bool_)
+        first[self.begin[:-1][np.diff(self.begin) > 0]] = True
+        return first
+
+    @cached_property
+    def named_ops(self) -> tuple[Op, ...]:
+        """The ops by name."""
+        kinds = tuple(Kind)
+        return tuple(Op(kinds[kind], stage, microbatch, part) for kind, stage, microbatch, part in self.ops.tolist())
+
+    @cached_property
+    def sent(self) -> NDArray[np.int64]:
+        """The ops that send a transfer, ascending."""
+        return np.flatnonzero(self.consumer >= 0)
+
+    @cached_property
+    def taken_from(self) -> NDArray[np.int64]:
+        """Per op, the op whose transfer it takes, or -1."""
+        taken_from = np.full(len(self.ops), -1, np.int64)
+        taken_from[self.consumer[self.sent]] = self.sent
+        return taken_from
+
+    @cached_property
+    def links(self) -> dict[int, tuple[int, int]]:
+        """Per op that sends, the ranks from which and to which its transfer goes."""
+        ends = self.rank_of[self.sent].tolist(), self.rank_of[self.consumer[self.sent]].tolist()
+        return dict(zip(self.sent.tolist(), zip(*ends, strict=True), strict=True))
+
+    @cached_property
+    def number_of_transfer(self) -> dict[Op, int]:
+        """Per transfer's name, the op that sends it."""
+        return {self.named_ops[op]._replace(part=WHOLE): op for op in self.sent.tolist()}
+
     @property
     def makespan_ns(self) -> int:
         """From 0 to the end of the last op on any rank, collectives included."""
@@ -74,13 +121,13 @@ class Timeline:
     @property
     def stage_span_ns(self) -> int:
         """The longest time from first start to last end of the compute ops of any one rank (zero bubble's cost)."""
-        spans = (self.ends_ns[b - 1] - self.starts_ns[a] for a, b in self._bounds() if b > a)
+        spans = (self.ends_ns[b - 1] - self.starts_ns[a] for a, b in self.bounds if b > a)
         return int(max(spans, default=0))
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
         """Per rank, the sum of its ops' durations."""
-        return tuple(int((self.ends_ns[a:b] - self.starts_ns[a:b]).sum()) for a, b in self._bounds())
+        return tuple(int((self.ends_ns[a:b] - self.starts_ns[a:b]).sum()) for a, b in self.bounds)
 
     @property
     def bubble_ratio(self) -> float:
@@ -105,23 +152,10 @@ class Timeline:
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """Every transfer, by source rank and the source's order."""
-        rank_of_item = np.repeat(np.arange(self.ranks), np.diff(self.begin))
-        sent = np.flatnonzero(self.consumer >= 0)
-        columns = (
-            self.ops[sent],
-            rank_of_item[sent],
-            rank_of_item[self.consumer[sent]],
-            self.ends_ns[sent],
-            self.transfer_start_ns[sent],
-            self.transfer_left_ns[sent],
-            self.arrival_ns[sent],
-        )
         kinds = tuple(Kind)
+        times = (each[self.sent] for each in (self.ends_ns, self.transfer_start_ns, self.transfer_left_ns, self.arrival_ns))
+        columns = [column.tolist() for column in (self.sent, self.ops[self.sent], *times)]
         return tuple(
-            Transfer(Op(kinds[kind], stage, microbatch), *rest)
-            for (kind, stage, microbatch, _), *rest in zip(*(column.tolist() for column in columns), strict=True)
+            Transfer(Op(kinds[kind], stage, microbatch), *self.links[op], *rest)
+            for op, (kind, stage, microbatch, _), *rest in zip(*columns, strict=True)
         )
-
-    def _bounds(self) -> list[tuple[int, int]]:
-        edges: list[int] = self.begin.tolist()
-        return list(pairwise(edges))

@@ -164,7 +164,7 @@ def explain_plan(
     idle = idle_of(problem, schedule, timeline, waits)
     tolerance = Tolerance(problem, schedule)
     delays = []
-    slack_of_links = slacks_of(timeline, waits).of_links(timeline, waits)
+    slack_of_links = slacks_of(timeline, waits).of_links(timeline)
     until = Clock(max(DELAYS_SHARE * clock.left_s, LEAST_DELAYS_S))
     for link, slack_ns in sorted(slack_of_links.items(), key=lambda each: each[1]):
         if until():

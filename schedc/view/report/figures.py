@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from schedc.analysis.attribution.critical_path import critical_path
 from schedc.analysis.attribution.idle import idle_of
 from schedc.analysis.attribution.slack import slacks_of
@@ -114,12 +112,11 @@ def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None, compil
 
 def link_figures(plan: Plan, timeline: Timeline, waits: Waits) -> tuple[LinkFigures, ...]:
     """The links that messages cross, by source and destination."""
-    slacks = slacks_of(timeline, waits).of_links(timeline, waits)
-    sent = np.flatnonzero(timeline.consumer >= 0)
-    ends = list(zip(waits.rank_of[sent].tolist(), waits.rank_of[timeline.consumer[sent]].tolist(), strict=True))
+    slacks = slacks_of(timeline, waits).of_links(timeline)
     busy_ns: dict[tuple[int, int], int] = dict.fromkeys(slacks, 0)
     messages = busy_ns.copy()
-    for link, occupied_ns in zip(ends, (timeline.transfer_left_ns - timeline.transfer_start_ns)[sent].tolist(), strict=True):
+    occupied = timeline.transfer_left_ns - timeline.transfer_start_ns
+    for link, occupied_ns in zip(timeline.links.values(), occupied[timeline.sent].tolist(), strict=True):
         busy_ns[link] += occupied_ns
         messages[link] += 1
     tolerance = Tolerance(plan.problem, plan.schedule())

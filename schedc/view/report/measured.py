@@ -15,7 +15,6 @@ import numpy as np
 from schedc.analysis.attribution.waits import Awaited
 from schedc.analysis.comparison.link_model import on_links
 from schedc.analysis.comparison.measured_steps import measured_times
-from schedc.analysis.comparison.step_times import lanes_of
 from schedc.view.report.chart import ChartStep
 
 if TYPE_CHECKING:
@@ -33,23 +32,19 @@ def measured_step(plan: Plan, timeline: Timeline, trace: Trace, step: int) -> Ch
         trace: a trace that `check_trace` accepts.
         step: the number of one of its steps.
     """
-    lanes = lanes_of(timeline)
-    times = measured_times(plan, timeline, lanes, trace)[trace.steps.index(step)]
-    count = len(lanes.ops)
+    times = measured_times(plan, timeline, trace)[trace.steps.index(step)]
+    count, first, taken_from = len(timeline.ops), timeline.is_first, timeline.taken_from
     begun_ns, ended_ns = np.array(times.begun_ns, np.int64), np.array(times.ended_ns, np.int64)
     consumer, behind = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     start_ns, left_ns, arrival_ns = (np.zeros(count, np.int64) for _ in range(3))
-    for transfer, on_link in on_links(timeline, lanes, times).items():
+    for transfer, on_link in on_links(timeline, times).items():
         _, taken_ns = times.moved(transfer) or (0, 0)
         came_ns = on_link.left_ns + int(timeline.arrival_ns[transfer] - timeline.transfer_left_ns[transfer])
-        consumer[transfer], behind[transfer] = lanes.taken_by[transfer], on_link.behind
+        consumer[transfer], behind[transfer] = timeline.consumer[transfer], on_link.behind
         arrival_ns[transfer] = taken_ns if transfer in times.awaited else min(came_ns, taken_ns)
         start_ns[transfer] = min(on_link.start_ns, arrival_ns[transfer])
         left_ns[transfer] = min(on_link.left_ns, arrival_ns[transfer])
-    first = np.zeros(count, np.bool_)
-    first[[begin for begin, end in lanes.bounds if end > begin]] = True
     free_ns = np.where(first, 0, np.roll(ended_ns, 1))
-    taken_from = np.array(lanes.taken_from, np.int64)
     awaited = np.isin(taken_from, np.array(sorted(times.awaited), np.int64)) & (taken_from >= 0)
     measured = replace(
         timeline,
