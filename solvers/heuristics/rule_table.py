@@ -17,13 +17,13 @@ import numpy as np
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.solvers.common.options import Ops  # noqa: TC001 - the options are read by their annotations
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, stop_flag
-from schedc.solvers.kernel.patience import policies
+from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, stop_flag
+from schedc.solvers.kernel.patience import longest_op_ns, policies
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -87,7 +87,7 @@ def rule_table(
         values = np.array([climber.run(rule) for rule in table])
     evaluations = options.climb_ops // (CLIMBS * max(1, ops))
     best, value = _climbed(climber, table, values, evaluations, mixing=False)
-    _, *mixtures = policies(scheduler, depth_by_stage(problem), longest_op_ns(scheduler))
+    _, *mixtures = policies(problem, scheduler)
     if mixtures:
         starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
         more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
@@ -139,25 +139,29 @@ def _climber(scheduler: SchedulerState, placed: int) -> Climber:
     return Climber(scheduler, plain=plain)
 
 
+def priority_of(problem: Problem, places: Sequence[int]) -> NDArray[np.int64]:
+    """The priority of a `PackedRule` by the places of F, B and W; within a kind, F of later stages go first, B of earlier ones."""
+    depth = np.array(depth_by_stage(problem), np.int64)
+    within = np.stack((-depth, depth, np.zeros_like(depth)))
+    priority: NDArray[np.int64] = (np.array(places, np.int64)[:, None] * (2 * len(depth) + 100) + within).ravel()
+    return priority
+
+
 def table_of_rules(problem: Problem, scheduler: SchedulerState, most: int) -> list[PackedRule]:
     """The rules, at most this many.
 
     What changes most between neighbours decides most, so that the first rules are the most different.
     """
-    depth = np.array(depth_by_stage(problem), np.int64)
-    # Within a kind, what local search starts from, too: F of later stages first, B of earlier ones.
-    apart = 2 * len(depth) + 100
-    within = np.stack((-depth, depth, np.zeros_like(depth)))
     trips = {whole: np.array(round_trip_in_flight(problem, whole_period=whole), np.int64) for whole in (False, True)}
     in_flight = [np.array(count_by_stage(scheduler), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)]
     in_flight += [np.minimum(in_flight[0], trips[whole] + more) for whole, more in MORE_IN_FLIGHT]
     held_back = [(share * (trips[False].max() - trips[False])).astype(np.int64) for share in WEIGHT_LAGS]
-    ordered = [np.array(places, np.int64)[:, None] * apart + within for places in ORDERS]
+    ordered = [priority_of(problem, places) for places in ORDERS]
     longest_ns = longest_op_ns(scheduler)
-    none_fused = policies(scheduler, depth_by_stage(problem), longest_ns)[0]
+    none_fused = policies(problem, scheduler)[0]
     looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]
     chosen = islice(product(held_back, looks_ns, ordered, in_flight), most)
     return [
-        PackedRule(np.maximum(cap, 1), lag, priority.ravel(), np.array([look_ns], np.int64), none_fused)
+        PackedRule(np.maximum(cap, 1), lag, priority, np.array([look_ns], np.int64), none_fused)
         for lag, look_ns, priority, cap in chosen
     ]

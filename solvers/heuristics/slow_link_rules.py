@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.solvers.heuristics.rule_table import LEAST_RULES, table_of_rules
+from schedc.solvers.heuristics.rule_table import LEAST_RULES, priority_of, table_of_rules
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.climb import PackedRule, longest_op_ns
-from schedc.solvers.kernel.patience import policies
-from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
+from schedc.solvers.kernel.climb import PackedRule
+from schedc.solvers.kernel.patience import longest_op_ns, policies
+from schedc.solvers.kernel.scheduler_state import count_by_stage
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -49,16 +49,11 @@ LEAST = 12
 
 def slow_link_rules(problem: Problem, scheduler: SchedulerState, most: int) -> list[PackedRule]:
     """These rules and, where there may be more than `LEAST_RULES`, those of `table_of_rules` behind them, `most` in all."""
-    depth = np.array(depth_by_stage(problem), np.int64)
-    apart = 2 * len(depth) + 100
-    within = np.stack((-depth, depth, np.zeros_like(depth)))
-    ordered = {
-        places: (np.array(places, np.int64)[:, None] * apart + within).ravel() for places in {(1, 0, 2), (0, 2, 1), (0, 1, 2)}
-    }
+    ordered = {places: priority_of(problem, places) for places in (FORWARD, BACKWARD, WEIGHTS)}
     counts, first = np.array(count_by_stage(scheduler), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)
     trips = np.array(round_trip_in_flight(problem, whole_period=False), np.int64)
     longest_ns = longest_op_ns(scheduler)
-    none_fused = policies(scheduler, depth_by_stage(problem), longest_ns)[0]
+    none_fused = policies(problem, scheduler)[0]
     rules = [
         PackedRule(
             counts if fewer is None else np.maximum(first - fewer, 1),

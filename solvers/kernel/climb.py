@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from schedc.solvers.kernel.arrays import as_arrays, example_scheduler, read_back
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
-from schedc.solvers.kernel.patience import levels_ns_of
+from schedc.solvers.kernel.patience import levels_ns_of, longest_op_ns
 from schedc.solvers.kernel.rule import Rule
 from schedc.solvers.kernel.scheduler_state import count_by_stage, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
@@ -227,15 +226,6 @@ def climbing_scheduler(problem: Problem, *, reserves: bool = False) -> Scheduler
     for rank in scheduler.ranks if not reserves else ():
         rank.reserves = -1
     return scheduler
-
-
-def longest_op_ns(scheduler: SchedulerState) -> int:
-    """The longest op."""
-    longest_ns = 0
-    costs = attrgetter("fused", "forward_ns", "backward_ns", "backward_input_ns", "weight_ns")
-    for fused, forward_ns, backward_ns, backward_input_ns, weight_ns in set(map(costs, scheduler.blocks)):  # most are alike
-        longest_ns = max(longest_ns, forward_ns, backward_ns if fused else max(backward_input_ns, weight_ns))
-    return longest_ns
 
 
 class Climber:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, stop_flag
 from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
@@ -73,7 +73,7 @@ def local_search(
     evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(scheduler.blocks))))
     climbers = [Climber(scheduler) for _ in range(CLIMBS)]
     generator = np.random.default_rng(seed)
-    start = policies(scheduler, depth_by_stage(problem), longest_op_ns(scheduler))
+    start = policies(problem, scheduler)
     pool = [
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]

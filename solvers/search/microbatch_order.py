@@ -19,10 +19,9 @@ from schedc.compiled.compiler import compiled
 from schedc.ir.problem import Problem, groups_of
 from schedc.solvers.common.microbatch_order import known_orders, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, longest_op_ns, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, stop_flag
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.patience import policies
-from schedc.solvers.kernel.scheduler_state import depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _first_pool(
 ) -> list[tuple[int, NDArray[np.int64], PackedRule]]:
     """The best orders, each with its best rule of the table, and its value; the best one first."""
     rules = table_of_rules(problem, line.lists, RULES)
-    ways = policies(line.lists, depth_by_stage(problem), longest_op_ns(line.lists))
+    ways = policies(problem, line.lists)
     found = []
     for order in orders:
         line.take(order)
