@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "tuple[tuple[str, CompileRow], ...]"
 """Keys and rows that came together."""
+MOST_SUBMITTED = 10_000
+"""At most this many tasks are submitted and not done: a future takes more memory than a task."""
 LOOK_S = 0.2
 """A wait looks this often whether a signal came, which does not wake this thread if the system gave it to another one, and whether
 the executor still works."""
@@ -58,11 +61,14 @@ def run_tasks(tasks: Mapping[str, CompileTask], executor: TaskExecutor) -> Gener
     """
     done: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     futures: dict[str, Any] = {}
+    waiting = iter(tasks.items())
     try:
-        for key, task in tasks.items():
-            future = futures[key] = executor.submit(key, task)
-            future.add_done_callback(lambda future, key=key: done.put((key, future)))
-        while futures:
+        while True:
+            for key, task in islice(waiting, MOST_SUBMITTED - len(futures)):
+                future = futures[key] = executor.submit(key, task)
+                future.add_done_callback(lambda future, key=key: done.put((key, future)))
+            if not futures:
+                break
             rows = _taken(done, executor)
             for key, _ in rows:
                 del futures[key]  # which lets a worker of a cluster forget the row

@@ -9,6 +9,7 @@ import pytest
 from inputs.sweeps import STAND_IN, sweep_in
 
 from schedc.study import asker as asker_module
+from schedc.study import executors as executors_module
 from schedc.study.executors import LocalExecutor, processes_for, run_tasks
 from schedc.study.sweep.journal import Journal
 from schedc.study.sweep.run import kept_keys, run
@@ -79,6 +80,12 @@ def test_a_job_far_beyond_its_limit_is_killed(sweep: Sweep, tmp_path: Path, monk
     answers = {key: answer for some in run_tasks(tasks, LocalExecutor(1)) for key, answer in some}
     assert [answers[key].status for key in tasks] == ["planned", "planned", "timed-out", "planned"]
     assert answers[sweep.jobs[2].key].error == "killed after 1 s, far beyond its time limit"
+
+
+def test_tasks_that_wait_for_others_are_submitted_later(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors_module, "MOST_SUBMITTED", 3)
+    stand_in(monkeypatch, "pass")
+    assert sorted(run_all(sweep, tmp_path / "journal")) == list(range(1, 41))
 
 
 def test_closing_the_run_ends_its_processes(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
