@@ -20,25 +20,24 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import suppress
-from time import monotonic
 from types import NoneType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import parse_plan
 from schedc.ir.conditions import Conditions
 from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.adapt.leading import Leading, Settled
 from schedc.runtime.adapt.plan_store import PlanStore
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.session.swap import Received
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.adapt.plan_store import StoredPlan
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
@@ -51,8 +50,6 @@ GRACE = 1.5
 """In looks: conditions must stay what they are for this long before a plan for them is published. A link changes both ways at
 once, and two ranks find that."""
 PATIENCE_S = 60.0
-MOST_REFUSALS = 3
-"""After this many refused plans in a row there are no more: the next would most likely be refused, too."""
 
 
 class Adaptable(Protocol):
@@ -142,16 +139,6 @@ def adapting(
 
         plans = load_family(known).for_job(pipe.plan)
     return Adaptation(pipe, monitor, plans, leader, hysteresis or Hysteresis(), look_s, patience_s)
-
-
-class Settled(NamedTuple):
-    """What became of a plan that was published."""
-
-    number: int
-    moved: bool
-    """Whether it runs now."""
-    step: int
-    """After this many steps it was known."""
 
 
 class Adaptation:
@@ -246,7 +233,7 @@ class Adaptation:
         """What this rank's thread does."""
         leading = None
         if self.proposer is not None:
-            leading = _Leading(self.proposer, self._plan_store, self._hysteresis, self.published, GRACE * self._look_s)
+            leading = Leading(self.proposer, self._plan_store, self._hysteresis, self.published, GRACE * self._look_s)
         posted: Conditions | None = None
         taken = 0
         try:
@@ -290,77 +277,3 @@ class Adaptation:
             return Received(plan=plan, digest=notice.sha256)
         except SchedcError as error:
             return Received(plan=None, refusal=str(error))
-
-
-class _Leading:
-    """What the leader's thread does: asks the proposer, decides, publishes."""
-
-    def __init__(
-        self, proposer: Proposer, plan_store: PlanStore, hysteresis: Hysteresis, published: list[ProposerAnswer], grace_s: float
-    ) -> None:
-        self.ended: str | None = None
-        """Why there are no more proposals."""
-        self._proposer = proposer
-        self._plan_store = plan_store
-        self._hysteresis = hysteresis
-        self._published = published
-        self._grace_s = grace_s
-        self._asked_s = 0.0
-        """When it was last asked."""
-        self._running: str | None = None
-        """The digest of the plan that runs."""
-        self._asked: tuple[str, Conditions] | None = None
-        self._answer: ProposerAnswer | None = None
-        """The newest, while it may still be published."""
-        self._number = 0
-        self._under_way: StoredPlan | None = None
-        self._refusals = 0
-
-    def go_on(self, settled: Settled | None, step: int) -> None:
-        """Do what there is to do now.
-
-        Args:
-            settled: what became of the last plan that was published.
-            step: how many steps there have been.
-        """
-        if self._under_way is not None and settled is not None and settled.number == self._under_way.number:
-            self._refusals = 0 if settled.moved else self._refusals + 1
-            self._running = self._under_way.sha256 if settled.moved else self._running
-            self._plan_store.remove(self._under_way)
-            self._under_way = self._asked = None
-            if self._refusals == MOST_REFUSALS:
-                self.ended = f"the ranks have refused {MOST_REFUSALS} plans in a row"
-                return
-        if self._proposer.ended is not None:
-            self.ended = f"the proposer has ended: {self._proposer.ended}"
-            return
-        self._running = self._running or self._proposer.own_sha256
-        conditions = _together(self._plan_store.posted())
-        if self._running is None or conditions is None or self._under_way is not None:
-            return
-        if (self._running, conditions) != self._asked:
-            self._asked, self._asked_s = (self._running, conditions), monotonic()
-            self._proposer.ask(*self._asked)
-        self._answer = self._proposer.answer() or self._answer
-        if self._answer is not None and (self._answer.running_sha256, self._answer.conditions) != self._asked:
-            self._answer = None  # since then the proposer has been asked anew, and keeps no plan of before
-        rests = monotonic() - self._asked_s < self._grace_s
-        if self._answer is not None and not rests and self._pays(self._answer, None if settled is None else step - settled.step):
-            self._number += 1
-            self._under_way = self._plan_store.publish(self._number, self._answer.content)
-            self._published.append(self._answer)
-            self._answer = None
-
-    def _pays(self, answer: ProposerAnswer, since_move: int | None) -> bool:
-        if answer.refusal is not None or answer.running_sha256 != self._running or answer.sha256 == self._running:
-            return False
-        return self._hysteresis.pays(answer.running_ns, answer.proposed_ns, since_move=since_move, back=answer.back)
-
-
-def _together(measured: Mapping[int, Conditions]) -> Conditions | None:
-    """What all ranks have measured; None: nothing. Of a link that two have measured, what the higher one says counts."""
-    if not measured:
-        return None
-    ranks = sorted(measured)
-    links = {pair: state for rank in ranks for pair, state in measured[rank].links.items()}
-    return Conditions(links=links, slowdown={key: factor for rank in ranks for key, factor in measured[rank].slowdown.items()})

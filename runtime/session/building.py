@@ -84,6 +84,18 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
     return stages
 
 
+def layers_of_stage(plan: Plan, stage: int, module: nn.Module, remedy: str) -> dict[int, nn.Module]:
+    """The layers of a stage that is as `build_stages` makes it, by their number in the model.
+
+    Raises:
+        InvalidInput: it is another, or the plan does not say which layers it has; says the remedy.
+    """
+    bounds = plan.problem.stages[stage].layers
+    if bounds is None or not isinstance(module, nn.Sequential) or len(module) != bounds[1] - bounds[0]:
+        raise InvalidInput(f"stage {stage} is not an nn.Sequential of the layers that the plan gives it; {remedy}")
+    return dict(enumerate(module, bounds[0]))
+
+
 def _kind(layer: nn.Module) -> str:
     """The layer's class and, if it has parameters, a digest of their shapes; equal for layers that these do not tell apart."""
     layer = getattr(layer, "_orig_mod", layer)  # of torch.compile

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.runtime.session.building import layers_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,13 +45,11 @@ def layers_of(pipe: Pipe) -> nn.Module:
     """
     layers = nn.ModuleDict()
     for stage, module in sorted(pipe.stages.items()):
-        bounds = pipe.plan.problem.stages[stage].layers
-        if bounds is None or not isinstance(module, nn.Sequential) or len(module) != bounds[1] - bounds[0]:
-            raise InvalidInput(
-                f"stage {stage} is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages, or"
-                " give model=, a module with this rank's layers under the names that they have in the whole model"
-            )
-        for number, layer in enumerate(module, bounds[0]):
+        remedy = (
+            "make stages with build_stages, or give model=, a module with this rank's layers under the names that they have in the"
+            " whole model"
+        )
+        for number, layer in layers_of_stage(pipe.plan, stage, module, remedy).items():
             if str(number) in layers:
                 raise Unsupported(f"rank {pipe.groups.rank} has layer {number} twice, on both paths of a bidirectional placement")
             layers[str(number)] = layer

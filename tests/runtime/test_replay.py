@@ -27,8 +27,8 @@ from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
-from schedc.runtime.adapt.adapting import _Leading
 from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.adapt.leading import Leading
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.proposer import ProposerAnswer
 from schedc.runtime.common.program import wires_of
@@ -153,7 +153,7 @@ class _Board:
 def test_an_answer_to_an_older_question_is_not_published() -> None:
     """The proposer keeps the plan of its last answer only, and could not compare with an earlier one that runs."""
     asked, scheduler = _Asked(), _Board()
-    leading = _Leading(asked, scheduler, Hysteresis(), [], 0.0)  # type: ignore[arg-type]
+    leading = Leading(asked, scheduler, Hysteresis(), [], 0.0)  # type: ignore[arg-type]
     leading.go_on(None, 1)
     slower = Conditions(links={(0, 1): LinkState(latency_ns=30 * MS)})
     scheduler.measured = {0: slower}

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.session.building import layers_of_stage
 from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
@@ -101,12 +102,7 @@ def pieces_of(stages: Mapping[int, nn.Module], plan: Plan, *, layers: bool) -> d
         return dict(sorted(stages.items()))
     found: dict[int, nn.Module] = {}
     for stage, module in sorted(stages.items()):
-        bounds = plan.problem.stages[stage].layers
-        if bounds is None or not isinstance(module, nn.Sequential) or len(module) != bounds[1] - bounds[0]:
-            raise InvalidInput(
-                f"stage {stage} is not an nn.Sequential of the layers that the plan gives it; make it with build_stages"
-            )
-        found |= dict(enumerate(module, bounds[0]))
+        found |= layers_of_stage(plan, stage, module, "make it with build_stages")
     return found
 
 
