@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +37,6 @@ if TYPE_CHECKING:
 DEFAULT_SIZES = "4 KiB, 64 KiB, 1 MiB, 4 MiB, 16 MiB"
 LARGE_RESIDUAL = 0.2
 """From here on a line does not describe the link, and a person should know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """What rank 0 has found there is to do; or why not."""
-
-    agenda: Agenda | None
-    refusal: SchedcError | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,19 +96,20 @@ def _run(options: argparse.Namespace) -> None:
 
 def _agreed(options: argparse.Namespace, control: dist.ProcessGroup) -> Agenda:
     """What rank 0 says there is to do; its refusal is everybody's."""
-    task = [_task(options, control.size()) if control.rank() == 0 else None]
+    task = [_agenda_or_refusal(options, control.size()) if control.rank() == 0 else None]
     try:
         dist.broadcast_object_list(task, src=0, group=control)
     except RuntimeError as error:
         raise TransferFailed("receiving what to measure: rank 0 has ended or failed, and its own message says why") from error
-    assert task[0] is not None
-    if task[0].refusal is not None:
-        raise task[0].refusal
-    assert task[0].agenda is not None
-    return task[0].agenda
+    (agreed,) = task
+    assert agreed is not None
+    if isinstance(agreed, SchedcError):
+        raise agreed
+    return agreed
 
 
-def _task(options: argparse.Namespace, ranks: int) -> _Task:
+def _agenda_or_refusal(options: argparse.Namespace, ranks: int) -> Agenda | SchedcError:
+    """What rank 0 has found there is to do; or why not."""
     try:
         check_outputs({"-o": Path(options.output)}, () if options.plan is None else (Path(options.plan),))
         if options.repeats < 1:
@@ -124,22 +117,23 @@ def _task(options: argparse.Namespace, ranks: int) -> _Task:
         sizes = set(_sizes(options.sizes))
         _sites(options, ranks)
         if options.plan is None:
-            pairs = _neighbours(ranks) if options.pairs == "neighbours" else _all_pairs(ranks)
+            ring = ((rank, (rank + 1) % ranks) for rank in range(ranks))
+            used = {*(ring if options.pairs == "neighbours" else combinations(range(ranks), 2))}
         else:
             problem = read_plan(options.plan).problem
             if problem.ranks != ranks:
                 raise InvalidInput(f"{options.plan}: is for {problem.ranks} ranks, this job has {ranks}; start as many")
             used = {(link.source, link.destination) for link in problem.links}
-            pairs = sorted({(min(pair), max(pair)) for pair in used})
             messages = {size for stage in problem.stages for size in (stage.message_bytes, stage.gradient_message_bytes)}
             sizes |= messages - {0}
+        pairs = sorted({(min(pair), max(pair)) for pair in used if pair[0] != pair[1]})
         if not pairs:
             raise InvalidInput("there is no link to measure: found one rank, or a plan without transfers between ranks")
         if len(sizes) < 2:
             raise InvalidInput(f"--sizes: found {options.sizes!r}, expected two sizes or more, as a line goes through two points")
     except SchedcError as error:
-        return _Task(agenda=None, refusal=error)
-    return _Task(agenda=Agenda(pairs=tuple(pairs), sizes=tuple(sorted(sizes)), repeats=options.repeats))
+        return error
+    return Agenda(pairs=tuple(pairs), sizes=tuple(sorted(sizes)), repeats=options.repeats)
 
 
 def _sizes(text: str) -> list[int]:
@@ -159,14 +153,6 @@ def _sites(options: argparse.Namespace, ranks: int) -> tuple[int, ...]:
     if not sites or min(sites) < 1 or sum(sites) != ranks:
         raise InvalidInput(f"--sites: found {options.sites!r}, expected ranks per datacenter that add up to {ranks}, as in 4,4")
     return sites
-
-
-def _neighbours(ranks: int) -> list[tuple[int, int]]:
-    return sorted({(min(a, b), max(a, b)) for a in range(ranks) for b in [(a + 1) % ranks] if a != b})
-
-
-def _all_pairs(ranks: int) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
 
 
 def _report(links: Sequence[LinkMeasurement], agenda: Agenda, options: argparse.Namespace) -> None:
