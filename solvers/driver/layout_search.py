@@ -14,7 +14,6 @@ from schedc.compiled.compiler import at_hand, compiled
 from schedc.errors import NoPlanFound, Unsupported
 from schedc.ir.plan import BoundName
 from schedc.lower.placement import placement_name
-from schedc.solvers.common.incumbent import Candidate
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
@@ -59,7 +58,7 @@ def try_baselines(work: LayoutWork) -> None:
         if work.is_over:
             return
         if work.is_timed and work.best is not None and (work.left or 0.0) < (until or 0.0):
-            work.candidates.append(Candidate(method=title, seconds=0.0, why_not="there was no time for it"))
+            work.tried(title, 0.0, why_not="there was no time for it")
             work.cut_short = True
             continue
         work.settings.on_method(title)
@@ -76,10 +75,9 @@ def try_baselines(work: LayoutWork) -> None:
             option = work.add(attempt.layout_name, layout)
         work.layouts = len(named)
         if found is None or option is None:
-            work.candidates.append(Candidate(method=title, seconds=seconds, why_not=why_not))
+            work.tried(title, seconds, why_not=why_not)
             continue
-        row = Candidate(method=title, seconds=seconds, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
-        work.candidates.append(row)
+        work.tried(title, seconds, found)
         option.may_take(found.objective_ns)
         if not work.is_constructive:
             work.offer(found, attempt.method, title)
@@ -121,18 +119,17 @@ def search_exactly(work: LayoutWork) -> None:
         except NoPlanFound:
             work.cut_short |= timed  # the limit came first
     work.work += 0.0 if share is None or timed else share
+    seconds = time.perf_counter() - begun
     found: ScheduledLayout | None = None if latest is None else latest.best
-    row = Candidate(method=title, seconds=time.perf_counter() - begun, why_not="found none better")
-    if start is None and found is None:
-        row = replace(row, why_not="was not done in time")
-    elif found is not None and (start is None or found.objective_ns < start.objective_ns):
-        row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns, why_not="")
+    if found is not None and (start is None or found.objective_ns < start.objective_ns):
         option = work.add(title, found.layout)
         if option is not None:
             option.may_take(found.objective_ns)
             work.offer(found, "cpsat", title)
             work.cut_short |= timed and work.title == title  # threads raced for it
-    work.candidates.append(row)
+        work.tried(title, seconds, found)
+    else:
+        work.tried(title, seconds, why_not="found none better" if start or found else "was not done in time")
     if bound_ns > work.bound_ns:  # of equal ones the first's log stays
         work.raise_bound(bound_ns, BoundName.CPSAT, log)
 
@@ -165,17 +162,15 @@ def run_layout_method(work: LayoutWork) -> None:
         work.layouts = before + evaluated
         work.progress(objective_ns)
 
-    row = Candidate(method=work.method, seconds=0.0)
     try:
         found = layout_method(work.method)(work.workload, work.open_layout, stop=stop, report=report, plain=None)
     except (NoPlanFound, Unsupported) as reason:
-        row = replace(row, why_not=str(reason))
+        work.tried(work.method, time.perf_counter() - begun, why_not=str(reason))
     else:
-        row = replace(row, makespan_ns=found.makespan_ns, objective_ns=found.objective_ns)
+        work.tried(work.method, time.perf_counter() - begun, found)
         work.offer(found, work.method, work.method)
     work.cut_short |= stopped
     work.exhausted = not stopped
-    work.candidates.append(replace(row, seconds=time.perf_counter() - begun))
 
 
 def _wait_for_code(work: LayoutWork) -> None:
@@ -209,7 +204,7 @@ def seek_layouts(work: LayoutWork, number: int) -> None:
                 workers=WALKS if work.ops_of_two_chunks() >= WALKS_OPS else 1,
             )
         except Unsupported as reason:
-            work.candidates.append(Candidate(method="layouts", seconds=time.perf_counter() - begun, why_not=str(reason)))
+            work.tried("layouts", time.perf_counter() - begun, why_not=str(reason))
             return
         evaluations = max(100, int(share * OPS_PER_UNIT / work.ops_of_a_layout()))
         at_once = max(LAYOUTS_AT_ONCE, evaluations // 50)
@@ -241,8 +236,7 @@ def _take_found(work: LayoutWork, found: Sequence[ScheduledLayout], seconds: flo
     """The best layouts found are options."""
     best = sorted(found, key=lambda each: each.objective_ns)
     if best:
-        row = Candidate(method="layouts", seconds=seconds, makespan_ns=best[0].makespan_ns, objective_ns=best[0].objective_ns)
-        work.candidates.append(row)
+        work.tried("layouts", seconds, best[0])
     taken: dict[tuple[int, ...], int] = {}
     for each in best:
         ranks = each.layout.rank_of_stage

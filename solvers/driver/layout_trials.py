@@ -98,7 +98,7 @@ def hand_on(work: LayoutWork, option: Option, slice_: float | None) -> None:
     except Unsupported as reason:
         option.settled = True
         work.unsupported.append(reason)
-        work.candidates.append(Candidate(method=title, seconds=time.perf_counter() - begun, why_not=str(reason)))
+        work.tried(title, time.perf_counter() - begun, why_not=str(reason))
         return
     except KeyboardInterrupt:
         if work.best is None:

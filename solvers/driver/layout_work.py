@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import never
-from schedc.solvers.common.incumbent import BestKnown
+from schedc.solvers.common.incumbent import BestKnown, Candidate
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.search_settings import LayoutsProgress
 from schedc.solvers.driver.layout_options import option_of
@@ -118,6 +118,12 @@ class LayoutWork(BestKnown):
             if option is not None:
                 self.options[key] = option
         return self.options.get(key)
+
+    def tried(self, method: str, seconds: float, found: ScheduledLayout | None = None, why_not: str = "") -> None:
+        """Keep what became of a method, or why it found nothing."""
+        makespan_ns, objective_ns = (found.makespan_ns, found.objective_ns) if found else (None, None)
+        row = Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, why_not=why_not)
+        self.candidates.append(row)
 
     def hopeful(self) -> list[Option]:
         """The options that may be better than the best, the most promising first; last those that can be so by next to nothing."""

@@ -40,10 +40,7 @@ def local(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Local
     from schedc.solvers.search.local import local_search
 
     problem, order = _entering(incumbent)
-    best = local_search(
-        problem,
-        **_climbing(incumbent, limits, options),
-    )
+    best = local_search(problem, **_climbing(incumbent, limits, options))
     schedule = _named(best.schedule, order)
     incumbent.offer_valid(schedule, "local")
     incumbent.cut_short |= best.cut_short
@@ -90,11 +87,7 @@ def polish(incumbent: Incumbent, limits: Limits, *, options: LocalOptions = Loca
     start = _start(incumbent)
     if incumbent.problem.split_backward and not fusing_saves_time(incumbent.problem):
         start = _split(start)
-    found = polish_schedule(
-        incumbent.problem,
-        start,
-        **_climbing(incumbent, limits, options),
-    )
+    found = polish_schedule(incumbent.problem, start, **_climbing(incumbent, limits, options))
     incumbent.offer_valid(found.schedule, "polish")
     incumbent.cut_short |= found.cut_short
     _end(found.ended_by)
