@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.costs.parameters import parameters
-from schedc.costs.predicted import architecture_named, known_names, published
+from schedc.costs.predicted import architecture_named, known_models
 
 
 def main() -> int:
@@ -24,14 +24,14 @@ def main() -> int:
         table.add_column(header, justify="right")
     table.add_column("published in", overflow="fold")
     wrong = 0
-    for name in known_names():
-        architecture, said = architecture_named(name), published(name)
+    for name, said in known_models().items():
+        architecture = architecture_named(name)
         count = parameters(architecture)
-        difference = count / said.parameters - 1
-        wrong += abs(difference) > 0.01 and not said.rounded_to
+        difference = count / said["published"] - 1
+        wrong += abs(difference) > 0.01 and "published_to" not in said
         layers = len(architecture.blocks) + len(architecture.further_tokens)
-        numbers = (f"{layers}", f"{count:,}", f"{said.parameters / 1e9:.6g} B", f"{difference:+.2%}")
-        table.add_row(name, *numbers, said.parameters_source)
+        numbers = (f"{layers}", f"{count:,}", f"{said['published'] / 1e9:.6g} B", f"{difference:+.2%}")
+        table.add_row(name, *numbers, said["published_source"])
     out.print(table)
     return 1 if wrong else 0
 

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from schedc.costs.architecture import Architecture, Setting
 from schedc.costs.devices import Accelerator, device_named
@@ -110,24 +110,9 @@ def architecture_of(model: str) -> Architecture:
 FILE = "models.toml"
 
 
-class Published(NamedTuple):
-    """What the makers of a model say of it."""
-
-    parameters: int
-    parameters_source: str
-    dimensions_source: str
-    rounded_to: int
-    """What the number of parameters is rounded to, where that is more than 1 % of it; else 0."""
-
-
-def known_names() -> tuple[str, ...]:
-    """All names, in the file's order; without those by which some are `also` known."""
-    return tuple(_models())
-
-
 def is_known(name: str) -> bool:
     """Whether there is an architecture of that name."""
-    return name in _models() or name in _others()
+    return name in known_models() or name in _others()
 
 
 @cache
@@ -137,35 +122,20 @@ def architecture_named(name: str) -> Architecture:
     Raises:
         InvalidInput: no such name.
     """
-    full = _others().get(name, name)
-    return architecture_of_config(_model(full)["config"], full, Location(FILE) / full / "config")
-
-
-def published(name: str) -> Published:
-    """The published number of parameters of a known name, and where that and the dimensions are from.
-
-    Raises:
-        InvalidInput: no such name.
-    """
-    model = _model(name)
-    return Published(model["published"], model["published_source"], model["source"], model.get("published_to", 0))
-
-
-def _model(name: str) -> dict[str, Any]:
-    models = _models()
-    if name not in models:
-        expected = f"one of {', '.join(models)}, or the path of a config.json{nearest(name, models)}"
-        raise InvalidInput(f"found the model name {show(name)}, expected {expected}")
-    found: dict[str, Any] = models[name]
-    return found
+    full, models = _others().get(name, name), known_models()
+    if full not in models:
+        expected = f"one of {', '.join(models)}, or the path of a config.json{nearest(full, models)}"
+        raise InvalidInput(f"found the model name {show(full)}, expected {expected}")
+    return architecture_of_config(models[full]["config"], full, Location(FILE) / full / "config")
 
 
 @cache
 def _others() -> dict[str, str]:
     """The full name of each other one."""
-    return {other: name for name, model in _models().items() for other in model.get("also", ())}
+    return {other: name for name, model in known_models().items() for other in model.get("also", ())}
 
 
 @cache
-def _models() -> dict[str, Any]:
+def known_models() -> dict[str, Any]:
+    """What the file says of each model, by its full name, in the file's order."""
     return tomllib.loads(resources.files("schedc.costs").joinpath(FILE).read_text(encoding="utf-8"))

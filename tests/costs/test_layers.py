@@ -12,7 +12,7 @@ from schedc.costs.operators.attention import attention_operators, visible_pairs
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine
 from schedc.costs.parameters import block_parameters
-from schedc.costs.predicted import architecture_named, known_names
+from schedc.costs.predicted import architecture_named, known_models
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]
@@ -91,7 +91,7 @@ def test_selective_recomputation_keeps_less_and_takes_longer() -> None:
     assert again.forward_ns == kept.forward_ns
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", known_models())
 def test_no_layer_holds_more_after_b_than_before(name: str) -> None:
     for layer in layers_of(architecture_named(name), H100, Setting(sequence_length=256)):
         assert 0 <= (layer.activation_after_input_bytes or 0) <= (layer.activation_bytes or 0)

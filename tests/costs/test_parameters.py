@@ -9,20 +9,22 @@ from schedc.costs.devices import DEVICES
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of
 from schedc.costs.parameters import further_token_parameters, parameters
-from schedc.costs.predicted import architecture_named, known_names, published
+from schedc.costs.predicted import architecture_named, known_models
 from schedc.io.location import Location
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", known_models())
 def test_parameters_are_the_published_ones_within_a_percent(name: str) -> None:
     """Or, where one digit is published, those that are rounded to it."""
-    said = published(name)
-    assert parameters(architecture_named(name)) == pytest.approx(said.parameters, rel=0.01, abs=said.rounded_to / 2)
+    said = known_models()[name]
+    assert said["source"]
+    assert said["published_source"]
+    assert parameters(architecture_named(name)) == pytest.approx(said["published"], rel=0.01, abs=said.get("published_to", 0) / 2)
 
 
 def test_one_number_is_rounded_to_more_than_a_percent() -> None:
     """Nemotron-H 8B has 8.10 billion parameters."""
-    assert [name for name in known_names() if published(name).rounded_to] == ["nemotron-h-8b"]
+    assert [name for name, said in known_models().items() if said.get("published_to")] == ["nemotron-h-8b"]
     assert parameters(architecture_named("nemotron-h-8b")) == 8_100_852_736
 
 
@@ -66,7 +68,7 @@ def test_the_module_for_further_tokens() -> None:
     assert further_token_parameters(architecture_named("deepseek-v3-671b")) == pytest.approx(11.5e9, rel=0.01)
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", known_models())
 def test_operators_hold_the_parameters_of_the_model(name: str) -> None:
     """What is shared by embedding and head is held by both; nothing is divided on one device."""
     architecture = architecture_named(name)
