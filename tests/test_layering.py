@@ -6,7 +6,7 @@ import ast
 import re
 
 import pytest
-from import_graph import PACKAGE, between_children, cycles, drawn, modules
+from import_graph import PACKAGE, between_children, cycles, drawn, files, modules
 
 FOR_ALL = {"errors", "units", "spelling"}
 IR, QUESTIONS = {"ir"}, {"analysis", "verify"}
@@ -86,7 +86,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     assert cycles({name: {each.name for each in imports} & names for name, (_, imports) in modules().items()}) == []
 
 
-@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()} - {""}))
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in files()} - {""}))
 def test_folders_within_a_folder_import_one_way(folder: str) -> None:
     edges = between_children(folder)
     assert cycles(edges) == []
@@ -102,7 +102,7 @@ def test_libraries_stay_where_they_belong(folder: str) -> None:
 
 
 def test_a_folder_says_what_it_is_for() -> None:
-    for folder in {path.parent for path, _ in modules().values()}:
+    for folder in {path.parent for path in files().values()}:
         first = (folder / "__init__.py").read_text(encoding="utf-8").partition("\n")[0]
         assert first.startswith('"""') and first.endswith((".", '."""')), f"{folder}/__init__.py: say in one line what it is for"
 
@@ -112,7 +112,7 @@ def test_a_room_keeps_to_its_budget_of_lines() -> None:
     table = ARCHITECTURE.read_text(encoding="utf-8").partition("## The rooms")[2].partition("\n## ")[0]
     budgets = {room: int(most.replace(",", "")) for room, most in re.findall(r"^\| `(\w+)` \| .* \| ([\d,]+) \|$", table, re.M)}
     lines = dict.fromkeys(budgets, 0)
-    for name, (path, _) in modules().items():
+    for name, path in files().items():
         if path.parent != PACKAGE:
             lines[name.split(".")[1]] += len(path.read_text(encoding="utf-8").splitlines())
     assert lines.keys() == budgets.keys()
@@ -123,7 +123,7 @@ def test_a_room_keeps_to_its_budget_of_lines() -> None:
 def test_a_public_class_has_a_name_of_its_own() -> None:
     """A reader who searches for it finds one thing."""
     places: dict[str, list[str]] = {}
-    for name, (path, _) in modules().items():
+    for name, path in files().items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)

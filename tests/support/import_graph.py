@@ -27,10 +27,15 @@ class Import:
 
 
 @cache
+def files() -> dict[str, Path]:
+    """The file of each module of the package, by import name; nothing is read."""
+    return dict(sorted((_name(path), path) for path in _files(PACKAGE)))
+
+
+@cache
 def modules() -> dict[str, tuple[Path, tuple[Import, ...]]]:
     """The file and the imports of each module of the package, by import name."""
-    files = {_name(path): path for path in _files(PACKAGE)}
-    return {name: (path, tuple(_imports(path, files))) for name, path in sorted(files.items())}
+    return {name: (path, tuple(_imports(path, files()))) for name, path in files().items()}
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -43,7 +48,7 @@ def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def _imports(path: Path, files: Mapping[str, Path]) -> Iterator[Import]:
+def _imports(path: Path, known: Mapping[str, Path]) -> Iterator[Import]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name) for alias in node.names)
@@ -51,7 +56,7 @@ def _imports(path: Path, files: Mapping[str, Path]) -> Iterator[Import]:
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield Import(node.lineno, whole if whole in files else node.module or "")
+                yield Import(node.lineno, whole if whole in known else node.module or "")
 
 
 def between_children(folder: str) -> dict[str, set[str]]:
