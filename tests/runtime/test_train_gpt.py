@@ -33,6 +33,14 @@ def plan(tmp_path: Path) -> Path:
     return compiled("two-sites.toml", tmp_path)
 
 
+@pytest.fixture
+def of_two_ranks(tmp_path: Path) -> Path:
+    """The plan of one of the two pipelines."""
+    problem = replace(read_problem(EXAMPLES / "train_gpt_jobs" / "two-pipelines.toml"), data_parallel=None)
+    write_plan(plan_of(problem, constructive("greedy")(problem)), tmp_path / "of-two-ranks.json")
+    return tmp_path / "of-two-ranks.json"
+
+
 def assert_trains(processes: int, stdout: str) -> None:
     """The loss falls, and the gradients of all processes are those of the model without a pipeline.
 
@@ -53,17 +61,20 @@ TRAINING = ["--check", "--steps", "21", "--blocks", "8"]
 
 
 @pytest.mark.slow
-def test_it_trains_with_torchrun(plan: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+def test_it_trains_with_torchrun(of_two_ranks: Path) -> None:
+    """With two processes: each of torchrun's takes seconds to import torch, and those of the other tests have it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
-    command += [str(EXAMPLE), "--plan", str(plan), *TRAINING]
+    command += [str(EXAMPLE), "--plan", str(of_two_ranks), *TRAINING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert_trains(4, done.stdout)
+    assert_trains(2, done.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "options"), [("two-pipelines.toml", []), ("two-sites.toml", ["--recompute"])], ids=str)
+@pytest.mark.parametrize(
+    ("job", "options"), [("two-pipelines.toml", []), ("two-sites.toml", []), ("two-sites.toml", ["--recompute"])], ids=str
+)
 def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
     done = run_on_ranks(str(EXAMPLE), ["--plan", str(compiled(job, tmp_path)), *TRAINING, *options], 4, tmp_path)
     assert [each.status for each in done] == [0] * 4, done
@@ -71,13 +82,10 @@ def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_on_from_a_checkpoint(plan: Path, tmp_path: Path) -> None:
+def test_it_goes_on_from_a_checkpoint(plan: Path, of_two_ranks: Path, tmp_path: Path) -> None:
     """In two pipelines of two ranks, where four ranks have left it."""
-    other = tmp_path / "other.json"
-    problem = replace(read_problem(EXAMPLES / "train_gpt_jobs" / "two-pipelines.toml"), data_parallel=None)
-    write_plan(plan_of(problem, constructive("greedy")(problem)), other)
     kept, losses = str(tmp_path / "kept"), []
-    for one, options in ((plan, ["--save", kept]), (other, ["--resume", kept])):
+    for one, options in ((plan, ["--save", kept]), (of_two_ranks, ["--resume", kept])):
         done = run_on_ranks(str(EXAMPLE), ["--plan", str(one), "--steps", "11", *options], 4, tmp_path)
         assert [each.status for each in done] == [0] * 4, done
         losses += [float(loss) for each in done for loss in re.findall(r"step +\d+  loss (\S+)", each.stdout)]
@@ -96,15 +104,13 @@ def test_another_number_of_processes(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_profiled_model_trains_from_its_profile(tmp_path: Path) -> None:
-    """The commands of docs/first-plan.md, but for `profile`: its result is in the examples."""
+    """As docs/first-plan.md does it, but for `profile`, whose result is in the examples, and torchrun, which is tested above."""
     profile, job, plan = EXAMPLES / "profile_gpt_job" / "profile.json", tmp_path / "job.toml", tmp_path / "plan.json"
     assert schedc("init", "--profile", profile, "--ranks", 2, "-o", job).returncode == 0
     assert schedc("compile", job, "-o", plan, "--method", "greedy").returncode == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train_profiled.py"]
-    command += ["--model", "profile_gpt:model", "--plan", str(plan), "--steps", "3"]
-    environment = os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", done.stdout)]
+    options = ["--model", "profile_gpt:model", "--plan", str(plan), "--steps", "3"]
+    done = run_on_ranks("train_profiled.py", options, 2, tmp_path, folder=EXAMPLES)
+    assert [each.status for each in done] == [0] * 2, done
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", done[0].stdout)]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)

@@ -28,7 +28,9 @@ class Done:
     stderr: str
 
 
-def run_on_ranks(program: str, arguments: Sequence[str], ranks: int, directory: Path, *, limit_s: float = 240) -> list[Done]:
+def run_on_ranks(
+    program: str, arguments: Sequence[str], ranks: int, directory: Path, *, folder: Path | None = None, limit_s: float = 240
+) -> list[Done]:
     """Run a program with a process for each rank; what became of each.
 
     Args:
@@ -36,6 +38,7 @@ def run_on_ranks(program: str, arguments: Sequence[str], ranks: int, directory: 
         arguments: those of the program.
         ranks: how many, in the variables that torch reads.
         directory: where the processes' output goes, to files.
+        folder: the current directory of the processes; None: any.
         limit_s: after how many seconds they are ended; a process that was has a negative status.
     """
     with socket.socket() as free:
@@ -44,7 +47,7 @@ def run_on_ranks(program: str, arguments: Sequence[str], ranks: int, directory: 
     outputs = [[directory / f"{name}-{port}-{rank}.txt" for name in ("stdout", "stderr")] for rank in range(ranks)]
     context = forking()
     processes = [
-        context.Process(target=_run, args=(program, list(arguments), rank, ranks, port, outputs[rank]), daemon=True)
+        context.Process(target=_run, args=(program, list(arguments), rank, ranks, port, outputs[rank], folder), daemon=True)
         for rank in range(ranks)
     ]
     try:
@@ -62,7 +65,9 @@ def run_on_ranks(program: str, arguments: Sequence[str], ranks: int, directory: 
     return [Done(process.exitcode or 0, *said) for process, said in zip(processes, texts, strict=True)]
 
 
-def _run(program: str, arguments: list[str], rank: int, ranks: int, port: int, outputs: list[Path]) -> None:
+def _run(program: str, arguments: list[str], rank: int, ranks: int, port: int, outputs: list[Path], folder: Path | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
     for stream, path in ((1, outputs[0]), (2, outputs[1])):
         file = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, stream)
