@@ -57,6 +57,8 @@ def _printed(command: str, directory: Path) -> str:
             "PYTHONIOENCODING": "utf-8",
             "LC_ALL": "C.UTF-8",
             "COLUMNS": "130",
+            # Compiled kernels are kept where the suite keeps them, so that not every command compiles them again.
+            **{name: value for name, value in os.environ.items() if name == "NUMBA_CACHE_DIR"},
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
