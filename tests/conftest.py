@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from example_counts import drop_to_a_quarter
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 settle()  # before anything reads it
+HERE = Path(__file__).parent
 
 # No deadlines: nothing is timed in tests, machines are shared. In CI the examples are the same every time. Elsewhere each run has
 # others, so that many runs see more than one run with more examples.
@@ -32,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Three processes for the whole suite, enough for two cores, as many tests wait; none besides this one for a part of it."""
     return 3 if config.args == config.getini("testpaths") else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files at the top come first: some are the longest, and each of them is one process's work, which would go on alone."""
+    items.sort(key=lambda item: item.path.parent != HERE)
 
 
 def pytest_collection_finish() -> None:
