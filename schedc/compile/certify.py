@@ -7,7 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock
-from schedc.analysis.bounds.lower_bounds import bounds_in_time, lower_bounds
+from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time, lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -23,7 +23,6 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import BestKnown

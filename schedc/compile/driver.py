@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.analysis.bounds.clock import Clock
-from schedc.analysis.bounds.lower_bounds import bounds_in_time
+from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.compile.certify import MOST_BOUNDED_OPS, bounds_within, certify, first_of
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
-from schedc.ir.plan import MadeBy, Scope
-from schedc.solvers.common.incumbent import Ended, Incumbent
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.ir.plan import MadeBy, Plan, Scope
+from schedc.solvers.common.incumbent import BestKnown, Candidate, Ended, Incumbent
+from schedc.solvers.common.search_settings import Improvement, SearchSettings
 from schedc.solvers.driver.portfolio import solve, try_methods
 from schedc.units import format_bytes
 from schedc.verify.problem import verify_problem
@@ -27,15 +27,11 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.frontend.job import Job
     from schedc.ir.layout import Layout, OpenLayout
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
     from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.incumbent import BestKnown, Candidate
-    from schedc.solvers.common.search_settings import Improvement
 
 CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 40e-6, 1.5e-3
 """What checking and writing the plan after the search takes."""

@@ -10,7 +10,7 @@ from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed
 from schedc.ir.layout import Layout
-from schedc.ir.plan import BoundName, Scope
+from schedc.ir.plan import BoundName, Plan, Scope
 from schedc.lower.problem import problem_of
 from schedc.verify.job import check_pipeline
 from schedc.verify.open_layout import verify_open_layout
@@ -21,7 +21,6 @@ from schedc.verify.violation import Violation
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.frontend.job import Job
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
 

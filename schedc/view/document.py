@@ -5,13 +5,11 @@ A result becomes a document here and nowhere else. `view.terminal.show` prints o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
     from rich.text import Text
 
 

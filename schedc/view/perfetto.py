@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.comparison.step_times import planned_times
 from schedc.analysis.simulation.memory import memory_curve
-from schedc.formats.trace_events import counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
+from schedc.formats.trace_events import Event, counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
 from schedc.ir.index import tables_of
 from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.formats.trace_events import Event
     from schedc.ir.plan import Plan
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.index import tables_of
+from schedc.ir.index import Tables, tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fusing import fusing_saves_time
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.index import Tables
     from schedc.ir.problem import Problem
 
 TRIED_OPS = 10_000

@@ -17,7 +17,7 @@ from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, SchedcError
-from schedc.ir.index import tables_of
+from schedc.ir.index import Tables, tables_of
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.failure import Failure
 from schedc.solvers.common.search_settings import Improvement, SearchSettings
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from schedc.ir.index import Tables
     from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Limits

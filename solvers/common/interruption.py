@@ -12,16 +12,14 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
     from types import FrameType
-    from typing import Any
 
 LEAST_S = 1e-6
 """A timer of no time would be none."""

@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.ir.problem import are_alike
+from schedc.ir.problem import Problem, are_alike
 from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from schedc.ir.problem import Problem
 
 
 def order_is_open(problem: Problem) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.clock import never
+from schedc.analysis.bounds.clock import Until, never
 from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.lower.problem import problem_of
@@ -13,7 +13,6 @@ from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
-    from schedc.analysis.bounds.clock import Until
     from schedc.ir.layout import Layout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.ir.plan import BoundName
-from schedc.solvers.common.incumbent import Candidate, Ended
+from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.search_settings import ignore
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
 from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 if TYPE_CHECKING:
-    from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.driver.layout_work import LayoutWork
 

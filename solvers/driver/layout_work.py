@@ -9,23 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.clock import never
+from schedc.analysis.bounds.clock import Until, never
 from schedc.solvers.common.incumbent import BestKnown, Candidate
-from schedc.solvers.common.interruption import OutOfTime
+from schedc.solvers.common.interruption import Ends, OutOfTime
 from schedc.solvers.common.search_settings import LayoutsProgress
-from schedc.solvers.driver.layout_options import option_of
+from schedc.solvers.driver.layout_options import Option, option_of
 from schedc.solvers.driver.registry import LAYOUT_METHODS, is_constructive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.analysis.bounds.clock import Until
     from schedc.errors import Unsupported
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.problem import Objective
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.interruption import Ends
-    from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 LITTLE = 0.0001

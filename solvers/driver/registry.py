@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
@@ -20,7 +20,6 @@ from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from schedc.errors import NoPlanFound
 from schedc.solvers.kernel.tables import NEVER
@@ -40,17 +40,15 @@ from schedc.solvers.layout.baselines import baselines, named_layouts, stage_coun
 from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
 from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
-from schedc.solvers.layout.scheduled_layout import scheduled_layout
+from schedc.solvers.layout.scheduled_layout import ScheduledLayout, scheduled_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TypeAlias
 
     from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
     Phase: TypeAlias = Callable[["_Tuned"], Iterator[tuple[LayoutArrays, list[int]]]]
 

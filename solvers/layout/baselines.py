@@ -10,20 +10,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.layout import Layout
-from schedc.ir.workload import Semantics
+from schedc.ir.layout import Layout, OpenLayout, Placement
+from schedc.ir.workload import Semantics, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
-from schedc.solvers.layout.scheduled_layout import scheduled_layout
+from schedc.solvers.layout.scheduled_layout import ScheduledLayout, scheduled_layout
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.ir.layout import OpenLayout, Placement
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
 """Those that exist for each placement; for one that the job gives: all of them."""

@@ -17,7 +17,7 @@ from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.order import Queue, QueuedLayout
-from schedc.solvers.layout.scheduled_layout import timed
+from schedc.solvers.layout.scheduled_layout import ScheduledLayout, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.layout.layout_arrays import LayoutArrays
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
 
 MOST_LAYOUTS = 500_000
 """Of more layouts the exact search makes no list, which takes some 20 µs for each."""

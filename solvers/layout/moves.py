@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
-    from typing import TypeAlias
 
     from schedc.ir.workload import Workload
 

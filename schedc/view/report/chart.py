@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.analysis.attribution.waits import Awaited
+from schedc.analysis.attribution.waits import Awaited, Waits
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
@@ -21,7 +21,6 @@ from schedc.view.report.packing import packed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.analysis.attribution.waits import Waits
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem

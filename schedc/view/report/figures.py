@@ -6,18 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.analysis.attribution.critical_path import critical_path
-from schedc.analysis.attribution.idle import idle_of
+from schedc.analysis.attribution.critical_path import Segment, critical_path
+from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
-from schedc.analysis.attribution.waits import waits_of
+from schedc.analysis.attribution.waits import Waits, waits_of
 from schedc.analysis.bounds.own_layout import OwnLayout, own_layout
 from schedc.analysis.simulation.memory import peak_bytes
 
 if TYPE_CHECKING:
-    from schedc.analysis.attribution.critical_path import Segment
-    from schedc.analysis.attribution.idle import Idle, IdleCause
-    from schedc.analysis.attribution.waits import Waits
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.formats.compiled_json import Compilation

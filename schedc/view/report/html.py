@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-from schedc.view.document import Bar, Facts, Fold, Keys, Line, Panel, Table
-
-if TYPE_CHECKING:
-    from schedc.view.document import Block, Column
+from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table
 
 TAGS = {"": "p", "quiet": "p", "bold": "h3"}
 """What becomes of a line, by its style."""

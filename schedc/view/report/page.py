@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.spelling import counted
 from schedc.view.report import comparison, sections
 from schedc.view.report.chart import chart_data, planned_step, step_data
-from schedc.view.report.figures import figures_of
+from schedc.view.report.figures import Measured, figures_of
 from schedc.view.report.html import Markup, element, html, text
 from schedc.view.report.measured import measured_step
 from schedc.view.report.summary import cards, headline
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from schedc.formats.compiled_json import Compilation
     from schedc.ir.plan import Plan
     from schedc.view.document import Panel
-    from schedc.view.report.figures import Measured
 
 SCRIPTS = "decode units model lanes view colours spans draw overview describe pointer keys main"
 """In this order: each uses those before it."""

@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.analysis.attribution.critical_path import SegmentKind
-from schedc.analysis.attribution.idle import IdleCause
+from schedc.analysis.attribution.idle import Idle, IdleCause
 from schedc.ir.ops import KIND_NAMES
 from schedc.ir.plan import Scope
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Bar, Column, Facts, Fold, Keys, Line, Panel, Table, left, right
-from schedc.view.report.figures import ALLOWED
+from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table, left, right
+from schedc.view.report.figures import ALLOWED, Figures
 from schedc.view.report.stages import HEADERS, stage_rows
 from schedc.view.report.summary import CAUSE_WORDS, percent, worth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.attribution.idle import Idle
-    from schedc.view.document import Block
-    from schedc.view.report.figures import Figures
 
 MOST_LINKS = 40
 """A longer table is folded."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.analysis.attribution.idle import IdleCause
-from schedc.ir.plan import Scope
+from schedc.ir.plan import Certificate, Scope
 from schedc.ir.problem import Objective
 from schedc.units import format_bytes, format_duration_ns
 from schedc.view.report.html import Markup, element, text
 
 if TYPE_CHECKING:
     from schedc.analysis.bounds.own_layout import OwnLayout
-    from schedc.ir.plan import Certificate
     from schedc.view.report.figures import Figures
 
 CAUSE_WORDS = {

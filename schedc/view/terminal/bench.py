@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.problem import Objective
 from schedc.units import format_bytes
-from schedc.view.document import Column, Line, Table, left, right
+from schedc.view.document import Block, Column, Line, Table, left, right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.study.bench.run import BenchRow
-    from schedc.view.document import Block
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the widest table needs."""

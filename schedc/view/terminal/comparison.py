@@ -12,7 +12,7 @@ from schedc.io.location import one_line
 from schedc.ir.ops import token
 from schedc.spelling import counted, ranges
 from schedc.units import format_duration_ns
-from schedc.view.document import Line, Picture, Table, left, right
+from schedc.view.document import Block, Line, Picture, Table, left, right
 from schedc.view.terminal.gantt import Window, cropped, legend, rank_row, ruler, spread_ranks
 from schedc.view.terminal.show import picked, plain
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.trace import Trace
-    from schedc.view.document import Block
 
 MOST_CAUSES = 5
 

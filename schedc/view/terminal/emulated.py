@@ -11,7 +11,7 @@ from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.plans import time_plan
 from schedc.lower.conditions import problem_under
 from schedc.units import format_duration_ns
-from schedc.view.document import Table, right
+from schedc.view.document import Block, Table, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
 from schedc.view.terminal.show import picked
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.runtime.emulation.adapting import AdaptingRuns
     from schedc.runtime.emulation.emulate import Emulation
-    from schedc.view.document import Block
 
 MOST_LINKS = 3
 """More are counted, not named."""

@@ -9,7 +9,7 @@ from schedc.ir.ops import Op, token
 from schedc.spelling import counted, ranges
 from schedc.study.explain.changes import ChangeKind
 from schedc.units import format_duration_ns
-from schedc.view.document import Column, Line, Table, right
+from schedc.view.document import Block, Column, Line, Table, right
 from schedc.view.terminal.show import picked, plain
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.study.explain.explain import Explanation, Gain
-    from schedc.view.document import Block
 
 WIDTH = 100
 MOST_RANKS = 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Line, Table, left, right
+from schedc.view.document import Block, Line, Table, left, right
 from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from schedc.adapt.node_mapping import Assignment
     from schedc.adapt.repartition import Repartition
     from schedc.ir.plan import Plan
-    from schedc.view.document import Block
 
 
 def shown_assignment(found: Assignment, *, exact_links: bool) -> Iterator[Block]:

@@ -13,7 +13,7 @@ from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Line, Picture, Table, right
+from schedc.view.document import Block, Line, Picture, Table, right
 from schedc.view.report.stages import HEADERS, stage_rows
 from schedc.view.terminal.gantt import (
     Span,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.view.document import Block
 
 MOST_LINKS, MOST_MEMORY, MOST_STAGES = 8, 4, 16
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""

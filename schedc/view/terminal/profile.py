@@ -6,11 +6,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.costs.efficiency import duration_s
-from schedc.costs.layers import parts_of
+from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Column, Line, Table, right
+from schedc.view.document import Block, Column, Line, Table, right
 from schedc.view.terminal.show import console, picked
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from schedc.analysis.comparison.times import SampledTimes
-    from schedc.costs.layers import Part
     from schedc.costs.operators.operator import Operator, Operators, OperatorWork
     from schedc.costs.predicted import Predicted
     from schedc.formats.profile_file import LayerEntry
-    from schedc.view.document import Block
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the table needs."""

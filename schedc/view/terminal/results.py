@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.analysis.bounds.own_layout import own_layout
+from schedc.analysis.bounds.own_layout import OwnLayout, own_layout
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
-from schedc.ir.plan import Scope
-from schedc.ir.problem import Objective
+from schedc.ir.plan import Certificate, Plan, Scope
+from schedc.ir.problem import Objective, Problem
 from schedc.spelling import counted
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Column, Line, Table, left, right
+from schedc.view.document import Block, Column, Line, Table, left, right
 from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
@@ -20,19 +20,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.bounds.lower_bounds import Bound
-    from schedc.analysis.bounds.own_layout import OwnLayout
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.driver import Compiled
     from schedc.ir.layout import Layout
-    from schedc.ir.plan import Certificate, Plan
-    from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.lower.layout_report import LayoutReport
     from schedc.solvers.common.failure import Failure
     from schedc.solvers.common.incumbent import Candidate
     from schedc.solvers.templates import Template
     from schedc.verify.violation import Violation
-    from schedc.view.document import Block
 
 MOST_STAGES = 64
 """`compile` has a table of at most this many."""

@@ -8,7 +8,7 @@ from schedc.formats.family_file import FAMILY
 from schedc.spelling import counted
 from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.units import format_duration_ns
-from schedc.view.document import Column, Table, right
+from schedc.view.document import Block, Column, Table, right
 from schedc.view.terminal.results import certificate_lines, failures_json, written_to
 from schedc.view.terminal.show import picked
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from schedc.study.robust.family import Made
     from schedc.study.robust.robust import OrderOutcome, Robust
-    from schedc.view.document import Block
 
 PERCENTILES = (5, 25, 50, 75, 95, 100)
 _NAMES = {100.0: "the worst state", 50.0: "median"}

@@ -7,17 +7,14 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from schedc.ir.ops import Kind, Op, token
-from schedc.view.document import Line, Picture, Table
-
-if TYPE_CHECKING:
-    from schedc.view.document import Document
+from schedc.view.document import Document, Line, Picture, Table
 
 
 def console(*, stderr: bool = False, piped_width: int | None = None, width: int | None = None, most: int = 10_000) -> Console:

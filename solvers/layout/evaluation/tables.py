@@ -9,13 +9,12 @@ from schedc.errors import Unsupported
 from schedc.ir.costs import MessageCost
 from schedc.ir.problem import Objective
 from schedc.ir.resource import Resource
-from schedc.ir.workload import Semantics
+from schedc.ir.workload import Semantics, Workload
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.workload import Workload
 
 NUMBERS = ("microbatches", "split", "torch", "span")
 """The entries of `LayoutCosts.numbers`."""
