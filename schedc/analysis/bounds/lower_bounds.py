@@ -59,8 +59,7 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
 
 def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
     """`lower_bounds` as far as the time allows: all but warm-up and idle gaps, and these of as many machines as are looked at."""
-    problem = without_recomputed_bytes(problem)
-    frames = frames_of(problem, microbatch_classes(problem))
+    problem, frames = _framed(problem)
     return (*_simple(problem, frames), _warm_up(problem, frames, until), _idle_gaps(problem, frames, until))
 
 
@@ -69,15 +68,19 @@ def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
 
     Warm-up, which takes all but a few milliseconds of the rest, counts as far as the time allows.
     """
-    problem = without_recomputed_bytes(problem)
-    frames = frames_of(problem, microbatch_classes(problem))
+    problem, frames = _framed(problem)
     return max(bound.value_ns for bound in (*_simple(problem, frames), _warm_up(problem, frames, until)))
 
 
 def simple_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds` but for warm-up and idle gaps: the others take a millisecond or two."""
+    return max(_simple(*_framed(problem)), key=lambda bound: bound.value_ns)
+
+
+def _framed(problem: Problem) -> tuple[Problem, Frames]:
+    """The problem that bounds are computed of, and its frames."""
     problem = without_recomputed_bytes(problem)
-    return max(_simple(problem, frames_of(problem, microbatch_classes(problem))), key=lambda bound: bound.value_ns)
+    return problem, frames_of(problem, microbatch_classes(problem))
 
 
 def _simple(problem: Problem, frames: Frames) -> tuple[Bound, ...]:

@@ -10,7 +10,7 @@ from schedc.units import format_duration_ns
 from schedc.view.document import Bar, Column, Facts, Fold, Keys, Panel, Table, left, right
 
 if TYPE_CHECKING:
-    from schedc.analysis.comparison.account import Account
+    from schedc.analysis.comparison.step_times import Account
     from schedc.view.document import Block
     from schedc.view.report.figures import Measured
 
