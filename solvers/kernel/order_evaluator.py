@@ -21,6 +21,8 @@ from schedc.solvers.kernel.problem_arrays import ProblemArrays, example_facts
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 F, B, W, BW = (int(kind) for kind in Kind)
@@ -368,23 +370,22 @@ def move_op(codes: Any, rank: int, source: int, target: int) -> None:
 
 
 class OrderClimber:
-    """The compiled kernel at work on one problem, for one thread."""
+    """A compiled kernel that climbs over orders at work on one problem, for one thread."""
 
-    def __init__(self, facts: ProblemArrays, duration_ns: NDArray[np.int64], reach: int, exchanges: int = 0) -> None:
+    def __init__(self, kernel: Callable[..., Any], given: tuple[Any, ...], reach: int, exchanges: int = 0) -> None:
         """Waits until the kernel is compiled.
 
         Args:
-            facts: the problem.
-            duration_ns: as `time_orders` takes them.
+            kernel: `polish`, or another one that takes the same, from the orders on.
+            given: what it takes before the orders, `ProblemArrays` first.
             reach: how far an op may be moved.
             exchanges: one in this many changes fuses or splits a backward; 0: none.
         """
-        self._given, self._ranges = (facts, duration_ns), (2, reach, exchanges)
-        self._room, self._polish = workspace_of(facts), compiled(polish)
+        self._given, self._ranges = given, (2, reach, exchanges)
+        self._room, self._polish = workspace_of(given[0]), compiled(kernel)
 
-    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> int:
-        """The best end of that many changes of the orders, which become the best."""
+    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> Any:
+        """The best value of that many changes of the orders, which become the best."""
         rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
         before = np.empty_like(orders.codes[0])
-        given = *self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop
-        return int(self._polish(*given))
+        return self._polish(*self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop)

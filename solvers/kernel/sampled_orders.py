@@ -7,15 +7,14 @@ order cannot reach any more, because the samples so far have cost too much, is g
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.draws import Draws, draw, fraction
 from schedc.solvers.kernel.order_evaluator import (
-    DRAWS,
+    OrderClimber,
     Orders,
     Workspace,
     change_at_random,
@@ -26,9 +25,6 @@ from schedc.solvers.kernel.order_evaluator import (
 )
 from schedc.solvers.kernel.problem_arrays import ProblemArrays, example_facts
 from schedc.solvers.kernel.tables import NEVER as STRANDED
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SLACK = 1e-12
 """Of a sum of shares: what rounding may make of it."""
@@ -152,26 +148,8 @@ def polish_sampled(
     return best_ns
 
 
-class SampledClimber:
-    """The compiled kernel at work on one problem and its samples, for one thread."""
-
-    def __init__(self, facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
-        """Waits until the kernel is compiled. It changes nothing that it is given.
-
-        Args:
-            facts: the problem.
-            sampled: its samples; there must be one.
-            reach: how far an op may be moved.
-            exchanges: one in this many changes fuses or splits a backward; 0: none.
-        """
-        self._facts = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
-        self._duration, self._sampled = sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
-        self._ranges = 2, reach, exchanges
-        self._room, self._polish = workspace_of(facts), compiled(polish_sampled)
-
-    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
-        """The best value of that many changes of the orders, which become the best."""
-        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
-        before = np.empty_like(orders.codes[0])
-        given = self._facts, self._duration, self._sampled, orders, *rooms, self._room, before, self._ranges
-        return float(self._polish(*given, evaluations, draws, heat, stop))
+def sampled_climber(facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> OrderClimber:
+    """A climber over orders of the problem that are run under its samples; it changes nothing that it is given."""
+    own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
+    given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
+    return OrderClimber(polish_sampled, given, reach, exchanges)

@@ -20,7 +20,7 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.climb import stop_flag
-from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders
+from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders, polish
 from schedc.solvers.kernel.problem_arrays import ProblemArrays, microbatches_by_stage, problem_arrays_of
 from schedc.solvers.search.local import Found
 
@@ -65,7 +65,7 @@ def polish_schedule(
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
     evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
-    climbers = [OrderClimber(facts, durations_by_visit_ns(problem), REACH, exchanges) for _ in range(CLIMBS)]
+    climbers = [OrderClimber(polish, (facts, durations_by_visit_ns(problem)), REACH, exchanges) for _ in range(CLIMBS)]
     begun, cut_short, ended_by = time.perf_counter(), False, None
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
         best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
@@ -85,7 +85,7 @@ def polish_schedule(
             if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
                 cut_short = True
                 break
-    return Found(unpacked_schedule(problem, orders), best_ns, cut_short, ended_by)
+    return Found(unpacked_schedule(problem, orders), int(best_ns), cut_short, ended_by)
 
 
 def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *, exchanges: bool) -> Orders:

@@ -18,7 +18,7 @@ from schedc.solvers.common.fusing import fusing_saves_time
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.problem_arrays import problem_arrays_of
-from schedc.solvers.kernel.sampled_orders import Sampled, SampledClimber
+from schedc.solvers.kernel.sampled_orders import Sampled, sampled_climber
 from schedc.solvers.search.polish import EXCHANGES, REACH, durations_by_visit_ns, packed_orders, unpacked_schedule
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def polish_sampled_schedules(
     ops = int(packed[0].lengths.sum()) * len(problems)
     evaluations = evaluations or min(40_000, max(200, ROUND_OPS // ops))
     deadline_s = None if time_s is None else time.perf_counter() + time_s
-    climbers = [SampledClimber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
+    climbers = [sampled_climber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
     cut_short = False
     with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
         first = [climbers[0].climb(each, 0, 0, 0.0, stop) for each in packed]
@@ -109,7 +109,7 @@ def polish_sampled_schedules(
                 break
             if 2 * done_rounds >= rounds:  # both go on from the best in the second half
                 pool = [best.copy() for _ in range(CLIMBS)]
-    return FoundSampled(unpacked_schedule(problem, best), best_ns, cut_short, tuple(first))
+    return FoundSampled(unpacked_schedule(problem, best), float(best_ns), cut_short, tuple(map(float, first)))
 
 
 def _wait(jobs: list[Future[float]], stop: Callable[[], None], interruption: Interruption | None, deadline_s: float | None) -> bool:
