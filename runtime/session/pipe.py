@@ -183,14 +183,15 @@ class Pipe:
             The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
         """
         with self._closing_on_errors():
-            from schedc.runtime.session.evaluation import Evaluation
+            from schedc.runtime.session.evaluation import evaluate
+            from schedc.runtime.stage.forward import Forward
 
             given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
             batch = self._beginning.agree(given, self.hooks, self._runner.executor)
-            parts = self.groups, self.stages, self._loss_fn, self._wiring, self.hooks, self.swap_group
-            again = self._until_it_counts if self.retries else None
             losses_for = partial(self._losses_for, 0, self._shares(given))
-            total, self._losses = Evaluation(self._plan, losses_for, *parts).run(batch, outputs, again)
+            compute_for = partial(Forward, self._plan.problem, self.stages, self._loss_fn, batch, outputs)
+            parts = self.groups.rank, self._wiring, self.hooks, losses_for, compute_for
+            total, self._losses = evaluate(self._plan, *parts, lambda run: self._until_it_counts(run, batch))
         return total
 
     @property
@@ -334,8 +335,7 @@ class Pipe:
         if self.swap_group is not None:
             self.swap_group.way = self._way(shares)
         word = self._all_have_offered if self.swap_group is None else self._all_have_offered()
-        attempt = partial(self._attempt, batch, word, shares)
-        loss = self._until_it_counts(attempt, batch) if self.retries else attempt()[0]
+        loss = self._until_it_counts(partial(self._run_ops, batch, word, shares), batch, self._end_step)
         self._beginning.ran(batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
@@ -346,17 +346,37 @@ class Pipe:
         """1: this rank looks for the others, and sees that all have called `swap`; else 0."""
         return int(self.groups.rank == self._looking and self._mover is not None and self._mover.all_have_offered())
 
-    def _until_it_counts(self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], batch: object) -> torch.Tensor:
-        """Run a step that may have to run again; the loss."""
+    def _until_it_counts(
+        self,
+        run: Callable[[], tuple[torch.Tensor, bool]],
+        batch: object,
+        end: Callable[[torch.Tensor, bool], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Run a step or an evaluation, which may have to run again.
+
+        Args:
+            run: runs all ops once; gives the loss of this pipeline, and whether it counts here.
+            batch: the inputs and targets.
+            end: called then, with the loss and whether it counts everywhere; gives the loss of all pipelines.
+
+        Returns:
+            The loss.
+        """
+
+        def attempt() -> tuple[torch.Tensor, bool, bool]:
+            loss, here = run()
+            counts = here if self.swap_group is None or not self.retries else self.swap_group.all_see(here)
+            return (loss, here, counts) if end is None else (end(loss, counts), here, self.hooks.step_counts)
+
+        if not self.retries:
+            return attempt()[0]
         from schedc.runtime.session.retry import StepStart
 
         self._start = self._start or StepStart(self.modules.values(), self.hooks, stage_device(self.stages))
         return self._start.run(attempt, self._wiring.change, batch)
 
-    def _attempt(
-        self, batch: Microbatches, word: int | Callable[[], int], shares: Shares | None
-    ) -> tuple[torch.Tensor, bool, bool]:
-        """Run all ops once: the loss, and whether the step counts for this pipeline, and for all."""
+    def _run_ops(self, batch: Microbatches, word: int | Callable[[], int], shares: Shares | None) -> tuple[torch.Tensor, bool]:
+        """Run all ops of a step once: the loss, and whether the step counts for this pipeline."""
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
         losses = self._losses_for(word, shares)
@@ -369,13 +389,16 @@ class Pipe:
         here = self._wiring.finish()
         self._losses = losses.gather()
         self.hooks.way = losses.way()
-        everywhere = here if self.swap_group is None or not self.retries else self.swap_group.all_see(here)
-        self.hooks.step_counts = everywhere
-        loss = self.hooks.end_step(losses.mean())
+        self._offered = bool(losses.word(self._looking))
+        return losses.mean(), here
+
+    def _end_step(self, loss: torch.Tensor, counts: bool) -> torch.Tensor:
+        """Sum the gradients of replicas, and of weights of several ranks; the loss of all pipelines."""
+        self.hooks.step_counts = counts
+        loss = self.hooks.end_step(loss)
         for tie in self.ties:
             tie.end_step()
-        self._offered = bool(losses.word(self._looking))
-        return loss, here, self.hooks.step_counts
+        return loss
 
     def _check_open(self) -> None:
         if not self._open:

@@ -15,12 +15,13 @@ from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.random_states import RandomStates
-from schedc.runtime.stage.buffers import KeptBuffer
+from schedc.runtime.stage.buffers import kept_buffers, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.runtime.common.hooks import ReplicaHooks
+    from schedc.runtime.stage.buffers import KeptBuffer
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""
@@ -101,18 +102,13 @@ class StepStart:
         ]
         owners = dict.fromkeys(owner for module in self._modules for owner in module.modules())
         self._registered = [(owner, dict(owner._buffers)) for owner in owners]
-        self._buffers = [
-            KeptBuffer(owner, name, tensor, tensor._version, tensor.detach().clone() if self._may_change(owner, name) else None)
-            for owner, buffers in self._registered
-            for name, tensor in buffers.items()
-            if tensor is not None
-        ]
+        self._buffers = kept_buffers(owners, self._changing)
         self._random = RandomStates.now([self._device])
 
     def let_go(self) -> None:
         """After a step that counts: its start is not needed any more."""
         first = self._changing is None
-        changed = {(one.owner, one.name) for one in self._buffers if one.written() or (first and not _same(one.tensor, one.copy))}
+        changed = {(one.owner, one.name) for one in self._buffers if one.written() or (first and not same(one.tensor, one.copy))}
         made = {(owner, name) for owner, buffers in self._registered for name in owner._buffers if buffers.get(name) is None}
         self._changing = changed | made | (self._changing or set())
         self._gradients = self._buffers = self._registered = self._versions = ()
@@ -139,21 +135,13 @@ class StepStart:
                 owner._buffers.update(buffers)
             for one in self._buffers:
                 if one.copy is not None:
-                    if not _same(one.tensor, one.copy):
+                    if not same(one.tensor, one.copy):
                         one.tensor.copy_(one.copy)
                 elif one.written():
                     kind = type(one.owner).__name__
                     raise _cannot_run_again(f"the buffer {one.name!r} of a {kind} has changed, which no step before had changed")
         assert self._random is not None
         self._random.restore()
-
-    def _may_change(self, owner: nn.Module, name: str) -> bool:
-        return self._changing is None or (owner, name) in self._changing
-
-
-def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    """Whether two tensors are equal; NaN is not, which is on the safe side."""
-    return other is not None and torch.equal(one, other)
 
 
 def _cannot_run_again(why: str) -> Unsupported:

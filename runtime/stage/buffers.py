@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -54,7 +54,7 @@ class Buffers:
         training = [module.training for module in self._module.modules()]
         if training != self._training:
             self._training, self._changing = training, None
-        return self._kept()
+        return kept_buffers(self._module.modules(), self._changing)
 
     def after(self, before: Sequence[KeptBuffer]) -> list[KeptBuffer]:
         """Of what there was before a forward that has now run, what its second run needs.
@@ -63,7 +63,7 @@ class Buffers:
             RuntimeError: a buffer has been changed that did not change in the first forward.
         """
         if self._changing is None:
-            changed = [one for one in before if one.written() or not _same(one.tensor, one.copy)]
+            changed = [one for one in before if one.written() or not same(one.tensor, one.copy)]
             self._changing = {(one.owner, one.name) for one in changed}
             return changed
         for one in before:
@@ -89,19 +89,21 @@ class Buffers:
             for one, tensor in now:
                 one.owner._buffers[one.name] = tensor
 
-    def _kept(self) -> list[KeptBuffer]:
-        found = []
-        copies: dict[torch.Tensor, torch.Tensor] = {}  # a buffer of several modules is one
-        for owner in self._module.modules():
-            for name, tensor in owner._buffers.items():
-                if tensor is None:
-                    continue
-                if (self._changing is None or (owner, name) in self._changing) and tensor not in copies:
-                    copies[tensor] = tensor.detach().clone()
-                found.append(KeptBuffer(owner, name, tensor, tensor._version, copies.get(tensor)))
-        return found
+
+def kept_buffers(modules: Iterable[nn.Module], changing: Collection[tuple[nn.Module, str]] | None) -> list[KeptBuffer]:
+    """The own buffers of these modules; with copies of those that may change, None: of all."""
+    found = []
+    copies: dict[torch.Tensor, torch.Tensor] = {}  # a buffer of several modules is one
+    for owner in modules:
+        for name, tensor in owner._buffers.items():
+            if tensor is None:
+                continue
+            if (changing is None or (owner, name) in changing) and tensor not in copies:
+                copies[tensor] = tensor.detach().clone()
+            found.append(KeptBuffer(owner, name, tensor, tensor._version, copies.get(tensor)))
+    return found
 
 
-def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+def same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether two tensors of one shape and type are equal bit by bit; NaN is not, which is on the safe side."""
     return other is not None and torch.equal(one, other)

@@ -35,8 +35,8 @@ class Forward:
         stages: Mapping[int, nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         batch: Microbatches,
-        losses: Losses,
         outputs: MutableMapping[int, Any] | None,
+        losses: Losses,
     ) -> None:
         """Take what it needs.
 
@@ -45,8 +45,8 @@ class Forward:
             stages: its stages.
             loss_fn: takes a last stage's output and the microbatch's targets.
             batch: this rank's.
-            losses: what takes the microbatches' losses.
             outputs: gets what a last stage gives, by microbatch; None: nobody wants it.
+            losses: what takes the microbatches' losses.
         """
         self._stages = stages
         self._loss_fn = loss_fn
