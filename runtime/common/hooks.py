@@ -99,3 +99,11 @@ class ReplicaHooks:
 
     def close(self) -> None:
         """The pipe is closed; closing again does nothing."""
+
+
+def shards_of(hooks: ReplicaHooks) -> list[Any] | None:
+    """As `ReplicaHooks.shards`; None: the weights are not sharded."""
+    try:
+        return hooks.shards()
+    except InvalidInput:
+        return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 from schedc.runtime.replicas.shared_weights import digest_of, sum_gradients
@@ -137,11 +138,8 @@ def _check_ways(hooks: ReplicaHooks, plan: Plan) -> None:
     """Refuse ways to train in which copies on several ranks cannot be summed."""
     if replicas_of(plan.problem):
         raise Unsupported(f"plan {plan.name!r} has stages that are replicas of each other; share the weight on each rank")
-    try:
-        hooks.shards()
-    except InvalidInput:  # as it must be
-        return
-    raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0")
+    if shards_of(hooks) is not None:
+        raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0")
 
 
 class TiedSums:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from schedc.errors import InvalidInput, Unsupported
+from schedc.errors import Unsupported
+from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.common.random_states import RandomStates
 from schedc.runtime.stage.buffers import kept_buffers, same
 
@@ -48,10 +49,7 @@ class StepStart:
             device: of the stages.
         """
         self._modules = tuple(modules)
-        try:
-            self._shards = tuple(shard.weight for shard in hooks.shards())
-        except InvalidInput:  # nothing is sharded
-            self._shards = ()
+        self._shards = tuple(shard.weight for shard in shards_of(hooks) or ())
         self._device = device
         self._gradients: Sequence[_Gradient] = ()
         self._buffers: Sequence[KeptBuffer] = ()

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.session.building import layers_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.runtime.replicas.shards import Shard
     from schedc.runtime.session.pipe import Pipe
 
 ALIKE = 1e-2
@@ -144,7 +144,7 @@ def load_checkpoint(
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_model_state_dict(layers, state["model"], options=options)
     with torch.no_grad():
-        for shard in _shards(pipe):
+        for shard in shards_of(pipe.hooks) or ():
             shard.weight.copy_(shard.whole.flatten()[shard.start : shard.stop])
     if optimizer is not None:
         set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
@@ -162,7 +162,7 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Modul
     state: dict[str, dict[str, Any]] = {"model": get_model_state_dict(layers)}
     if optimizer is None:
         return state
-    if _shards(pipe):
+    if shards_of(pipe.hooks):
         raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
     if not known.issuperset(_weights_of(optimizer)):
         raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
@@ -236,14 +236,6 @@ def _take_new(path: Path | str, state: dict[str, dict[str, Any]], saved: dict[st
             raise InvalidInput(f"{path}: found a state of {weight}, of which the optimizer has none; load into a new optimizer")
     new = {weight for weight in map(_weight_of, optim) if f"param_groups.{weight}" in there and f"state.{weight}" not in there}
     return {key: optim.pop(key) for key in [*optim] if key.startswith("state.") and _weight_of(key) in new}
-
-
-def _shards(pipe: Pipe) -> list[Shard]:
-    """What this process owns of the weights under ZeRO 1; otherwise nothing."""
-    try:
-        return pipe.shards()
-    except InvalidInput:
-        return []
 
 
 def _fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

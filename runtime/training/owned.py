@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import with_others
+from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.transports.gloo import finish
 
@@ -42,12 +42,11 @@ class Owned:
 
 def owned(pipe: Pipe) -> Owned:
     """The weights of this process. Replicas in other pipelines have the same, and count them too, unless they are sharded."""
-    try:
-        shards = {one.weight: one.whole for one in pipe.shards()}
-    except InvalidInput:
-        weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
-    else:
+    sharded = shards_of(pipe.hooks)
+    if sharded is not None:
+        shards = {one.weight: one.whole for one in sharded}
         return Owned([*shards], [*shards], shards)
+    weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
     elsewhere = _in_replicas(pipe)
     elsewhere.update(weight for tie in pipe.ties for weight in tie.counted_elsewhere)
     return Owned(weights, [weight for weight in weights if weight not in elsewhere])
