@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.stage.batches import Microbatches, checked_inputs, cut, same_samples
+from schedc.runtime.stage.weighing import check_weights
 from schedc.runtime.transports.words import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ class Beginning:
         if rank not in self._ending:
             return Microbatches(inputs, ())
         if not given.is_even:
-            from schedc.runtime.stage.weighing import check_weights
-
             check_weights(given.weights, given.divide_by, given.scale, rank, count)
         if given.outputs and given.targets is None:
             return Microbatches(inputs, None)

@@ -18,6 +18,7 @@ from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.stage.losses import Losses, non_finite
 from schedc.runtime.stage.training import Training
+from schedc.runtime.stage.weighing import weigh
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.requests import stage_device
 
@@ -326,8 +327,6 @@ class Pipe:
         """Of the microbatches, where they are not even and this rank needs them."""
         if self.groups.rank not in self._losses_of or given.is_even:
             return None
-        from schedc.runtime.stage.weighing import weigh
-
         how = given.weights, given.divide_by, given.scale
         return weigh(*how, self.groups.rank, self._plan.problem.microbatches, self.hooks)
 

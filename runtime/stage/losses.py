@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.runtime.common.failure import NonFiniteLoss
+from schedc.runtime.common.same_way import check_same_way
 from schedc.runtime.transports.words import LOSSES, PeerWords
 
 if TYPE_CHECKING:
@@ -109,12 +110,9 @@ class Losses:
         Raises:
             InvalidInput: these are not the same on all of them.
         """
-        first, *others = ways = [part[-BESIDES:-2].tolist() for part in self._parts.values()]
-        if others and any(way != first for way in others):
-            from schedc.runtime.common.same_way import check_same_way
-
-            check_same_way(ways, "ranks that compute losses")
-        return first
+        ways = [part[-BESIDES:-2].tolist() for part in self._parts.values()]
+        check_same_way(ways, "ranks that compute losses")
+        return ways[0]
 
     def word(self, root: int) -> int:
         """What the rank `root`, which computes losses, has sent to all ranks; known once `gather` has returned."""
