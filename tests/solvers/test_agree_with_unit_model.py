@@ -56,12 +56,12 @@ def check(seed: int, counts: Counter[str]) -> None:
 
 def test_what_is_proven_is_true() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(8, 24):
+    for seed in range(8, 23):
         check(seed, counts)
     assert min(counts[name] for name in ("solve_cpsat", "solve_milp", "of makespan", "of stage-span", "settled")) >= 2, counts
 
 
 @pytest.mark.slow
 def test_what_is_proven_of_more_problems_is_true() -> None:
-    for seed in range(24, 44):
+    for seed in range(23, 44):
         check(seed, Counter())

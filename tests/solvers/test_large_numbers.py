@@ -62,7 +62,7 @@ def problem() -> Problem:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_no_proof_is_false_where_areas_overflow(seed: int) -> None:
     given = problem()
     known = constructive("sorted")(given)
