@@ -26,13 +26,12 @@ from schedc.formats.topology_toml import links_toml
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.problem import Link
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.profiling.pairs import Agenda, measure_links
+from schedc.runtime.profiling.pairs import Agenda, LinkMeasurement, measure_links
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.runtime.profiling.pairs import LinkMeasurement
 
 DEFAULT_SIZES = "4 KiB, 64 KiB, 1 MiB, 4 MiB, 16 MiB"
 LARGE_RESIDUAL = 0.2

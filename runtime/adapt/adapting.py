@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import suppress
-from types import NoneType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
@@ -30,18 +30,16 @@ from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.leading import Leading, Settled
 from schedc.runtime.adapt.plan_store import PlanStore
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.session.swap import Received
+from schedc.runtime.session.swap import Received, Swap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from schedc.ir.plan import Plan
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.session.swap import Swap
     from schedc.runtime.session.swap_group import SwapGroup
 
 LOOK_S = 0.1

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.formats.family_file import FAMILY, read_family
+from schedc.formats.family_file import FAMILY, Family, read_family
 from schedc.formats.plan.plan_file import parse_plan
 from schedc.io.input_file import MOST_BYTES, read_bytes
 from schedc.io.location import one_line
@@ -32,7 +32,6 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.formats.family_file import Family
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem

@@ -27,7 +27,7 @@ from schedc.runtime.adapt.monitoring.peer import PeerLinks
 from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, most_links
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.runtime.adapt.monitoring.stamps import StampedEnd
-from schedc.runtime.common.observer import Observer
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.measure.clocks import clock_name
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.adapt.monitoring.link_state import LinkWatch
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends

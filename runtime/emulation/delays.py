@@ -11,10 +11,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from schedc.ir.conditions import AS_PLANNED
+from schedc.ir.conditions import AS_PLANNED, Conditions, LinkTrace
 
 if TYPE_CHECKING:
-    from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Message, Wire
 

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
-from schedc.runtime.emulation.rank import RankFailure, RankRequest
-from schedc.runtime.measure.recording import trace_of
+from schedc.runtime.emulation.rank import RankFailure, RankRequest, RankResult
+from schedc.runtime.measure.recording import RankRecord, trace_of
 from schedc.units import format_duration_ns
 from schedc.verify.plan.checks import verify_plan
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
-    from schedc.runtime.emulation.rank import RankResult
-    from schedc.runtime.measure.recording import RankRecord
 
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""

@@ -19,7 +19,7 @@ from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, trace
 from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, compute_mark, cycles_per_ns
 from schedc.runtime.emulation.observed import ObservedTransport
 from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue, Undelayed
-from schedc.runtime.emulation.trunks import open_trunks
+from schedc.runtime.emulation.trunks import Trunk, open_trunks
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.nccl import NcclTransport
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.emulation.trunks import Trunk
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import Ends
 

@@ -11,11 +11,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.common.observer import Observer
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.emulation.waiting import Waiting
-from schedc.runtime.session.swap import PlanSwapper
+from schedc.runtime.session.swap import PlanSwapper, Received, Swap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.observer import OpTimes
     from schedc.runtime.emulation.delays import Reservable
     from schedc.runtime.execution.runner import PipelineRunner
-    from schedc.runtime.session.swap import Received, Swap
 
 
 class _TrueBegin(Observer):

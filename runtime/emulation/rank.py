@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.runtime.adapt.adapting import LOOK_S, adapting
+from schedc.runtime.adapt.adapting import LOOK_S, Adaptation, adapting
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.pipe import EmulatedPipe
 from schedc.runtime.emulation.timer import keep_sharp
 from schedc.runtime.execution.runner import PipelineRunner
-from schedc.runtime.measure.recording import Recorder
+from schedc.runtime.measure.recording import RankRecord, Recorder
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
-    from schedc.runtime.adapt.adapting import Adaptation
     from schedc.runtime.adapt.proposer import ProposerAnswer
-    from schedc.runtime.measure.recording import RankRecord
 
 LEAD_NS = 20_000_000
 """From when the last rank is ready for a run until all begin it."""

@@ -15,11 +15,10 @@ import torch
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.timer import wait_until
 from schedc.runtime.execution.channels import TAGS, TransferBegins
-from schedc.runtime.transports.base import Both
+from schedc.runtime.transports.base import Both, Ends, Incoming, Outgoing, Transport
 
 if TYPE_CHECKING:
     from schedc.runtime.emulation.delays import DelayOfTransfers, Reservable
-    from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
 STAMP = TensorMeta(torch.int64, (1,))
 

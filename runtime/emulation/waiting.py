@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.ir.ops import Kind
-from schedc.runtime.emulation.delays import OwnLink
+from schedc.ir.ops import Kind, Op
+from schedc.runtime.emulation.delays import OwnLink, Reservable
 from schedc.runtime.emulation.timer import wait_until
 
 if TYPE_CHECKING:
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.runtime.common.program import Instruction
     from schedc.runtime.common.values import Value
-    from schedc.runtime.emulation.delays import Reservable
 
 PAYLOAD = 1
 """Numbers in a message; what a message costs is injected."""

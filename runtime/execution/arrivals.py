@@ -17,14 +17,13 @@ import torch
 from schedc.errors import Unsupported
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import Pending
+from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Pending, Transport
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
-    from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport
 
 
 class Arrivals:

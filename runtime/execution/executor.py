@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.ops import token
 from schedc.runtime.common.header import TensorMeta
-from schedc.runtime.common.observer import OpTimes
+from schedc.runtime.common.observer import Observer, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.observer import Observer
     from schedc.runtime.common.program import Instruction, Message, Program
     from schedc.runtime.common.values import Value
     from schedc.runtime.execution.wiring import Wiring

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
-from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.execution.wiring import Wiring, Wrap
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import ChannelsOf, P2PChannel
 
 

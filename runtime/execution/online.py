@@ -52,8 +52,8 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.online import not_before, room_first
 from schedc.ir.ops import Kind, token
-from schedc.runtime.common.program import Slot, program_of
-from schedc.runtime.execution.executor import Executor
+from schedc.runtime.common.program import Instruction, Program, Slot, program_of
+from schedc.runtime.execution.executor import Compute, Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,9 +61,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.observer import Observer
-    from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.execution.arrivals import Arrivals
-    from schedc.runtime.execution.executor import Compute
     from schedc.runtime.execution.wiring import Wiring
 
 AHEAD = 4

@@ -9,8 +9,8 @@ from itertools import permutations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from schedc.runtime.execution.executor import Executor
-from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.execution.executor import Compute, Executor
+from schedc.runtime.execution.wiring import Wiring, Wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.common.program import Program
-    from schedc.runtime.execution.executor import Compute
-    from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.transports.base import ChannelsOf
 
 

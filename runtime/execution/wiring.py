@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
-from schedc.runtime.common.program import connecting_order, wires_of
+from schedc.runtime.common.program import Wire, connecting_order, wires_of
 from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.transports.words import Completion
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import ChannelsOf, Ends, P2PChannel
 
 ENDING_S = 30.0

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from schedc.errors import InvalidInput, SchedcError
 from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import write_trace_file
-from schedc.ir.ops import token
+from schedc.ir.ops import Op, token
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
-from schedc.runtime.common.observer import Observer
+from schedc.runtime.common.observer import Observer, OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.observer import OpTimes
 
 NOT_ENDED = -1
 """The end of a step that still runs, or has failed."""

@@ -7,10 +7,10 @@ the microbatches of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -20,15 +20,9 @@ from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.common.values import tensors_of
 from schedc.runtime.profiling.held import meter_for
 from schedc.runtime.profiling.measured import MeasuredLayer
-from schedc.runtime.profiling.model import raised
+from schedc.runtime.profiling.model import Model, raised
 from schedc.runtime.profiling.watch import Watch
 from schedc.runtime.stage.block import StageBlock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from schedc.runtime.profiling.model import Model
 
 T = TypeVar("T")
 Boundary: TypeAlias = tuple[torch.Tensor, ...]

@@ -10,12 +10,10 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.runtime.measure.device_clock import CudaEvents
+from schedc.runtime.measure.device_clock import CudaEvents, Events
 
 if TYPE_CHECKING:
     import torch
-
-    from schedc.runtime.measure.device_clock import Events
 
 
 class Watch:

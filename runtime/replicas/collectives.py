@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
-from schedc.ir.plan import Collective
+from schedc.ir.plan import Collective, Plan
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.replicas.buffers import SharedBuffers
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type, check_known
-from schedc.runtime.replicas.pipelines import await_replicas, start_with_replicas
-from schedc.runtime.replicas.shards import ShardedBucket
+from schedc.runtime.replicas.pipelines import Pipelines, await_replicas, start_with_replicas
+from schedc.runtime.replicas.shards import Shard, ShardedBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
-
-    from schedc.ir.plan import Plan
-    from schedc.runtime.replicas.pipelines import Pipelines
-    from schedc.runtime.replicas.shards import Shard
 
 
 def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
-from schedc.runtime.common.hooks import shards_of
+from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
 from schedc.runtime.replicas.shared_weights import digest_of, sum_gradients
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.hooks import ReplicaHooks
 
 
 def weights_named(ties: Iterable[tuple[nn.Module, Mapping[str, str]]]) -> dict[str, nn.Parameter | None]:

@@ -13,13 +13,12 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan, RankPlan
 from schedc.runtime.common.program import program_of
 from schedc.runtime.common.same_way import check_same_way
-from schedc.runtime.execution.executor import Executor
+from schedc.runtime.execution.executor import Compute, Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.execution.executor import Compute
     from schedc.runtime.execution.wiring import Wiring
     from schedc.runtime.stage.losses import Losses
 

@@ -15,7 +15,7 @@ from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import Report, agree
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.transports.choice import check_requests, connection, warn_of_settings
-from schedc.runtime.transports.requests import QUEUES, TransportRequest, hardware_of, stage_device
+from schedc.runtime.transports.requests import QUEUES, Channels, TransportRequest, hardware_of, stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.swap_group import SwapGroup
     from schedc.runtime.transports.base import ChannelsOf
-    from schedc.runtime.transports.requests import Channels
 
 
 def load(

@@ -18,7 +18,7 @@ from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.stage.losses import Losses, non_finite
 from schedc.runtime.stage.training import Training
-from schedc.runtime.stage.weighing import weigh
+from schedc.runtime.stage.weighing import Shares, Weights, weigh
 from schedc.runtime.transports.gloo import hang_up
 from schedc.runtime.transports.requests import stage_device
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
     from schedc.runtime.session.swap_group import SwapGroup
     from schedc.runtime.stage.batches import Batch, Microbatches
-    from schedc.runtime.stage.weighing import Shares, Weights
     from schedc.runtime.transports.base import ChannelsOf
 
 

@@ -7,22 +7,16 @@ What a step should not change is not copied, but looked at: weights, and the bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from schedc.errors import Unsupported
-from schedc.runtime.common.hooks import shards_of
+from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.random_states import RandomStates
-from schedc.runtime.stage.buffers import kept_buffers, same
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.stage.buffers import KeptBuffer
+from schedc.runtime.stage.buffers import KeptBuffer, kept_buffers, same
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""

@@ -21,19 +21,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.values import handed_over, tensors_of
+from schedc.runtime.common.values import Value, handed_over, tensors_of
 from schedc.runtime.stage.precision import outside_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.autograd.graph import GradientEdge
-
-    from schedc.runtime.common.values import Value
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.recompute import ForwardAgain
     from schedc.runtime.stage.splitting.frontier import Cut, Joint

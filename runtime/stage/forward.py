@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedc.runtime.common.values import tensors_of
-from schedc.runtime.stage.batches import inputs_of
+from schedc.runtime.common.values import Value, tensors_of
+from schedc.runtime.stage.batches import Microbatches, inputs_of
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import scalar
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Instruction
-    from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
 
 NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")

@@ -5,14 +5,10 @@ The types of a backward are those of its forward; torch advises against running 
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 _NOTHING = nullcontext()
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedc.errors import InvalidInput
-from schedc.ir.ops import WHOLE, Kind
+from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.runtime.common.loss_module import with_loss
-from schedc.runtime.common.program import replicas_of
+from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
-from schedc.runtime.stage.batches import inputs_of
+from schedc.runtime.stage.batches import Microbatch, Microbatches, inputs_of
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.precision import forget_cast_weights
 from schedc.runtime.stage.seeds import Seeds
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.program import Instruction, Program
     from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.batches import Microbatch, Microbatches
     from schedc.runtime.stage.buffers import Buffers
     from schedc.runtime.stage.losses import Losses
 

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, get_args
 from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.transports.base import P2PChannel
+from schedc.runtime.transports.base import ChannelsOf, P2PChannel
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.runtime.transports.requests import Channels
+from schedc.runtime.transports.requests import Channels, Hardware, TransportRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
-    from schedc.runtime.transports.base import ChannelsOf
-    from schedc.runtime.transports.requests import Hardware, TransportRequest
 
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 """CUDA's hardware queues: without CUDA_DEVICE_MAX_CONNECTIONS, and at most."""

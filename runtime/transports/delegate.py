@@ -27,10 +27,10 @@ import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.transports.base import Ends, Pending
+from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Pending, Transport
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.requests import QUEUES
-from schedc.runtime.transports.staging import DeviceStaging, HostStaging, Landed, nbytes_of
+from schedc.runtime.transports.staging import DeviceStaging, HostStaging, Landed, Parcel, nbytes_of
 from schedc.runtime.transports.streams import CudaSide
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
-    from schedc.runtime.transports.staging import Parcel
 
 TAG, TENSOR, READ = 0, 1, 2
 """gloo's tags of what goes through a queue; the last one of what comes back."""

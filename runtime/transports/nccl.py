@@ -38,7 +38,7 @@ from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
 from schedc.runtime.transports.staging import as_bytes
-from schedc.runtime.transports.streams import CudaSide
+from schedc.runtime.transports.streams import CudaSide, Mark, Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.host_watch import HostWatch
-    from schedc.runtime.transports.streams import Mark, Side
 
 HANDSHAKE = TensorMeta(torch.uint8, (1,))
 POLL_S = 50e-6

@@ -13,12 +13,11 @@ from collections import deque
 from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.runtime.adapt.monitoring.change import ChangeTest
+from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from schedc.runtime.adapt.monitoring.change import Rate
 
 LEAST_NS = 200_000
 """Smaller changes of a link do not count: waking up takes about as long."""

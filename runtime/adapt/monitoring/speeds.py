@@ -11,14 +11,12 @@ from collections import defaultdict, deque
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
-from schedc.runtime.adapt.monitoring.change import ChangeTest
+from schedc.ir.ops import Kind, Op
+from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.ir.ops import Op
-    from schedc.runtime.adapt.monitoring.change import Rate
 
 LEAST = 0.05
 """Of the usual duration."""

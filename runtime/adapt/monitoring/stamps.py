@@ -24,14 +24,13 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
-from schedc.runtime.transports.base import Both
+from schedc.runtime.transports.base import Both, Incoming, Outgoing, Transport
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.runtime.adapt.monitoring.sampling import Sampling
-    from schedc.runtime.transports.base import Incoming, Outgoing, Transport
 
 MOST_STAMPS = 4
 """About how many transfers of a wire are stamped in a step."""

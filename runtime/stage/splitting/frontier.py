@@ -14,17 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
-from schedc.runtime.stage.splitting.arrivals import place_of
+from schedc.runtime.stage.splitting.arrivals import Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import torch
-    from torch.autograd.graph import Node
-
-    from schedc.runtime.stage.splitting.arrivals import Place
 
 
 class Joint(NamedTuple):

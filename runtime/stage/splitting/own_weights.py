@@ -6,13 +6,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch.autograd.function import BackwardCFunction
-    from torch.autograd.graph import Node
 
 
 def give_own_weights(functions: Iterable[Node]) -> None:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from schedc.analysis.attribution.waits import Awaited
+from schedc.analysis.attribution.waits import Awaited, Waits
 from schedc.ir.ops import KIND_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.analysis.attribution.waits import Waits
     from schedc.analysis.simulation.timeline import Timeline
 
 

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedc.analysis.attribution.memory_waits import memory_from_ns
-from schedc.analysis.attribution.waits import Awaited
+from schedc.analysis.attribution.waits import Awaited, Waits
 
 if TYPE_CHECKING:
-    from schedc.analysis.attribution.waits import Waits
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule

@@ -20,14 +20,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Link, Objective, Problem
 from schedc.ir.resource import Resource
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Link, Problem
 
 FREE = Fraction(0)
 

@@ -11,16 +11,14 @@ from fractions import Fraction
 from operator import add
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.clock import check, never
-from schedc.analysis.bounds.memory_states import Knapsack, pareto_front, statuses_after, trip_of
+from schedc.analysis.bounds.clock import Until, check, never
+from schedc.analysis.bounds.memory_states import Knapsack, RoundTrip, Status, WayStep, pareto_front, statuses_after, trip_of
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import RoundTrip, Status, WayStep
     from schedc.ir.problem import Problem
 
 START = -1

@@ -12,26 +12,23 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.clock import TimeUp, check, never
+from schedc.analysis.bounds.clock import TimeUp, Until, check, never
 from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, microbatch_classes
 from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.memory_states import way_of
+from schedc.analysis.bounds.memory_states import RoundTrip, way_of
 from schedc.analysis.bounds.mixtures import Backward, mixture_bound
 from schedc.analysis.bounds.one_machine import Task
 from schedc.analysis.bounds.recomputed import without_recomputed_bytes
 from schedc.analysis.bounds.residency import residency_bound_of_rank
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from schedc.analysis.bounds.clock import Until
-    from schedc.analysis.bounds.memory_states import RoundTrip
-    from schedc.ir.problem import Problem
 
 Frames = dict[int | None, list[HeadsAndTails]]
 BUSIEST_LINKS = 8

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.gap import relative_gap
-from schedc.ir.plan import Scope
-
-if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
+from schedc.ir.plan import Plan, Scope
 
 SECONDS = 1.0
 """Warm-up and idle gaps, which take long, are bounded for no longer."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import lt
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.clock import check
+from schedc.analysis.bounds.clock import Until, check
 from schedc.analysis.bounds.mixtures import Backward
 from schedc.analysis.bounds.one_machine import Task
 from schedc.ir.resource import Resource
@@ -24,7 +24,6 @@ from schedc.ir.resource import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
     from schedc.ir.problem import Problem
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.causes import Chains
-from schedc.analysis.comparison.measured_costs import block_costs, link_costs, measured_problem
+from schedc.analysis.comparison.causes import Chains, Delay
+from schedc.analysis.comparison.measured_costs import BlockCost, LinkTransfers, block_costs, link_costs, measured_problem
 from schedc.analysis.comparison.measured_steps import check_trace, measured_timeline, measured_times
-from schedc.analysis.comparison.spread import spread_of
+from schedc.analysis.comparison.spread import Spread, spread_of
 from schedc.analysis.comparison.step_times import Account, accounts, planned_times
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from schedc.analysis.comparison.causes import Delay
-    from schedc.analysis.comparison.measured_costs import BlockCost, LinkTransfers
-    from schedc.analysis.comparison.spread import Spread
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem

@@ -11,13 +11,12 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.analysis.comparison.link_model import on_links
-from schedc.analysis.comparison.spread import spread_of
+from schedc.analysis.comparison.spread import Spread, spread_of
 from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.analysis.comparison.spread import Spread
     from schedc.analysis.comparison.step_times import StepTimes
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Link, Problem, Stage

@@ -11,7 +11,7 @@ import numpy as np
 from schedc.analysis.comparison.link_model import awaited_transfers
 from schedc.analysis.comparison.step_times import StepTimes
 from schedc.errors import InvalidInput
-from schedc.ir.ops import token
+from schedc.ir.ops import Op, token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
     from schedc.ir.trace import Trace
 

@@ -12,12 +12,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from schedc.ir.ops import Kind
+from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.ops import Op
     from schedc.ir.plan import RankPlan
 
 Entry: TypeAlias = "tuple[Op, int]"

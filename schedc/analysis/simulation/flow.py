@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.simulation.timeline import CollectiveSpan, Timeline
-from schedc.ir.index import ops_array, tables_of
+from schedc.ir.index import Tables, ops_array, tables_of
 from schedc.ir.ops import Kind, token
 from schedc.ir.plan import Collective
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.ir.index import Tables
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 

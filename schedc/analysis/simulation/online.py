@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
+from schedc.analysis.simulation.flow import Flow, Times, flow_of, timeline_of, waiting_text
 from schedc.analysis.simulation.memory import memory_changes, peak_bytes
 from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
@@ -27,7 +27,6 @@ from schedc.ir.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.simulation.flow import Flow
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.event_loop import event_loop_for
-from schedc.analysis.simulation.flow import Times, flow_of, timeline_of, waiting_text
+from schedc.analysis.simulation.flow import Flow, Times, flow_of, timeline_of, waiting_text
 from schedc.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from schedc.analysis.simulation.flow import Flow
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.index import Tables
     from schedc.ir.problem import Problem

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from schedc.analysis.comparison.words import cause_words, first_words, late_words, signed_time
 from schedc.ir.ops import token
 from schedc.units import format_duration_ns
-from schedc.view.document import Bar, Column, Facts, Fold, Keys, Panel, Table, left, right
+from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Panel, Table, left, right
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.step_times import Account
-    from schedc.view.document import Block
     from schedc.view.report.figures import Measured
 
 PARTS = (

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - of a NamedTuple
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.spelling import counted
 from schedc.study.tune.folder import JOB, PLAN, TABLE
-from schedc.study.tune.rows import CandidateState
+from schedc.study.tune.rows import CandidateState, TuneRow
 from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Column, Line, Table
+from schedc.view.document import Block, Column, Line, Table
 from schedc.view.terminal.results import failures_json
 from schedc.view.terminal.show import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.rows import TuneRow
     from schedc.study.tune.search import Progress, Tuned
-    from schedc.view.document import Block
 
 DEFAULT_TIME_S = 300.0
 """How long `tune` searches unless the job or an option says otherwise."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.workload import Semantics
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Device, Layer, Workload
 
     Matrix = NDArray[np.float64]
 
