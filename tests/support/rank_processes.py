@@ -75,7 +75,7 @@ def forking(*others: str) -> ForkServerContext:
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(
-        ["schedc.runtime", "torch.fx.experimental.symbolic_shapes", *others]
+        ["schedc.runtime", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", *others]
     )  # the first backward loads the latter
     return context
 
