@@ -114,10 +114,11 @@ def replan(
         schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops), rules=slow_link_rules)
     except Unsupported:  # the rules do not hold one microbatch; what ran before holds
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
-    new_ns = simulate(problem, schedule, tables=tables).objective_ns(problem.objective)
+    timeline = simulate(problem, schedule, tables=tables)
+    new_ns = timeline.objective_ns(problem.objective)
     if new_ns < best_ns:
         made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
-        new = certify(problem, schedule, made_by, bounds=(simple_bound(problem),))  # ranks wait for it
+        new = certify(problem, schedule, made_by, bounds=(simple_bound(problem),), timeline=timeline)  # ranks wait for it
         if _same_collectives(plan, new, replicas):
             best, best_ns, choice = new, new_ns, Choice.NEW
     return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)

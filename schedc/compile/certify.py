@@ -23,6 +23,7 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import BestKnown
@@ -43,6 +44,7 @@ def certify(
     scope: Scope = Scope.SCHEDULE,
     bounds: Sequence[Bound] = (),
     limits: Limits = NO_LIMITS,
+    timeline: Timeline | None = None,
 ) -> Plan:
     """The plan of a schedule, with its certificate, after both verifiers accepted it.
 
@@ -54,15 +56,17 @@ def certify(
         scope: for which layouts the bound holds.
         bounds: the analytic bounds of the problem, where the caller has them; none: they are computed.
         limits: where they are computed, for how long (`bounds_within`); a plan whose bound a clock cut is not reproducible.
+        timeline: the schedule's, where the caller has it; the schedule is then verified with the plan, and not before it, too.
 
     Raises:
         Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
     """
-    violations = verify_schedule(problem, schedule)
-    if violations:
-        message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {first_of(violations)}"
-        raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
-    timeline = simulate(problem, schedule)
+    if timeline is None:
+        violations = verify_schedule(problem, schedule)
+        if violations:
+            message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {first_of(violations)}"
+            raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
+        timeline = simulate(problem, schedule)
     digest = ""
     # A bound over layouts is none of these; of a large problem they take longer than all else.
     with_bounds = scope is Scope.SCHEDULE or problem.num_ops <= MOST_BOUNDED_OPS
