@@ -10,8 +10,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import at_hand, compiled
-from schedc.errors import NoPlanFound, Unsupported
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.plan import BoundName
 from schedc.lower.placement import placement_name
 from schedc.solvers.driver.registry import is_auto, layout_method
@@ -24,6 +25,8 @@ from schedc.solvers.layout.scheduled_layout import lay_out
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.ir.layout import OpenLayout
+    from schedc.ir.workload import Workload
     from schedc.solvers.driver.layout_options import Option
     from schedc.solvers.driver.layout_work import LayoutWork
     from schedc.solvers.layout.exact import LayoutProgress
@@ -87,8 +90,15 @@ def search_exactly(work: LayoutWork) -> None:
     """The best schedule of whole blocks over all layouts, where they are few and small; only better ones than what is known then.
 
     The first time it gets little: what is small enough is proven then. Later it is known what a layout must be better than.
+
+    Where any stage may recompute, the layouts are those in which none does: an answer is then no worse than where none may. A bound
+    over these holds for them alone, and is not kept.
     """
-    if work.is_over or work.listed or not is_auto(work.method) or not _is_small(work):
+    open_layout = replace(work.open_layout, recompute_is_open=False)
+    if work.is_over or work.listed or not is_auto(work.method) or not _is_small(work.workload, open_layout):
+        return
+    is_whole = not work.open_layout.recompute_is_open
+    if not is_whole and _cannot_be_better(work, open_layout):
         return
     from schedc.solvers.layout.exact import search_layouts  # loads CP-SAT
 
@@ -100,24 +110,33 @@ def search_exactly(work: LayoutWork) -> None:
     given = replace(work.limits, time_s=share if timed else None, deterministic=None if timed else share)
     begun, before = time.perf_counter(), work.layouts
     start = work.best if work.schedule is not None and not work.schedule.parts else None
+    if not is_whole and start is not None and start.layout.recomputed:
+        start = None  # none of those that are listed
     latest: LayoutProgress | None = None
-    bound_ns = 0
+    has_room, bound_ns = True, 0
     log: tuple[str, ...] = ()
 
     def keep(progress: LayoutProgress) -> None:
         nonlocal latest, bound_ns, log
-        latest, bound_ns, log = progress, progress.lower_bound_ns, progress.log
+        latest = progress
+        if is_whole:
+            bound_ns, log = progress.lower_bound_ns, progress.log
         work.layouts = before + progress.evaluated
         work.progress(progress.objective_ns)
 
     with work.region():
         try:
-            proven = search_layouts(work.workload, work.open_layout, given, keep, start)
-            bound_ns, log = proven.lower_bound_ns, proven.log
+            proven = search_layouts(work.workload, open_layout, given, keep, start)
+            if is_whole:
+                bound_ns, log = proven.lower_bound_ns, proven.log
             work.interrupted |= proven.interrupted
             work.listed = proven.complete
         except NoPlanFound:
             work.cut_short |= timed  # the limit came first
+        except Infeasible:
+            if is_whole:
+                raise
+            has_room, work.listed = False, True
     work.work += 0.0 if share is None or timed else share
     seconds = time.perf_counter() - begun
     found: ScheduledLayout | None = None if latest is None else latest.best
@@ -129,17 +148,24 @@ def search_exactly(work: LayoutWork) -> None:
             work.cut_short |= timed and work.title == title  # threads raced for it
         work.tried(title, seconds, found)
     else:
-        work.tried(title, seconds, why_not="found none better" if start or found else "was not done in time")
+        in_time = "was not done in time" if has_room else "none has room without recomputation"
+        work.tried(title, seconds, why_not="found none better" if start or found else in_time)
     if bound_ns > work.bound_ns:  # of equal ones the first's log stays
         work.raise_bound(bound_ns, BoundName.CPSAT, log)
 
 
-def _is_small(work: LayoutWork) -> bool:
+def _cannot_be_better(work: LayoutWork, open_layout: OpenLayout) -> bool:
+    """Whether no layout of these has room, or a schedule that is better than what is known."""
+    bound_ns = layout_bound(work.workload, open_layout).value_ns
+    return bound_ns is None or (work.best is not None and bound_ns >= work.best.objective_ns)
+
+
+def _is_small(workload: Workload, open_layout: OpenLayout) -> bool:
     """Whether the layouts can be looked at one by one."""
-    microbatches = work.workload.microbatches
-    if work.open_layout.recompute_is_open or 3 * work.workload.ranks * microbatches > EXACT_OPS:
+    microbatches = workload.microbatches
+    if 3 * workload.ranks * microbatches > EXACT_OPS:
         return False
-    layouts = list(islice(open_layouts(work.workload, work.open_layout), EXACT_LAYOUTS + 1))
+    layouts = list(islice(open_layouts(workload, open_layout), EXACT_LAYOUTS + 1))
     stages = max((len(each.ranks) for each in layouts), default=0)
     return 0 < len(layouts) <= EXACT_LAYOUTS and 3 * microbatches * stages <= EXACT_OPS
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.all_layouts import tiny_workload
 from inputs.few_layouts import seek_few_layouts
+from inputs.layout_relations import OpenJob, random_open_job
+from oracles.relations import random_relation
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
@@ -135,6 +137,29 @@ def test_auto_proves_a_tiny_one_over_all_layouts() -> None:
         proven += certificate.gap == 0
         assert (certificate.bound is BoundName.CPSAT) == bool(made.solver_log) == bool(certificate.solver_log_sha256)
     assert proven == 4
+
+
+def test_where_any_stage_may_recompute_those_that_do_not_are_listed() -> None:
+    """Else an answer may be worse than where none may. What is proven of them says nothing of the others."""
+    job = random_relation(554).second
+    assert isinstance(job, OpenJob)
+    workload = job.workload
+    must, may = (compiled(workload, OpenLayout(chunks=1, recompute_is_open=is_open), "auto") for is_open in (False, True))
+    assert may.plan.certificate.objective_ns <= must.plan.certificate.objective_ns
+    assert must.plan.certificate.bound is BoundName.CPSAT
+    assert may.plan.certificate.bound is BoundName.LAYOUTS
+
+
+def test_where_only_recomputation_makes_room_there_is_a_plan() -> None:
+    """Though nothing is left to list."""
+    workload = random_open_job(Random(19)).workload
+    short = replace(workload, devices=(replace(workload.devices[0], capacity_bytes=15),) * workload.ranks)
+    with pytest.raises((Infeasible, NoPlanFound)):
+        compiled(short, OpenLayout(chunks=2), "auto")
+    made = compiled(short, OpenLayout(chunks=2, recompute_is_open=True), "auto")
+    assert made.layout is not None and made.layout.recomputed
+    (listed,) = (each for each in made.candidates if each.method == "layouts one by one")
+    assert listed.why_not == "none has room without recomputation"
 
 
 def test_adaptis_chooses_layout_and_schedule() -> None:
