@@ -64,7 +64,10 @@ def _names(problem: Problem, blocks: Blocks, start: Mapping[Op, float]) -> dict[
             begin = Op(Kind.F, stage, slots[0])
             if first[problem.rank_of(begin)] == begin:
                 sends = [Op(Kind.F, before, slot) for slot in slots]
-                arrived = sum(start[op] + blocks.duration[op] + gap.get(op, 0) <= start[begin] + CLOSE for op in sends)
+                arrivals = [start[op] + blocks.duration[op] + gap.get(op, 0) for op in sends]
+                # Where several arrive with the first and take no time, nothing is late, and another name could be waited for.
+                is_late = arrivals[0] < start[begin] - CLOSE
+                arrived = sum(each <= start[begin] + CLOSE for each in arrivals) if is_late else 1
                 order = [order[max(arrived, 1) - 1], *order[: max(arrived, 1) - 1], *order[max(arrived, 1) :]]
             names |= {(True, stage, slot): name for slot, name in zip(slots, order, strict=True)}
         names |= {(False, stage, slot): name for stage in path for slot, name in zip(slots, order, strict=True)}
