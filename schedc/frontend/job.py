@@ -202,7 +202,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         rank_of_stage=placed.rank_of_stage,
         paths=placed.paths,
         recomputed=recomputed,
-        placement=pipeline.placement if isinstance(pipeline.placement, str) else "explicit",
+        placement=placed.placement,
     )
     return workload, layout, None
 

@@ -16,6 +16,8 @@ class Placement:
     rank_of_stage: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...]
     """The stages in the order in which a microbatch's forward visits them; one path, or two (bidirectional)."""
+    placement: str = "explicit"
+    """What the job calls it; for people."""
 
     @property
     def pieces(self) -> int:
@@ -47,8 +49,6 @@ class Layout(Placement):
     """The partition: per stage, its layers [first, last) of the Workload."""
     recomputed: frozenset[int] = frozenset()
     """The stages that keep only their input from F, and run F again before their backward."""
-    placement: str = "explicit"
-    """What the job calls the placement; for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,11 @@ class OpenLayout:
         if self.layers_of_stage is not None:
             return len(self.layers_of_stage)
         return len(self.recompute) if len(self.recompute) > 1 else None
+
+    @property
+    def placement_name(self) -> str | None:
+        """What the placement is called that is given; None: it is open."""
+        return None if self.placement is None else self.placement.placement
 
     def recomputes(self, stage: int) -> bool:
         """Whether the stage recomputes."""

@@ -34,15 +34,15 @@ def place(placement: str | Sequence[int], ranks: int, chunks: int = 1) -> Placem
         if chunks != 1:
             raise ValueError(f"a {placement} placement has 1 chunk per rank, got {chunks}; loop and wave take more")
         if placement == "unidirectional":
-            return _single_path(forth)
+            return _single_path(forth, placement)
         down, up = tuple(range(ranks)), tuple(range(ranks, 2 * ranks))
-        return Placement(rank_of_stage=forth + back, paths=(down, up))
+        return Placement(rank_of_stage=forth + back, paths=(down, up), placement=placement)
     if placement not in PLACEMENTS:
         raise ValueError(f"unknown placement {placement!r}; expected {', '.join(PLACEMENTS)} or a list with the rank of each stage")
     if chunks < 2:
         raise ValueError(f"a {placement} placement has 2 or more chunks per rank, got {chunks}; with 1 it is unidirectional")
     passes = [back if placement == "wave" and chunk % 2 else forth for chunk in range(chunks)]
-    return _single_path(tuple(rank for one_pass in passes for rank in one_pass))
+    return _single_path(tuple(rank for one_pass in passes for rank in one_pass), placement)
 
 
 def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placement:
@@ -52,11 +52,11 @@ def _explicit(rank_of_stage: tuple[int, ...], ranks: int) -> Placement:
     idle = sorted(set(range(ranks)) - set(rank_of_stage))
     if idle:
         raise ValueError(f"rank {idle[0]} has no stage; every rank from 0 to {ranks - 1} needs one")
-    return _single_path(rank_of_stage)
+    return _single_path(rank_of_stage, "explicit")
 
 
-def _single_path(rank_of_stage: tuple[int, ...]) -> Placement:
-    return Placement(rank_of_stage=rank_of_stage, paths=(tuple(range(len(rank_of_stage))),))
+def _single_path(rank_of_stage: tuple[int, ...], name: str) -> Placement:
+    return Placement(rank_of_stage=rank_of_stage, paths=(tuple(range(len(rank_of_stage))),), placement=name)
 
 
 def placement_name(rank_of_stage: Sequence[int], ranks: int) -> str:

@@ -14,7 +14,6 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import at_hand, compiled
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.plan import BoundName
-from schedc.lower.placement import placement_name
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
@@ -268,9 +267,8 @@ def _take_found(work: LayoutWork, found: Sequence[ScheduledLayout], seconds: flo
         ranks = each.layout.rank_of_stage
         if taken.get(ranks, 0) < MOST_ALIKE and sum(taken.values()) < MOST_FOUND:
             taken[ranks] = taken.get(ranks, 0) + 1
-            layout = replace(each.layout, placement=placement_name(ranks, work.workload.ranks))
-            option = work.add(f"searched layout {len(work.options) + 1}", layout)
+            option = work.add(f"searched layout {len(work.options) + 1}", each.layout)
             if option is not None:
                 option.may_take(each.objective_ns)
                 if not work.is_constructive:
-                    work.offer(replace(each, layout=layout, problem=option.problem), "layouts", "layouts")
+                    work.offer(each, "layouts", "layouts")

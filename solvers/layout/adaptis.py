@@ -94,7 +94,7 @@ def adaptis(
         if not stop():
             tuned = generator.tuned(start)
             schedule = partial(generator.schedule, tuned)
-            by_rule = scheduled_layout(workload, tuned.draft.layout(), schedule, "adaptis")
+            by_rule = scheduled_layout(workload, tuned.draft.layout(open_layout.placement_name), schedule, "adaptis")
             found += [] if by_rule is None else [by_rule]
     if not found:
         raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")

@@ -67,7 +67,7 @@ def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLay
 def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
     """The baselines; not every one works."""
     for name, layout in named_layouts(workload, open_layout).items():
-        methods = METHODS.get(layout.placement) or [method for each in METHODS.values() for method in each]
+        methods = METHODS.get(name.split()[1]) or [method for each in METHODS.values() for method in each]
         for method in methods:
             yield Attempt(name, method, layout)
 
@@ -94,7 +94,7 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
                     paths=placed.paths,
                     layers_of_stage=layers_of_stage or (),
                     recomputed=again,
-                    placement=name.partition(" ")[0],
+                    placement=placed.placement,
                 )
     return found
 

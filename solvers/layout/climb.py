@@ -99,7 +99,7 @@ class LayoutClimb:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The best layouts, the best first."""
-        return tuple(kept.draft.layout() for kept in self.best)
+        return tuple(kept.draft.layout(self._open_layout.placement_name) for kept in self.best)
 
     def restart(self) -> None:
         """Forget the layouts found, not those to start with."""
@@ -188,7 +188,8 @@ class LayoutClimb:
         screen = self._walks[0].screen
 
         def made(kept: KeptArrays) -> ScheduledLayout | None:
-            return scheduled_layout(self.workload, kept.draft.layout(), lambda _: screen.schedule(kept.draft, kept.rule), "layouts")
+            layout = kept.draft.layout(self._open_layout.placement_name)
+            return scheduled_layout(self.workload, layout, lambda _: screen.schedule(kept.draft, kept.rule), "layouts")
 
         return tuple(made(kept) for kept in self.best[:most])
 

@@ -146,6 +146,7 @@ def search_layouts(
     known = _Known(over_all_ns=bound.value_ns)
     if start is not None:
         known.best, known.objective_ns = (start.layout, start.problem, start.schedule), start.objective_ns
+    name = open_layout.placement_name
     queue = Queue(workload, open_layout, _listed(workload, open_layout))
     known.log.append(f"{queue.layouts} layouts listed, each with its analytic bound; one over all of them is {bound.value_ns} ns")
     interrupted = False
@@ -167,7 +168,7 @@ def search_layouts(
             below_ns=known.objective_ns,
         )
         interrupted = solved.ended_by is not None
-        _take(known, queue, entry, solved)
+        _take(known, queue, entry, solved, name)
         if reported != (known.objective_ns, known.bound_ns(queue)):
             reported = known.objective_ns, known.bound_ns(queue)
             report(_progress(known, queue))
@@ -215,14 +216,14 @@ def _given(limits: Limits, share: float | None) -> Limits:
     return replace(limits, time_s=share, gap=0.0)
 
 
-def _take(known: _Known, queue: Queue, entry: QueuedLayout, solved: Solved) -> None:
+def _take(known: _Known, queue: Queue, entry: QueuedLayout, solved: Solved, name: str | None) -> None:
     """Keep what was found of a layout, and put it back if it is not settled."""
     known.evaluated += entry.tries == 0
     known.work += solved.work
     known.log += [f"layout {entry.number}: stages begin at {entry.draft.cuts} on ranks {entry.draft.ranks}", *solved.log]
     if known.objective_ns is None or solved.objective_ns < known.objective_ns:
         assert entry.problem is not None
-        known.best = entry.draft.layout(), entry.problem, solved.schedule
+        known.best = entry.draft.layout(name), entry.problem, solved.schedule
         known.objective_ns = solved.objective_ns
     bound_ns = max(entry.bound_ns, solved.lower_bound_ns)
     if solved.status.is_final:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from schedc.ir.layout import Layout
+from schedc.lower.placement import placement_name
 
 
 class LayoutArrays(NamedTuple):
@@ -17,14 +18,14 @@ class LayoutArrays(NamedTuple):
     again: tuple[bool, ...]
     """Whether the stage recomputes."""
 
-    def layout(self, placement: str = "explicit") -> Layout:
-        """The same as a `Layout`."""
+    def layout(self, placement: str | None = None) -> Layout:
+        """The same as a `Layout`; `placement` says what its placement is called; None: by the name of one with these ranks."""
         return Layout(
             rank_of_stage=self.ranks,
             paths=(tuple(range(len(self.ranks))),),
             layers_of_stage=tuple(pairwise(self.cuts)),
             recomputed=frozenset(stage for stage, again in enumerate(self.again) if again),
-            placement=placement,
+            placement=placement_name(self.ranks, len(set(self.ranks))) if placement is None else placement,
         )
 
 

@@ -44,7 +44,7 @@ class Queue:
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, drafts: Iterable[LayoutArrays]) -> None:
         """Bound all of them quickly; those that a quick look refutes are dropped."""
-        self._workload = workload
+        self._workload, self._name = workload, open_layout.placement_name
         quick = QuickBound(workload, open_layout)
         bounds = ((number, draft, quick.of(draft)) for number, draft in enumerate(drafts))
         self._entries = [QueuedLayout(bound_ns, number, draft) for number, draft, bound_ns in bounds if bound_ns is not None]
@@ -79,7 +79,7 @@ class Queue:
         """The entry with a better bound: without idle gaps the first time, unless `at_once`; None: a rank has no room."""
         problem, is_bounded = entry.problem, entry.problem is not None or at_once
         if problem is None:
-            layout = entry.draft.layout()
+            layout = entry.draft.layout(self._name)
             problem = problem_of(self._workload, layout)
             if not has_room(self._workload, layout, problem):
                 return None

@@ -13,9 +13,13 @@ from command_line import schedc
 from inputs.few_layouts import seek_few_layouts
 from inputs.jobs import write_job
 
+from schedc.compile.driver import compile_job
 from schedc.formats.plan.plan_file import read_plan, write_plan
+from schedc.frontend.chosen_layout import job_in_layout, job_text_in_layout
 from schedc.frontend.job import load_job
 from schedc.ir.plan import Scope
+from schedc.solvers.common.base import Limits
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +84,36 @@ def test_every_combination_of_open_keys(tmp_path: Path, pipeline: str) -> None:
         assert [stage.rank for stage in stages] == [1, 0, 1]
 
 
+def given_placements() -> Iterator[tuple[str, str]]:
+    """Every way to give a placement of two ranks, and of one, with every way to leave the rest open; and how it is called."""
+    named = [("unidirectional", 1), *product(("loop", "wave"), (2, 3))]
+    lists = [[0, 1], [1, 0], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1]]  # some of them are those of a name
+    given = [(f'placement = "{name}"\nchunks = {chunks}', name, chunks) for name, chunks in named]
+    given += [(f"placement = {ranks}", "explicit", len(ranks)) for ranks in lists]
+    given += [(f"ranks = 1\n{text}", name, chunks) for text, name, chunks in given if name != "explicit"]
+    for text, name, stages in given:
+        for keys in ('partition = "auto"', 'recompute = "auto"', 'partition = "auto"\nrecompute = "auto"'):
+            yield f"{text}\n{keys}", name
+        if name == "explicit":
+            yield f'{text}\npartition = {[1] * (stages - 1) + [7 - stages]}\nrecompute = "auto"', name
+
+
+@pytest.mark.parametrize("method", ["greedy{n_sub=1}", "adaptis", "auto"])
+@pytest.mark.parametrize(("pipeline", "name"), list(given_placements()))
+def test_a_placement_that_is_given_keeps_its_name(tmp_path: Path, pipeline: str, name: str, method: str) -> None:
+    """Whichever search finds the layout: so a job with the layout written into it states the plan's problem."""
+    job = job_of(tmp_path, "")
+    text = job.read_text().replace("ranks = 2", pipeline if "ranks" in pipeline else f"ranks = 2\n{pipeline}")
+    job.write_text(text)
+    settings = SearchSettings(method=method, limits=Limits(deterministic=0.05, workers=1))
+    plan = compile_job(load_job(job), settings).plan
+    assert plan.problem.placement == name
+    written = tmp_path / "fixed.toml"
+    written.write_bytes(job_text_in_layout(load_job(job).source, plan, written))
+    assert load_job(written).problem == plan.problem
+    assert job_in_layout(load_job(job).source, plan, "--layout").problem == plan.problem
+
+
 @pytest.mark.parametrize("method", ["greedy", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_example(tmp_path: Path, method: str) -> None:
     """What is printed: the layout, the baselines, the certificate in words."""
@@ -128,9 +162,10 @@ def test_other_commands(tmp_path: Path) -> None:
     )
 
 
-def test_commands_that_choose_no_layout_take_a_plan_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pipeline", ['placement = "auto"', 'placement = "loop"\nchunks = 2\npartition = "auto"'])
+def test_commands_that_choose_no_layout_take_a_plan_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str) -> None:
     monkeypatch.chdir(tmp_path)
-    job = job_of(tmp_path, 'placement = "auto"')
+    job = job_of(tmp_path, pipeline)
     assert schedc("compile", job, "-o", "plan.json", "--method", "greedy{n_sub=1}", "--quiet").returncode == 0
     chosen = read_plan(tmp_path / "plan.json")
     with_plan, greedy = (job, "--layout", "plan.json"), ("--method", "greedy{n_sub=1}", "--quiet")
