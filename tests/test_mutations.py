@@ -9,7 +9,7 @@ import pytest
 from inputs import plan_mutations
 from inputs.plan_mutations import KINDS, SURVIVED, mutated_plans
 
-from schedc.verify.plan.checks import check_ranks
+from schedc.verify.plan.checks import RANKS
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -41,4 +41,4 @@ def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkey
 
 def only_compute_queues(plan: Plan) -> tuple[Violation, ...]:
     """A verifier that lacks the rules of channels and certificate."""
-    return (*verify_problem(plan.problem), *check_ranks(plan)) or verify_schedule(plan.problem, plan.schedule())
+    return (*verify_problem(plan.problem), *RANKS.broken(plan)) or verify_schedule(plan.problem, plan.schedule())

@@ -126,7 +126,7 @@ def compile_layouts(
     """
     # They load much, which a job with a layout does without.
     from schedc.solvers.driver.layouts import solve_layouts
-    from schedc.verify.open_layout import verify_open_layout
+    from schedc.verify.layout import verify_open_layout
     from schedc.verify.workload import verify_workload
 
     begun, settings = time.perf_counter(), settings or SearchSettings()

@@ -1,117 +1,115 @@
-"""What must hold of a Layout with its Workload, which is sound by itself. Gives every violation, none if the two make a problem."""
+"""What must hold of a Layout with its Workload, which is sound by itself, and whether it is one that a job leaves open.
+
+Gives every violation, none if the two make a problem.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.workload import Semantics, Workload
-from schedc.verify.violation import Violation
+from schedc.verify.violation import Checks, Found, Violation, absent, path_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from schedc.ir.layout import Layout, OpenLayout
 
-    from schedc.ir.layout import Layout
+SHAPE: Checks[[Workload, Layout]] = Checks()
+MEANING: Checks[[Workload, Layout]] = Checks()
+"""These rely on the former, and are checked where those find nothing."""
+OPEN: Checks[[OpenLayout, Layout]] = Checks()
 
 
 def verify_layout(workload: Workload, layout: Layout) -> tuple[Violation, ...]:
-    """Every rule of the layout that is broken, with its place; empty if it is sound.
-
-    The rules are in two groups; the second relies on the first, and is checked where the first finds nothing.
-    """
-    for checks in (_SHAPE, _MEANING):
-        found = tuple(violation for check in checks for violation in check(workload, layout))
-        if found:
-            return found
-    return ()
+    """Every rule of the layout that is broken, with its place; empty if it is sound."""
+    return SHAPE.broken(workload, layout) or MEANING.broken(workload, layout)
 
 
-def check_stage_count(_: Workload, layout: Layout) -> Iterator[Violation]:
+def verify_open_layout(workload: Workload, open_layout: OpenLayout, layout: Layout) -> tuple[Violation, ...]:
+    """Every rule that is broken: those of a layout of the workload, then what a job gives where it leaves the rest open."""
+    return verify_layout(workload, layout) or OPEN.broken(open_layout, layout)
+
+
+@SHAPE
+def check_stage_count(_: Workload, layout: Layout) -> Found:
     """There is a stage, and each has a rank and layers; there is a path."""
     ranks, layers = len(layout.rank_of_stage), len(layout.layers_of_stage)
     if ranks != layers or not ranks:
         message = f"expected one or more stages, each with a rank and layers; found {ranks} with a rank, {layers} with layers"
-        yield Violation("stage-count", "layers_of_stage", message)
+        yield "layers_of_stage", message
     if not layout.paths:
-        yield Violation("stage-count", "paths", "expected one or more, found none")
+        yield "paths", "expected one or more, found none"
 
 
-def check_rank_range(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_rank_range(workload: Workload, layout: Layout) -> Found:
     """Every stage is on a rank that exists."""
-    for stage, rank in enumerate(layout.rank_of_stage):
-        if not 0 <= rank < workload.ranks:
-            message = f"rank {rank} does not exist; the ranks are 0 to {workload.ranks - 1}"
-            yield Violation("rank-range", f"rank_of_stage[{stage}]", message)
+    yield from absent("rank", workload.ranks, ((f"rank_of_stage[{at}]", rank) for at, rank in enumerate(layout.rank_of_stage)))
 
 
-def check_rank_has_stage(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_rank_has_stage(workload: Workload, layout: Layout) -> Found:
     """Every rank has a stage."""
     for rank in sorted(set(range(workload.ranks)) - set(layout.rank_of_stage)):
-        yield Violation("rank-has-stage", "rank_of_stage", f"rank {rank} has no stage")
+        yield "rank_of_stage", f"rank {rank} has no stage"
 
 
-def check_path_stages(_: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_path_stages(_: Workload, layout: Layout) -> Found:
     """A path visits one or more stages that exist, each at most once."""
-    for index, path in enumerate(layout.paths):
-        if not path:
-            yield Violation("path-stages", f"paths[{index}]", "visits no stage")
-        seen: set[int] = set()
-        for position, stage in enumerate(path):
-            place = f"paths[{index}][{position}]"
-            if not 0 <= stage < len(layout.rank_of_stage):
-                yield Violation("path-stages", place, f"stage {stage} does not exist")
-            elif stage in seen:
-                yield Violation("path-stages", place, f"stage {stage} is a duplicate")
-            seen.add(stage)
+    yield from path_faults(len(layout.rank_of_stage), layout.paths)
 
 
-def check_stage_on_path(_: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_stage_on_path(_: Workload, layout: Layout) -> Found:
     """Every stage is on some path."""
     for stage in sorted(set(range(len(layout.rank_of_stage))) - {stage for path in layout.paths for stage in path}):
-        yield Violation("stage-on-path", "paths", f"stage {stage} is on no path, so no microbatch would ever visit it")
+        yield "paths", f"stage {stage} is on no path, so no microbatch would ever visit it"
 
 
-def check_layer_range(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_layer_range(workload: Workload, layout: Layout) -> Found:
     """Every stage has one or more layers that exist."""
     for stage, (first, last) in enumerate(layout.layers_of_stage):
         if not 0 <= first < last <= len(workload.layers):
-            message = f"found {first} to {last}, expected one or more of the {len(workload.layers)} layers"
-            yield Violation("layer-range", f"layers_of_stage[{stage}]", message)
+            yield f"layers_of_stage[{stage}]", f"found {first} to {last}, expected one or more of the {len(workload.layers)} layers"
 
 
-def check_contiguous(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@MEANING
+def check_contiguous(workload: Workload, layout: Layout) -> Found:
     """Along a path, each stage begins where the one before ends, and so does each layer in the model."""
     for path in layout.paths:
         for previous, stage in pairwise(path):
             end, first = layout.layers_of_stage[previous][1], layout.layers_of_stage[stage][0]
             if first != end:
-                message = f"begins with layer {first}, expected {end}, where stage {previous} ends"
-                yield Violation("contiguous", f"layers_of_stage[{stage}]", message)
+                yield f"layers_of_stage[{stage}]", f"begins with layer {first}, expected {end}, where stage {previous} ends"
         for stage in path:
             for layer in range(layout.layers_of_stage[stage][0] + 1, layout.layers_of_stage[stage][1]):
                 before, own = workload.layers[layer - 1].position, workload.layers[layer].position
                 if before and own and before[1] != own[0]:
                     message = f"layer {layer} begins with layer {own[0]} of the model, expected {before[1]}"
-                    yield Violation("contiguous", f"layers_of_stage[{stage}]", message)
+                    yield f"layers_of_stage[{stage}]", message
 
 
-def check_whole_model(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@MEANING
+def check_whole_model(workload: Workload, layout: Layout) -> Found:
     """Every path has the whole model, and every layer is on a path."""
     bounds = [(layout.layers_of_stage[path[0]][0], layout.layers_of_stage[path[-1]][1]) for path in layout.paths]
     unused = set(range(len(workload.layers))).difference(*(range(*own) for own in bounds))
     if unused:
-        yield Violation("whole-model", "paths", f"layer {min(unused)} is on no path")
+        yield "paths", f"layer {min(unused)} is on no path"
     model = [layer.position for layer in workload.layers if layer.position is not None]
     whole = (0, max((last for _, last in model), default=len(workload.layers)))
     for index, (first, last) in enumerate(bounds):
         begin, end = workload.layers[first].position, workload.layers[last - 1].position
         own = (first, last) if begin is None or end is None else (begin[0], end[1])
         if own != whole:
-            message = f"has layers {own[0]} to {own[1]} of the model, expected all, {whole[0]} to {whole[1]}"
-            yield Violation("whole-model", f"paths[{index}]", message)
+            yield f"paths[{index}]", f"has layers {own[0]} to {own[1]} of the model, expected all, {whole[0]} to {whole[1]}"
 
 
-def check_stage_values(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_stage_values(workload: Workload, layout: Layout) -> Found:
     """What the workload gives for stages is one value for every stage, or one for each."""
     given = {"static_bytes": workload.static_bytes}
     if workload.data_parallel is not None:
@@ -120,10 +118,11 @@ def check_stage_values(workload: Workload, layout: Layout) -> Iterator[Violation
     stages = len(layout.rank_of_stage)
     for name, values in given.items():
         if len(values) not in (1, stages):
-            yield Violation("stage-values", name, f"expected 1 value, or {stages}, one per stage; found {len(values)}")
+            yield name, f"expected 1 value, or {stages}, one per stage; found {len(values)}"
 
 
-def check_connected(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@MEANING
+def check_connected(workload: Workload, layout: Layout) -> Found:
     """Ranks that neighbouring stages of a path are on are connected, both ways."""
     rank = layout.rank_of_stage
     for index, path in enumerate(layout.paths):
@@ -131,27 +130,28 @@ def check_connected(workload: Workload, layout: Layout) -> Iterator[Violation]:
             for source, destination in ((rank[before], rank[after]), (rank[after], rank[before])):
                 if source != destination and not workload.network.connects(source, destination):
                     message = f"nothing connects rank {source} to rank {destination}, of the stages {before} and {after}"
-                    yield Violation("connected", f"paths[{index}]", message)
+                    yield f"paths[{index}]", message
 
 
-def check_one_path(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@MEANING
+def check_one_path(workload: Workload, layout: Layout) -> Found:
     """Torch's stages form one chain."""
     if workload.semantics is Semantics.TORCH and len(layout.paths) > 1:
-        yield Violation("one-path", "paths", f"expected one, which is all that torch executes, found {len(layout.paths)}")
+        yield "paths", f"expected one, which is all that torch executes, found {len(layout.paths)}"
 
 
-def check_recomputed(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@SHAPE
+def check_recomputed(workload: Workload, layout: Layout) -> Found:
     """The stages that recompute exist. Torch's runtime has none."""
     for stage in sorted(layout.recomputed):
         if not 0 <= stage < len(layout.rank_of_stage):
-            yield Violation("recomputed", "recomputed", f"stage {stage} does not exist")
+            yield "recomputed", f"stage {stage} does not exist"
     if layout.recomputed and workload.semantics is Semantics.TORCH:
-        yield Violation(
-            "recomputed", "recomputed", f"expected none, as torch recomputes no stages; found {sorted(layout.recomputed)}"
-        )
+        yield "recomputed", f"expected none, as torch recomputes no stages; found {sorted(layout.recomputed)}"
 
 
-def check_capacity(workload: Workload, layout: Layout) -> Iterator[Violation]:
+@MEANING
+def check_capacity(workload: Workload, layout: Layout) -> Found:
     """A device has room for what its stages hold all the time."""
     held = [0] * workload.ranks
     if all(device.capacity_bytes is None for device in workload.devices):
@@ -162,23 +162,31 @@ def check_capacity(workload: Workload, layout: Layout) -> Iterator[Violation]:
     for rank, device in enumerate(workload.devices):
         if device.capacity_bytes is not None and held[rank] > device.capacity_bytes:
             message = f"its stages need {held[rank]} bytes besides activations, expected at most its {device.capacity_bytes}"
-            yield Violation("capacity", f"devices[{rank}]", message)
+            yield f"devices[{rank}]", message
 
 
-_SHAPE = (
-    check_stage_count,
-    check_rank_range,
-    check_rank_has_stage,
-    check_path_stages,
-    check_stage_on_path,
-    check_layer_range,
-    check_stage_values,
-    check_recomputed,
-)
-_MEANING = (
-    check_contiguous,
-    check_whole_model,
-    check_connected,
-    check_one_path,
-    check_capacity,
-)
+@OPEN
+def check_open_layout(open_layout: OpenLayout, layout: Layout) -> Found:
+    """The layout keeps what the job gives: one path, the placement or its `chunks`, the partition, which stages recompute."""
+    stages = len(layout.rank_of_stage)
+    if layout.paths != (tuple(range(stages)),):
+        yield "paths", f"expected one, the stages 0 to {stages - 1} in order; found {layout.paths}"
+    if open_layout.placement is not None:
+        given = open_layout.placement.rank_of_stage
+        if layout.rank_of_stage != given:
+            yield "rank_of_stage", f"found {list(layout.rank_of_stage)}, the job gives {list(given)}"
+    else:
+        for rank, count in sorted(Counter(layout.rank_of_stage).items()):
+            if count > open_layout.chunks:
+                message = f"rank {rank} has {count} stages, expected at most {open_layout.chunks}, the job's chunks"
+                yield "rank_of_stage", message
+    bounds = open_layout.layers_of_stage
+    if bounds is not None and layout.layers_of_stage != bounds:
+        yield "layers_of_stage", f"found {list(layout.layers_of_stage)}, the job gives {list(bounds)}"
+    if not open_layout.recompute_is_open:
+        if len(open_layout.recompute) not in (1, stages):
+            message = f"found {stages} stages, the job gives {len(open_layout.recompute)} values of recompute"
+            yield "recomputed", message
+        elif layout.recomputed != {stage for stage in range(stages) if open_layout.recomputes(stage)}:
+            message = f"found {sorted(layout.recomputed)}, which are not the stages that the job gives"
+            yield "recomputed", message

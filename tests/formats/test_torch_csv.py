@@ -21,7 +21,7 @@ from schedc.formats.torch_csv.stage_map import notes, stage_map
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.channels import needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

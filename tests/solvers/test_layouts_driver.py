@@ -27,7 +27,7 @@ from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.verify.open_layout import verify_open_layout
+from schedc.verify.layout import verify_open_layout
 
 if TYPE_CHECKING:
     from schedc.compile.driver import Compiled

@@ -14,7 +14,7 @@ from inputs.random_schedules import random_schedules
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.ir.ops import Kind, Op
-from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.channels import needs_of
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Channel

@@ -93,7 +93,7 @@ def test_sound_ones_are_accepted(workload: Workload, layout: Layout) -> None:
     assert verify_workload(workload) == verify_layout(workload, layout) == ()
 
 
-def test_every_rule_is_a_check_of_the_same_name_and_is_tested() -> None:
-    checks = {check.__name__.removeprefix("check_").replace("_", "-") for check in rules._SHAPE + rules._MEANING}
-    named = set(re.findall(r'Violation\(\s*"([a-z-]+)"', Path(rules.__file__).read_text()))
-    assert checks == named == {case[0] for case in BROKEN}
+def test_every_check_is_run_and_is_tested() -> None:
+    defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", Path(rules.__file__).read_text())}
+    assert set(rules.SHAPE.rules + rules.MEANING.rules + rules.OPEN.rules) == defined
+    assert defined - {"open-layout"} == {case[0] for case in BROKEN}  # which has tests beside the driver's

@@ -14,8 +14,8 @@ from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, Collective
 from schedc.ir.problem import DataParallel, Objective
+from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
-from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from inputs.problems import make_problem
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.verify.plan import rendezvous
-from schedc.verify.plan.needs import needs_of
-from schedc.verify.plan.rendezvous import check_rendezvous
+from schedc.verify.plan.channels import needs_of
+from schedc.verify.plan.rendezvous import RENDEZVOUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from schedc.ir.plan import Plan
-    from schedc.verify.plan.needs import Need
+    from schedc.verify.plan.channels import Need
 
 
 def with_channel(plan: Plan, rank: int, name: str, **changes: Any) -> Plan:
@@ -34,7 +34,7 @@ def with_channel(plan: Plan, rank: int, name: str, **changes: Any) -> Plan:
 
 def cycle(plan: Plan) -> str:
     """What the check says, without its introduction; empty if it finds nothing."""
-    found = list(check_rendezvous(plan, needs_of(plan)))
+    found = RENDEZVOUS.broken(plan, needs_of(plan))
     assert len(found) <= 1
     return found[0].message.split(": ", 1)[1] if found else ""
 
@@ -109,7 +109,7 @@ def test_an_activation_behind_its_own_gradients_successor() -> None:
     assert cycle(plan) == (
         "BW0.0 -> F0.1 -> [F0.1 from rank 0 to 1] -> [F0.0 from rank 0 to 1] -> F1.0 -> BW1.0 -> [BW1.0 from rank 1 to 0] -> BW0.0"
     )
-    (violation,) = check_rendezvous(plan, needs_of(plan))
+    (violation,) = RENDEZVOUS.broken(plan, needs_of(plan))
     assert violation.place == "ranks[0].compute[1]"
 
 

@@ -16,8 +16,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
+from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
-from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """What must hold for a Plan's channels and collectives: right names, equal ends, every message once, in a possible order.
 
+Which messages the compute queues need is the verifier's own reading of problem and queues (`needs_of`); lowering has another.
+
 The compute queues must be a sound schedule (`verify_schedule`); whether all queues together can run to their end is for
 `schedc.verify.plan.rendezvous`.
 """
@@ -9,14 +11,57 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.ops import Kind, Op, token
+from schedc.ir.ops import WHOLE, Kind, Op, token
 from schedc.ir.plan import Channel, Collective, Plan
-from schedc.verify.violation import Violation
+from schedc.verify.violation import Checks, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from schedc.verify.plan.needs import Need
+CHANNELS: Checks[[Plan, Mapping[Op, Need]]] = Checks()
+"""Of channels and collectives; the plan's ranks are 0, 1, …."""
+
+
+class Need(NamedTuple):
+    """One message that must cross ranks."""
+
+    op: Op
+    """The block that produces it, whole: the transfer's name."""
+    source: int
+    destination: int
+    producer: int
+    """The index in the source's compute queue of the op that ends the block."""
+    consumer: int
+    """The index in the destination's compute queue of the first op of the block that needs it."""
+
+
+def needs_of(plan: Plan) -> dict[Op, Need]:
+    """The messages that cross ranks, by name, for the blocks that the compute queues hold; the plan's ranks are 0, 1, …."""
+    first: dict[tuple[int, int, int], int] = {}
+    last: dict[tuple[int, int, int], int] = {}
+    for rank in plan.ranks:
+        for index, (kind, stage, microbatch, _) in enumerate(rank.compute):
+            block = (kind, stage, microbatch)
+            first.setdefault(block, index)
+            last[block] = index
+    needs: dict[Op, Need] = {}
+    ranks = [stage.rank for stage in plan.problem.stages]
+    crossed = [
+        [(before, after, ranks[before], ranks[after]) for before, after in pairwise(path) if ranks[before] != ranks[after]]
+        for path in plan.problem.paths
+    ]
+    for microbatch, path in enumerate(plan.problem.path_of):
+        for before, after, here, there in crossed[path]:
+            back, to = (Kind.B if (Kind.B, stage, microbatch) in last else Kind.BW for stage in (after, before))
+            for kind, stage, source, consuming, destination in (
+                (Kind.F, before, here, (Kind.F, after, microbatch), there),
+                (back, after, there, (to, before, microbatch), here),
+            ):
+                producer, consumer = last.get((kind, stage, microbatch)), first.get(consuming)
+                if producer is not None and consumer is not None:
+                    op = Op(kind, stage, microbatch, WHOLE)
+                    needs[op] = Need(op, source, destination, producer, consumer)
+    return needs
 
 
 class End(NamedTuple):
@@ -41,17 +86,8 @@ def channel_ends(plan: Plan) -> list[End]:
     return [End(rank.rank, channel) for rank in plan.ranks for channel in rank.channels]
 
 
-def check_channels(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
-    """Every rule of channels and collectives."""
-    yield from check_channel_names(plan)
-    yield from check_transfers(plan, needs)
-    yield from check_channel_pairs(plan)
-    yield from check_transfer_order(plan, needs)
-    yield from check_post_before(plan, needs)
-    yield from check_collectives(plan)
-
-
-def check_channel_names(plan: Plan) -> Iterator[Violation]:
+@CHANNELS
+def check_channel_names(plan: Plan, _: Mapping[Op, Need]) -> Found:
     """A channel is with another rank that exists, has the name of its role and peer, and is the only one of that name."""
     count = plan.problem.ranks
     for rank in plan.ranks:
@@ -59,15 +95,13 @@ def check_channel_names(plan: Plan) -> Iterator[Violation]:
         for index, channel in enumerate(rank.channels):
             place = f"ranks[{rank.rank}].channels[{index}]"
             if not 0 <= channel.peer < count or channel.peer == rank.rank:
-                message = f"peer {channel.peer} of {channel.name!r} is no other rank; the ranks are 0 to {count - 1}"
-                yield Violation("channel-names", f"{place}.peer", message)
+                yield f"{place}.peer", f"peer {channel.peer} of {channel.name!r} is no other rank; the ranks are 0 to {count - 1}"
                 continue
             role = _role(rank.rank, channel.peer, count)
             if channel.name not in (f"send_{role}", f"recv_{role}"):
-                message = f"found {channel.name!r}, expected 'send_{role}' or 'recv_{role}' for peer {channel.peer}"
-                yield Violation("channel-names", f"{place}.name", message)
+                yield f"{place}.name", f"found {channel.name!r}, expected 'send_{role}' or 'recv_{role}' for peer {channel.peer}"
             elif channel.name in names:
-                yield Violation("channel-names", f"{place}.name", f"{channel.name!r} is a duplicate")
+                yield f"{place}.name", f"{channel.name!r} is a duplicate"
             names.add(channel.name)
 
 
@@ -78,29 +112,8 @@ def _role(rank: int, peer: int, ranks: int) -> str:
     return straight.get(peer) or around.get(peer) or f"r{peer}"
 
 
-def check_channel_pairs(plan: Plan) -> Iterator[Violation]:
-    """The lists of a channel's sender and receiver are equal."""
-    ends = channel_ends(plan)
-    sending = {end.pair: end for end in ends if not end.channel.receives}
-    receiving = {end.pair: end for end in ends if end.channel.receives}
-    for pair, end in (sending | receiving).items():
-        if pair not in sending or pair not in receiving:
-            other = pair[0] if pair not in sending else pair[1]
-            message = f"rank {other} has no channel for the other end of it"
-            yield Violation("channel-pairs", end.place, message)
-            continue
-        sent, received = sending[pair].channel.transfers, end.channel.transfers
-        if sent == received:
-            continue
-        at = next(
-            (index for index, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b), min(len(sent), len(received))
-        )
-        found, expected = (token(ops[at]) if at < len(ops) else "its end" for ops in (received, sent))
-        message = f"found {found}, but {sending[pair].place} has {expected} at this position; expected two equal lists"
-        yield Violation("channel-pairs", f"{end.place}.transfers[{at}]", message)
-
-
-def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+@CHANNELS
+def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Found:
     """Every message that crosses ranks is sent and received once, on the channel of its two ranks, and nothing else is."""
     carried: set[tuple[bool, Op]] = set()
     for end in channel_ends(plan):
@@ -116,15 +129,38 @@ def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]
             else:
                 carried.add((receives, op))
                 continue
-            yield Violation("transfers", f"{end.place}.transfers[{index}]", message)
+            yield f"{end.place}.transfers[{index}]", message
     for need in needs.values():
         for receives, rank, does in ((False, need.source, "sends"), (True, need.destination, "receives")):
             if (receives, need.op) not in carried:
                 message = f"no channel {does} {token(need.op)}, which rank {need.destination} needs from rank {need.source}"
-                yield Violation("transfers", f"ranks[{rank}].channels", message)
+                yield f"ranks[{rank}].channels", message
 
 
-def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+@CHANNELS
+def check_channel_pairs(plan: Plan, _: Mapping[Op, Need]) -> Found:
+    """The lists of a channel's sender and receiver are equal."""
+    ends = channel_ends(plan)
+    sending = {end.pair: end for end in ends if not end.channel.receives}
+    receiving = {end.pair: end for end in ends if end.channel.receives}
+    for pair, end in (sending | receiving).items():
+        if pair not in sending or pair not in receiving:
+            other = pair[0] if pair not in sending else pair[1]
+            yield end.place, f"rank {other} has no channel for the other end of it"
+            continue
+        sent, received = sending[pair].channel.transfers, end.channel.transfers
+        if sent == received:
+            continue
+        at = next(
+            (index for index, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b), min(len(sent), len(received))
+        )
+        found, expected = (token(ops[at]) if at < len(ops) else "its end" for ops in (received, sent))
+        message = f"found {found}, but {sending[pair].place} has {expected} at this position; expected two equal lists"
+        yield f"{end.place}.transfers[{at}]", message
+
+
+@CHANNELS
+def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Found:
     """A sender's list has the order in which its compute queue produces the messages, for that is when they become ready."""
     for end in channel_ends(plan):
         if end.channel.receives:
@@ -133,16 +169,17 @@ def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Viola
         for (before, _), (after, index) in pairwise(produced):
             if after < before:
                 message = f"{token(end.channel.transfers[index])} is produced before the transfer in front of it"
-                yield Violation("transfer-order", f"{end.place}.transfers[{index}]", message)
+                yield f"{end.place}.transfers[{index}]", message
 
 
-def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+@CHANNELS
+def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Found:
     """Every receive, and nothing else, is posted: in the order of its channel, and not after the op that waits for it."""
     for end in channel_ends(plan):
         posts, transfers = end.channel.post_before, end.channel.transfers
         expected = len(transfers) if end.channel.receives else 0
         if len(posts) != expected:
-            yield Violation("post-before", f"{end.place}.post_before", f"found {len(posts)} indices, expected {expected}")
+            yield f"{end.place}.post_before", f"found {len(posts)} indices, expected {expected}"
             continue
         length = len(plan.ranks[end.rank].compute)
         for index, (post, op) in enumerate(zip(posts, transfers, strict=False)):
@@ -154,10 +191,11 @@ def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violatio
                 message = f"{token(op)} is posted before op {post}, after op {needs[op].consumer}, which waits for it"
             else:
                 continue
-            yield Violation("post-before", f"{end.place}.post_before[{index}]", message)
+            yield f"{end.place}.post_before[{index}]", message
 
 
-def check_collectives(plan: Plan) -> Iterator[Violation]:
+@CHANNELS
+def check_collectives(plan: Plan, _: Mapping[Op, Need]) -> Found:
     """A rank gathers its stages' weights in the order of their first F, then reduces gradients in that of their last W or BW."""
     parallel = plan.problem.data_parallel
     for rank in plan.ranks:
@@ -175,4 +213,4 @@ def check_collectives(plan: Plan) -> Iterator[Violation]:
             expected += [Collective("RS", stage) for stage in sorted(last, key=last.__getitem__)]
         if list(rank.collectives) != expected:
             found, wanted = (" ".join(entry.token for entry in entries) or "none" for entries in (rank.collectives, expected))
-            yield Violation("collectives", f"ranks[{rank.rank}].collectives", f"found {found}, expected {wanted}")
+            yield f"ranks[{rank.rank}].collectives", f"found {found}, expected {wanted}"

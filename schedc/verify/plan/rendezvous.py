@@ -22,19 +22,21 @@ from typing import TYPE_CHECKING
 from schedc.ir.ops import Op, token
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 from schedc.verify.plan.channels import channel_ends
-from schedc.verify.violation import Violation
+from schedc.verify.violation import Checks, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.verify.plan.needs import Need
+    from schedc.verify.plan.channels import Need
 
 _MOST_NODES = 4_000
 """The search for a shortest cycle takes time by the square of the nodes, and a plan may have half a million."""
+RENDEZVOUS: Checks[[Plan, Mapping[Op, Need]]] = Checks()
 
 
-def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation]:
+@RENDEZVOUS
+def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Found:
     """No op and no transfer waits for itself, over any number of others; reports the shortest cycle.
 
     Where more than `_MOST_NODES` of them wait, it is the shortest one of those at which the queues are blocked.
@@ -56,8 +58,7 @@ def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Iterator[Violation
         names.append(f"[{token(op)} from rank {need.source} to {need.destination}]")
         places.append(f"ranks[{need.destination}].channels")
     shown = " -> ".join(names[node] for node in [*cycle, cycle[0]])
-    message = f"these wait for each other indefinitely, each for the one before it (transfers in brackets): {shown}"
-    yield Violation("rendezvous", places[min(cycle)], message)
+    yield places[min(cycle)], f"these wait for each other indefinitely, each for the one before it (transfers in brackets): {shown}"
 
 
 def _graph(plan: Plan, needs: Mapping[Op, Need], first_op: list[int], node_of: Mapping[Op, int]) -> list[list[int]]:

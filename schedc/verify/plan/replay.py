@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from schedc.ir.plan import Plan, RankPlan
-    from schedc.verify.plan.needs import Need
+    from schedc.verify.plan.channels import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

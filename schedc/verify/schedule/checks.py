@@ -11,37 +11,34 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import KIND_NAMES, WHOLE, Kind, Op, token
 from schedc.verify.cycles import shortest_cycle
-from schedc.verify.schedule.order import (
-    ends_of_blocks,
-    first_blocked,
-    needs,
-    waiting_graph,
-)
-from schedc.verify.violation import Violation
+from schedc.verify.schedule.order import ends_of_blocks, first_blocked, needs, waiting_graph
+from schedc.verify.violation import Checks, Found, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
 
 _COMPLETE = ((True, True, True, False), (True, False, False, True))
 """Which kinds of a block there are, one after the other: F, B and W, or F and BW."""
+CHECKS: Checks[[Problem, Schedule]] = Checks()
 
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> tuple[Violation, ...]:
     """Every rule that the schedule breaks, with its place; empty if it is a valid schedule of the problem."""
-    return tuple(violation for check in _CHECKS for violation in check(problem, schedule))
+    return CHECKS.broken(problem, schedule)
 
 
-def check_rank_count(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_rank_count(problem: Problem, schedule: Schedule) -> Found:
     """There is one order for each rank."""
     if len(schedule.orders) != problem.ranks:
-        message = f"expected one order for each of the {problem.ranks} ranks, found {len(schedule.orders)}"
-        yield Violation("rank-count", "ranks", message)
+        yield "ranks", f"expected one order for each of the {problem.ranks} ranks, found {len(schedule.orders)}"
 
 
-def check_op_fields(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_op_fields(problem: Problem, schedule: Schedule) -> Found:
     """An op's kind, stage, microbatch and part are in range, and its microbatch visits its stage."""
     on_path = _stages_of_microbatches(problem)
     for rank, order in enumerate(schedule.orders):
@@ -58,19 +55,21 @@ def check_op_fields(problem: Problem, schedule: Schedule) -> Iterator[Violation]
                 found = f"{token(op)}: the stages are 0 to {len(problem.stages) - 1}"
             else:
                 found = f"{token(op)}: microbatch {op.microbatch} does not visit stage {op.stage}"
-            yield Violation("op-fields", _place(rank, index), found)
+            yield _place(rank, index), found
 
 
-def check_op_rank(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_op_rank(problem: Problem, schedule: Schedule) -> Found:
     """An op is in the order of its stage's rank."""
     rank_of = [stage.rank for stage in problem.stages]
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if 0 <= op.stage < len(rank_of) and rank_of[op.stage] != rank:
-                yield Violation("op-rank", _place(rank, index), f"{token(op)} belongs on rank {rank_of[op.stage]}, found on {rank}")
+                yield _place(rank, index), f"{token(op)} belongs on rank {rank_of[op.stage]}, found on {rank}"
 
 
-def check_split_backward(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_split_backward(problem: Problem, schedule: Schedule) -> Found:
     """B and W are apart only where the problem allows it."""
     if problem.split_backward:
         return
@@ -78,33 +77,33 @@ def check_split_backward(problem: Problem, schedule: Schedule) -> Iterator[Viola
         for index, op in enumerate(order):
             if op.kind in (Kind.B, Kind.W):
                 message = f"{token(op)}: the problem does not split the backward; expected BW{op.stage}.{op.microbatch}"
-                yield Violation("split-backward", _place(rank, index), message)
+                yield _place(rank, index), message
 
 
-def check_parts(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_parts(problem: Problem, schedule: Schedule) -> Found:
     """Parts are declared once, for a kind and stage that exist and may be cut, and no op is a part that is not declared."""
     declared: dict[tuple[int, int], int] = {}
     for index, parts in enumerate(schedule.parts):
         place, block = f"parts[{index}]", f"{Kind(parts.kind).name} of stage {parts.stage}"
         if not 0 <= parts.stage < len(problem.stages):
-            yield Violation("parts", place, f"stage {parts.stage} does not exist; the stages are 0 to {len(problem.stages) - 1}")
+            yield place, f"stage {parts.stage} does not exist; the stages are 0 to {len(problem.stages) - 1}"
         elif not problem.cut_blocks:
-            yield Violation("parts", place, f"{block} is cut; the problem does not allow parts")
+            yield place, f"{block} is cut; the problem does not allow parts"
         elif problem.stages[parts.stage].recompute and parts.kind in (Kind.B, Kind.BW):
-            yield Violation(
-                "parts", place, f"{block} is cut; it runs the forward again, whose activations one block at a time holds"
-            )
+            yield place, f"{block} is cut; it runs the forward again, whose activations one block at a time holds"
         elif (parts.kind, parts.stage) in declared:
-            yield Violation("parts", place, f"{block} is cut by an entry before this one")
+            yield place, f"{block} is cut by an entry before this one"
         declared.setdefault((parts.kind, parts.stage), len(parts.shares))
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op.part >= 0 and op.part >= (count := declared.get((op.kind, op.stage), 0)):
                 found = f"{count} parts are declared" if count else "no parts are declared"
-                yield Violation("parts", _place(rank, index), f"{token(op)}: {found} for {KIND_NAMES[op.kind]} of stage {op.stage}")
+                yield _place(rank, index), f"{token(op)}: {found} for {KIND_NAMES[op.kind]} of stage {op.stage}"
 
 
-def check_part_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_part_order(problem: Problem, schedule: Schedule) -> Found:
     """The parts of a block are in ascending order."""
     for rank, order in enumerate(schedule.orders):
         latest: dict[tuple[int, int, int], int] = {}
@@ -113,18 +112,18 @@ def check_part_order(problem: Problem, schedule: Schedule) -> Iterator[Violation
                 block = (op.kind, op.stage, op.microbatch)
                 if op.part < latest.get(block, 0):
                     message = f"{token(op)} is after {token(op._replace(part=latest[block]))}; parts run in ascending order"
-                    yield Violation("part-order", _place(rank, index), message)
+                    yield _place(rank, index), message
                 latest[block] = max(op.part, latest.get(block, 0))
 
 
-def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_coverage(problem: Problem, schedule: Schedule) -> Found:
     """Every block is in the schedule exactly once, whole or as all its parts: F, and either B and W, or BW."""
     first: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op in first:
-                message = f"{token(op)} is a duplicate, first at {_place(*first[op])}"
-                yield Violation("coverage", _place(rank, index), message)
+                yield _place(rank, index), f"{token(op)} is a duplicate, first at {_place(*first[op])}"
             else:
                 first[op] = (rank, index)
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
@@ -138,21 +137,21 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
             count = counts.get((kind, stage), 0)
             missing = [part for part in range(count) if (kind, stage, microbatch, part) not in first]
             if whole and len(missing) < count:
-                yield Violation("coverage", place, f"{kind.name}{name} is whole and in parts; expected one of the two")
+                yield place, f"{kind.name}{name} is whole and in parts; expected one of the two"
             elif not whole and 0 < len(missing) < count:
-                yield Violation("coverage", place, f"{kind.name}{name}/{missing[0]} is missing, but other parts are there")
+                yield place, f"{kind.name}{name}/{missing[0]} is missing, but other parts are there"
             if whole or len(missing) < count:
                 present.add(kind)
         if Kind.F not in present:
-            yield Violation("coverage", place, f"F{name} is missing")
+            yield place, f"F{name} is missing"
         if Kind.BW in present:
             for kind in sorted(present & {Kind.B, Kind.W}):
-                yield Violation("coverage", place, f"{kind.name}{name} is beside BW{name}, which contains it")
+                yield place, f"{kind.name}{name} is beside BW{name}, which contains it"
         elif not present & {Kind.B, Kind.W}:
-            yield Violation("coverage", place, f"BW{name} is missing, or B{name} and W{name}")
+            yield place, f"BW{name} is missing, or B{name} and W{name}"
         else:
             for kind in sorted({Kind.B, Kind.W} - present):
-                yield Violation("coverage", place, f"{kind.name}{name} is missing")
+                yield place, f"{kind.name}{name} is missing"
 
 
 def _whole(found: Container[tuple[int, int, int, int]], stage: int, microbatch: int) -> tuple[bool, ...]:
@@ -160,7 +159,8 @@ def _whole(found: Container[tuple[int, int, int, int]], stage: int, microbatch: 
     return tuple((kind, stage, microbatch, WHOLE) in found for kind in range(len(Kind)))
 
 
-def check_need_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_need_order(problem: Problem, schedule: Schedule) -> Found:
     """On one rank, an op is after everything that it needs: F before B before W, and along the path."""
     ends = ends_of_blocks(problem, schedule)
     ops = [op for order in schedule.orders for op in order]
@@ -168,11 +168,11 @@ def check_need_order(problem: Problem, schedule: Schedule) -> Iterator[Violation
         last, first = ends.last[producer], ends.first[consumer]
         if first < last and first >= 0 and ends.rank[first] == ends.rank[last]:
             rank = ends.rank[first]
-            message = f"{token(ops[first])} is before {token(ops[last])}, which it needs"
-            yield Violation("need-order", _place(rank, first - ends.offset[rank]), message)
+            yield _place(rank, first - ends.offset[rank]), f"{token(ops[first])} is before {token(ops[last])}, which it needs"
 
 
-def check_deadlock(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_deadlock(problem: Problem, schedule: Schedule) -> Found:
     """No op waits, across ranks, for itself. A shortest cycle of ops that wait for each other is reported."""
     ends = ends_of_blocks(problem, schedule)
     waits = ends.waits(problem)
@@ -188,10 +188,11 @@ def check_deadlock(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     node = nodes[cycle[0]]
     rank = ends.rank[node]
     message = f"each of these ops waits for the one before it, in a cycle: {' -> '.join(tokens)}"
-    yield Violation("deadlock", _place(rank, node - ends.offset[rank]), message)
+    yield _place(rank, node - ends.offset[rank]), message
 
 
-def check_microbatch_order(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_microbatch_order(problem: Problem, schedule: Schedule) -> Found:
     """Where microbatches must enter in the order of their numbers, each path's first stage runs their F in that order."""
     if not problem.in_order:
         return
@@ -206,13 +207,13 @@ def check_microbatch_order(problem: Problem, schedule: Schedule) -> Iterator[Vio
                 continue
             before = latest.setdefault(path, op)
             if op.microbatch < before.microbatch:
-                message = f"{token(op)} is after {token(before)}; microbatches enter in the order of their numbers"
-                yield Violation("microbatch-order", _place(rank, index), message)
+                yield _place(rank, index), f"{token(op)} is after {token(before)}; microbatches enter in the order of their numbers"
             else:
                 latest[path] = op
 
 
-def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+@CHECKS
+def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
     """No rank ever holds more activation bytes than its limit."""
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
     begun = [stage.activation_bytes for stage in problem.stages]
@@ -239,7 +240,7 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Iterator[Violati
         if first is not None:
             index, op, bytes_held = first
             message = f"{token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"
-            yield Violation("memory-limit", _place(rank, index), message)
+            yield _place(rank, index), message
 
 
 def _place(rank: int, index: int) -> str:
@@ -249,18 +250,3 @@ def _place(rank: int, index: int) -> str:
 def _stages_of_microbatches(problem: Problem) -> dict[int, frozenset[int]]:
     visited = [frozenset(path) for path in problem.paths]
     return {microbatch: visited[path] for microbatch, path in enumerate(problem.path_of)}
-
-
-_CHECKS = (
-    check_rank_count,
-    check_op_fields,
-    check_op_rank,
-    check_split_backward,
-    check_parts,
-    check_part_order,
-    check_coverage,
-    check_need_order,
-    check_deadlock,
-    check_microbatch_order,
-    check_memory_limit,
-)

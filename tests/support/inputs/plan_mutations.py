@@ -28,7 +28,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.verify.job import check_costs, check_pipeline
-from schedc.verify.plan.checks import check_ranks
+from schedc.verify.plan.checks import RANKS
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -386,7 +386,7 @@ def _certified_anew(content: bytes) -> bytes:
         plan = parse_plan(content, "plan")
     except InvalidInput:
         return content
-    if verify_problem(plan.problem) or tuple(check_ranks(plan)) or verify_schedule(plan.problem, plan.schedule()):
+    if verify_problem(plan.problem) or RANKS.broken(plan) or verify_schedule(plan.problem, plan.schedule()):
         return content
     timeline = simulate(plan.problem, plan.schedule())
     objective_ns = timeline.objective_ns(plan.problem.objective)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.formats.plan.plan_file import plan_sha256
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace
-from schedc.verify.plan.needs import needs_of
+from schedc.verify.plan.channels import needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -43,8 +43,8 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
+from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
-from schedc.verify.plan.needs import needs_of
 from schedc.verify.plan.replay import replay
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
