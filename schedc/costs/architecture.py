@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,11 @@ class Attention:
     """Queries and keys pass a norm over each head."""
     rotary: bool = True
 
+    @property
+    def kind(self) -> str:
+        """For people, as in the other sublayers."""
+        return "attention" if self.window is None else "windowed attention"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -41,6 +46,7 @@ class LatentAttention:
     rotary_dim: int
     """Of the part with it; one key of this size is shared by all heads."""
     value_dim: int
+    kind: ClassVar[str] = "latent attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class FeedForward:
     width: int
     gated: bool
     bias: bool = False
+    kind: ClassVar[str] = "feed-forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,7 @@ class Experts:
     shared_width: int = 0
     """Of all shared experts together; each token passes them."""
     router_bias: bool = False
+    kind: ClassVar[str] = "experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,7 @@ class Mamba:
     groups: int
     convolution: int = 4
     chunk: int = 256
+    kind: ClassVar[str] = "mamba"
 
     @property
     def inner(self) -> int:

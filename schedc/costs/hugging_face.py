@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
 from schedc.io.location import Location, show
@@ -18,6 +18,7 @@ from schedc.io.location import Location, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from schedc.errors import InvalidInput
 
 MOST_LAYERS = 2**16
 
@@ -27,6 +28,10 @@ def _without_effect() -> frozenset[str]:
     """Keys that change no layer's dimensions."""
     text = resources.files("schedc.costs").joinpath("keys_without_effect.txt").read_text(encoding="utf-8")
     return frozenset(key for line in text.splitlines() if not line.startswith("#") for key in line.split())
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class _Keys:
@@ -41,33 +46,33 @@ class _Keys:
         self.read.add(key)
         return self.table.get(key) is not None
 
+    def refuse(self, key: str, expected: str, value: object = None) -> InvalidInput:
+        """The error about the key, for the caller to raise."""
+        return (self.location / key).refuse("nothing" if value is None else show(value), expected)
+
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**32) -> int:
         """A whole number; refused where it is missing and there is no default."""
         value = self.table.get(key) if self.has(key) else default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            expected = f"a whole number from {least} to {most}"
-            raise (self.location / key).refuse("nothing" if value is None else show(value), expected)
+        if not _is_whole(value) or not least <= value <= most:
+            raise self.refuse(key, f"a whole number from {least} to {most}", value)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self.table[key] if self.has(key) else default
         if not isinstance(value, bool):
-            raise (self.location / key).refuse(show(value), "true or false")
+            raise self.refuse(key, "true or false", value)
         return value
 
-    def numbers(self, key: str) -> list[int]:
-        """A list of whole numbers; empty where it is missing."""
-        value = self.table[key] if self.has(key) else []
-        if not isinstance(value, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
-            raise (self.location / key).refuse(show(value), "a list of whole numbers")
-        return value
+    def window(self) -> int | None:
+        """How many tokens a token sees; None: all before it."""
+        return self.count("sliding_window") if self.has("sliding_window") else None
 
     def must_be(self, value: bool, *names: str) -> None:
         """Refuse the keys where they say the opposite: what they switch has no operators here."""
         for key in names:
             if self.flag(key, value) is not value:
-                raise (self.location / key).refuse(show(not value), show(value))
+                raise self.refuse(key, show(value), not value)
 
     def refuse_unknown(self) -> None:
         """Refuse the keys that nobody has read, but for those without an effect."""
@@ -113,10 +118,10 @@ def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool 
     """Attention by the keys that most models share; `input_bias` None: what `attention_bias` says, of the output, too."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
     if head_dim is None and not keys.has("head_dim") and hidden % heads:
-        raise (keys.location / "head_dim").refuse("nothing", f"a whole number, as {hidden} is no multiple of {heads} heads")
+        raise keys.refuse("head_dim", f"a whole number, as {hidden} is no multiple of {heads} heads")
     kv_heads = keys.count("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise (keys.location / "num_key_value_heads").refuse(str(kv_heads), f"a divisor of {heads} heads")
+        raise keys.refuse("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
     bias = keys.flag("attention_bias", False)
     return Attention(
         heads=heads,
@@ -132,12 +137,13 @@ def _gated(keys: _Keys) -> FeedForward:
     return FeedForward(width=keys.count("intermediate_size"), gated=True, bias=keys.flag("mlp_bias", False))
 
 
-def _decoder(keys: _Keys, name: str, blocks: list[Block], *, tied: bool) -> Architecture:
+def _decoder(keys: _Keys, name: str, *blocks: Block, tied: bool = False) -> Architecture:
+    """Of these blocks, or of as many equal ones as there are layers."""
     return Architecture(
         name=name,
         hidden=keys.count("hidden_size"),
         vocabulary=keys.count("vocab_size"),
-        blocks=tuple(blocks),
+        blocks=blocks * len(_layers(keys)) if len(blocks) == 1 else blocks,
         tied=keys.flag("tie_word_embeddings", tied),
     )
 
@@ -147,16 +153,15 @@ def _layers(keys: _Keys) -> range:
 
 
 def _llama(keys: _Keys, name: str) -> Architecture:
-    return _decoder(keys, name, [Block((_attention(keys), _gated(keys)))] * len(_layers(keys)), tied=False)
+    return _decoder(keys, name, Block((_attention(keys), _gated(keys))))
 
 
 def _mistral(keys: _Keys, name: str) -> Architecture:
     """A window in all layers, or in none: null. Where the key is missing there is one, so it must be there."""
     if "sliding_window" not in keys.table:
-        raise (keys.location / "sliding_window").refuse("nothing", "a whole number, or null")
-    window = keys.count("sliding_window") if keys.has("sliding_window") else None
-    block = Block((replace(_attention(keys), window=window), _gated(keys)))
-    return _decoder(keys, name, [block] * len(_layers(keys)), tied=False)
+        raise keys.refuse("sliding_window", "a whole number, or null")
+    window = keys.window()
+    return _decoder(keys, name, Block((replace(_attention(keys), window=window), _gated(keys))))
 
 
 def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[bool]:
@@ -168,29 +173,21 @@ def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[b
     if (
         not isinstance(types, list)
         or len(types) != len(layers)
-        or not all(isinstance(kind, str) and kind in kinds for kind in types)
+        or any(not isinstance(kind, str) or kind not in kinds for kind in types)
     ):
-        raise (keys.location / "layer_types").refuse(show(types), f'{len(layers)} times "full_attention" or "sliding_attention"')
+        raise keys.refuse("layer_types", f'{len(layers)} times "full_attention" or "sliding_attention"', types)
     return [kinds[kind] for kind in types]
 
 
-def _qwen2(keys: _Keys, name: str) -> Architecture:
-    return _qwen(keys, name, _attention(keys, input_bias=True), _gated(keys))
-
-
-def _qwen3(keys: _Keys, name: str) -> Architecture:
-    return _qwen(keys, name, _attention(keys, head_norms=True, head_dim=128), _gated(keys))
-
-
-def _qwen(keys: _Keys, name: str, attention: Attention, feed_forward: FeedForward) -> Architecture:
+def _qwen(keys: _Keys, name: str, attention: Attention) -> Architecture:
     """Dense Qwen: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
+    feed_forward = _gated(keys)
     keys.read |= {"sliding_window", "max_window_layers", "layer_types"}
     if not keys.flag("use_sliding_window", False):
-        return _decoder(keys, name, [Block((attention, feed_forward))] * len(_layers(keys)), tied=False)
+        return _decoder(keys, name, Block((attention, feed_forward)))
     first, windowed = keys.count("max_window_layers", least=0), replace(attention, window=keys.count("sliding_window"))
     slides = _windowed_layers(keys, otherwise=lambda layer: layer >= first)
-    blocks = [Block((windowed if has_window else attention, feed_forward)) for has_window in slides]
-    return _decoder(keys, name, blocks, tied=False)
+    return _decoder(keys, name, *(Block((windowed if has_window else attention, feed_forward)) for has_window in slides))
 
 
 def _qwen3_moe(keys: _Keys, name: str) -> Architecture:
@@ -200,40 +197,31 @@ def _qwen3_moe(keys: _Keys, name: str) -> Architecture:
     )
     keys.must_be(False, "use_sliding_window")
     keys.read |= {"sliding_window", "max_window_layers", "intermediate_size", "layer_types"}
-    every, dense = keys.count("decoder_sparse_step", 1), keys.numbers("mlp_only_layers")
-    blocks = [
-        Block((attention, experts if layer not in dense and (layer + 1) % every == 0 else _gated(keys))) for layer in _layers(keys)
-    ]
-    return _decoder(keys, name, blocks, tied=False)
+    every, dense = keys.count("decoder_sparse_step", 1), keys.table["mlp_only_layers"] if keys.has("mlp_only_layers") else []
+    if not isinstance(dense, list) or not all(map(_is_whole, dense)):
+        raise keys.refuse("mlp_only_layers", "a list of whole numbers", dense)
+    sparse = [layer not in dense and (layer + 1) % every == 0 for layer in _layers(keys)]
+    return _decoder(keys, name, *(Block((attention, experts if is_sparse else _gated(keys))) for is_sparse in sparse))
 
 
 def _mixtral(keys: _Keys, name: str) -> Architecture:
-    window = keys.count("sliding_window") if keys.has("sliding_window") else None
+    window = keys.window()
     experts = Experts(
         count=keys.count("num_local_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("intermediate_size")
     )
-    return _decoder(keys, name, [Block((replace(_attention(keys), window=window), experts))] * len(_layers(keys)), tied=False)
+    return _decoder(keys, name, Block((replace(_attention(keys), window=window), experts)))
 
 
-def _gemma2(keys: _Keys, name: str) -> Architecture:
-    """Every second layer has a window, the first one among them."""
-    return _gemma(keys, name, _attention(keys, head_dim=256), keys.count("sliding_window", 4096), 2)
-
-
-def _gemma3(keys: _Keys, name: str) -> Architecture:
-    """All layers but every sixth have a window."""
-    every = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6))
-    return _gemma(keys, name, _attention(keys, head_norms=True, head_dim=256), keys.count("sliding_window", 4096), every)
-
-
-def _gemma(keys: _Keys, name: str, attention: Attention, window: int, every: int) -> Architecture:
+def _gemma(keys: _Keys, name: str) -> Architecture:
+    """Gemma 2: every second layer has a window, the first one among them. Gemma 3: all but every sixth."""
+    third = keys.table["model_type"] != "gemma2"
+    every = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6)) if third else 2
+    attention, window = _attention(keys, head_norms=third, head_dim=256), keys.count("sliding_window", 4096)
     feed_forward = _gated(keys)
     keys.must_be(False, "use_bidirectional_attention")
     slides = _windowed_layers(keys, otherwise=lambda layer: (layer + 1) % every != 0)
-    blocks = [
-        Block((replace(attention, window=window if has_window else None), feed_forward), norms_after=True) for has_window in slides
-    ]
-    return _decoder(keys, name, blocks, tied=True)
+    mixers = (replace(attention, window=window if has_window else None) for has_window in slides)
+    return _decoder(keys, name, *(Block((mixer, feed_forward), norms_after=True) for mixer in mixers), tied=True)
 
 
 def _deepseek(keys: _Keys, name: str) -> Architecture:
@@ -259,7 +247,7 @@ def _deepseek(keys: _Keys, name: str) -> Architecture:
     feed_forward = _gated(keys)
     blocks = [Block((attention, experts if layer >= dense and layer % every == 0 else feed_forward)) for layer in _layers(keys)]
     further = (Block((attention, experts)),) * keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
-    return replace(_decoder(keys, name, blocks, tied=False), further_tokens=further)
+    return replace(_decoder(keys, name, *blocks), further_tokens=further)
 
 
 def _nemotron_h(keys: _Keys, name: str) -> Architecture:
@@ -290,15 +278,14 @@ def _nemotron_h(keys: _Keys, name: str) -> Architecture:
     pattern, layers = keys.table.get("hybrid_override_pattern"), _layers(keys)
     keys.read.add("hybrid_override_pattern")
     if not isinstance(pattern, str) or len(pattern) != len(layers) or set(pattern) - set(sublayers):
-        found = "nothing" if pattern is None else show(pattern)
-        raise (keys.location / "hybrid_override_pattern").refuse(found, f"{len(layers)} letters, each M, * or -")
-    return _decoder(keys, name, [Block((sublayers[letter],)) for letter in pattern], tied=False)
+        raise keys.refuse("hybrid_override_pattern", f"{len(layers)} letters, each M, * or -", pattern)
+    return _decoder(keys, name, *(Block((sublayers[letter],)) for letter in pattern))
 
 
 def _gpt2(keys: _Keys, name: str) -> Architecture:
     hidden, heads = keys.count("n_embd"), keys.count("n_head")
     if hidden % heads:
-        raise (keys.location / "n_head").refuse(str(heads), f"a divisor of n_embd, {hidden}")
+        raise keys.refuse("n_head", f"a divisor of n_embd, {hidden}", heads)
     attention = Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, input_bias=True, output_bias=True, rotary=False)
     feed_forward = FeedForward(width=keys.count("n_inner", 4 * hidden), gated=False, bias=True)
     return Architecture(
@@ -315,16 +302,16 @@ def _gpt2(keys: _Keys, name: str) -> Architecture:
 MODEL_TYPES: dict[str, Callable[[_Keys, str], Architecture]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "nemotron_h": _nemotron_h,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": lambda keys, name: _qwen(keys, name, _attention(keys, input_bias=True)),
+    "qwen3": lambda keys, name: _qwen(keys, name, _attention(keys, head_norms=True, head_dim=128)),
     "qwen3_moe": _qwen3_moe,
 }
 """The reader of each `model_type`."""

@@ -12,8 +12,13 @@ from msgspec.structs import replace
 
 from schedc.costs.architecture import Architecture, Block, Experts, Setting
 from schedc.costs.efficiency import ROOFLINE, Efficiency, duration_s
-from schedc.costs.operators.blocks import block_operators, kind_of
-from schedc.costs.operators.ends import embedding_operators, further_token_operators, head_operators
+from schedc.costs.operators.blocks import (
+    block_operators,
+    embedding_operators,
+    further_token_operators,
+    head_operators,
+    kind_of,
+)
 from schedc.errors import Unsupported
 from schedc.formats.profile_file import LayerEntry
 from schedc.units import MAX_QUANTITY

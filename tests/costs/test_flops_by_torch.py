@@ -10,8 +10,7 @@ from torch.nn.functional import gelu, linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Setting
-from schedc.costs.operators.blocks import block_operators
-from schedc.costs.operators.ends import head_operators
+from schedc.costs.operators.blocks import block_operators, head_operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable

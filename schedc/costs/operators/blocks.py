@@ -1,6 +1,11 @@
-"""The operators of a block: for each sublayer a norm, the sublayer between collectives of tensor parallelism, the residual sum."""
+"""The operators of a model's layers: blocks, embedding, head with the loss, and the modules that predict further tokens.
+
+A block has for each sublayer a norm, the sublayer between collectives of tensor parallelism, and the residual sum.
+"""
 
 from __future__ import annotations
+
+from math import ceil
 
 from schedc.costs.architecture import (
     Architecture,
@@ -13,10 +18,27 @@ from schedc.costs.architecture import (
     Setting,
     Sublayer,
 )
-from schedc.costs.operators.attention import attention_operators, latent_attention_operators
-from schedc.costs.operators.feed_forward import experts_operators, feed_forward_operators
-from schedc.costs.operators.mamba import mamba_operators
-from schedc.costs.operators.operator import Operator, Operators, collective, elementwise
+from schedc.costs.operators.operator import (
+    GRADIENT_BYTES,
+    Operator,
+    Operators,
+    OperatorWork,
+    collective,
+    elementwise,
+    matrix_product,
+)
+from schedc.costs.operators.sublayers import (
+    attention_operators,
+    experts_operators,
+    feed_forward_operators,
+    latent_attention_operators,
+    mamba_operators,
+)
+
+TOKEN_BYTES = 8
+"""Of a token's number."""
+LOSS_BYTES = 4
+"""The loss is computed from logits of 32 bits."""
 
 
 def block_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:
@@ -44,47 +66,86 @@ def sublayer_operators(sublayer: Sublayer, hidden: int, setting: Setting) -> Ope
     gather, scatter = collective("gather", setting, hidden), collective("scatter", setting, hidden)
     match sublayer:
         case Attention():
-            return [*gather, *attention_operators(sublayer, hidden, setting), *scatter]
+            inner = attention_operators(sublayer, hidden, setting)
         case LatentAttention():
             latent = sublayer.kv_rank + sublayer.rotary_dim + (hidden if sublayer.query_rank is None else sublayer.query_rank)
-            return [*collective("gather", setting, latent), *latent_attention_operators(sublayer, hidden, setting), *scatter]
+            gather, inner = collective("gather", setting, latent), latent_attention_operators(sublayer, hidden, setting)
         case FeedForward():
-            return [*gather, *feed_forward_operators(sublayer, hidden, setting), *scatter]
+            inner = feed_forward_operators(sublayer, hidden, setting)
         case Experts():
-            around = (gather, scatter) if sublayer.shared_width else ([], [])
-            return [*around[0], *experts_operators(sublayer, hidden, setting), *around[1]]
+            inner = experts_operators(sublayer, hidden, setting)
+            if not sublayer.shared_width:
+                return inner
         case Mamba():
-            return [*gather, *mamba_operators(sublayer, hidden, setting), *scatter]
+            inner = mamba_operators(sublayer, hidden, setting)
+    return [*gather, *inner, *scatter]
 
 
 def kind_of(block: Block) -> str:
     """What a block is, for people: `attention + feed-forward`."""
-    return " + ".join(_kind(sublayer) for sublayer in block.sublayers)
-
-
-def _kind(sublayer: Sublayer) -> str:
-    match sublayer:
-        case Attention():
-            return "attention" if sublayer.window is None else "windowed attention"
-        case LatentAttention():
-            return "latent attention"
-        case FeedForward():
-            return "feed-forward"
-        case Experts():
-            return "experts"
-        case Mamba():
-            return "mamba"
+    return " + ".join(sublayer.kind for sublayer in block.sublayers)
 
 
 def norm(architecture: Architecture, setting: Setting) -> Operator:
     """A norm of the hidden state; keeps its input for B."""
-    again = 2 if setting.selective_recompute else 0
-    return elementwise(
-        "norm",
-        setting,
-        setting.own_tokens * architecture.hidden,
-        forward=2,
-        backward=3 + again,
-        kept=1,
-        parameters=architecture.hidden * (2 if architecture.norm_bias else 1),
+    backward = 3 + (2 if setting.selective_recompute else 0)
+    parameters = architecture.hidden * (2 if architecture.norm_bias else 1)
+    elements = setting.own_tokens * architecture.hidden
+    return elementwise("norm", setting, elements, forward=2, backward=backward, kept=1, parameters=parameters)
+
+
+def embedding_operators(architecture: Architecture, setting: Setting) -> Operators:
+    """Each device looks its part of the vocabulary up; then the devices of a tensor-parallel group sum their results."""
+    hidden, size, tokens = architecture.hidden, setting.element_bytes, setting.tokens
+    rows = ceil(architecture.vocabulary / setting.tensor_parallel)
+    moved = tokens * hidden
+    look_up = Operator(
+        name="embedding",
+        forward=OperatorWork(memory_bytes=2 * moved * size),
+        backward_weight=OperatorWork(memory_bytes=moved * (size + 2 * GRADIENT_BYTES)),
+        parameters=rows * hidden + architecture.positions * hidden,
+        kept_for_weight_bytes=tokens * TOKEN_BYTES,
+        gradient_bytes=setting.own_tokens * hidden * size,
     )
+    return [look_up, *collective("scatter", setting, hidden)]
+
+
+def head_operators(architecture: Architecture, setting: Setting, *, held: bool = True) -> Operators:
+    """The last norm, the logits, and their loss; the matrix is `held`, or counted elsewhere.
+
+    Where the model shares one matrix between embedding and head, each of the two still has a copy: they are on different ranks.
+    """
+    rows = ceil(architecture.vocabulary / setting.tensor_parallel)
+    logits = setting.tokens * rows
+    loss = Operator(
+        name="loss",
+        # Converted, then read for the largest, for the sum, and written normalized.
+        forward=OperatorWork(memory_bytes=logits * (setting.element_bytes + 4 * LOSS_BYTES)),
+        backward_input=OperatorWork(memory_bytes=logits * (setting.element_bytes + LOSS_BYTES)),
+        kept_for_input_bytes=logits * LOSS_BYTES,
+    )
+    return [
+        norm(architecture, setting),
+        *collective("gather", setting, architecture.hidden),
+        matrix_product("logits", setting, architecture.hidden, rows, kept=setting.own_tokens, held=held),
+        loss,
+    ]
+
+
+def further_token_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:
+    """A multi-token-prediction module.
+
+    Norms of the hidden state and of the next token's embedding, a projection of both, a block, and logits with their loss by the
+    model's own head, whose parameters are not counted again.
+    """
+    hidden, own = architecture.hidden, setting.own_tokens
+    return [
+        elementwise("embedding", setting, own * hidden, forward=2, backward=3),
+        norm(architecture, setting),
+        norm(architecture, setting),
+        *collective("gather", setting, 2 * hidden),
+        matrix_product("joint projection", setting, 2 * hidden, hidden / setting.tensor_parallel, kept=own),
+        *collective("scatter", setting, hidden),
+        *block_operators(block, architecture, setting),
+        *head_operators(architecture, setting, held=False),
+    ]

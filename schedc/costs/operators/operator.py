@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from schedc.errors import Unsupported
+
 if TYPE_CHECKING:
     from schedc.costs.architecture import Setting
 
@@ -71,17 +73,28 @@ class Operator:
 Operators: TypeAlias = list[Operator]
 
 
+def share(count: int, setting: Setting, said: str) -> float:
+    """How many of a number of things a device of a tensor-parallel group has; `said` names them, as in `{} heads`.
+
+    Raises:
+        Unsupported: they cannot be divided.
+    """
+    if count % setting.tensor_parallel:
+        raise Unsupported(f"tensor parallel size {setting.tensor_parallel} does not divide {said.format(count)}")
+    return count / setting.tensor_parallel
+
+
 def matrix_product(
     name: str,
     setting: Setting,
     inner: float,
     outer: float,
     *,
-    tokens: float,
+    tokens: float | None = None,
+    kept: float | None = None,
     matrices: float = 1,
     bias: float = 0.0,
-    input_bytes: float | None = None,
-    computed_again: bool = False,
+    recomputed: bool = False,
     held: bool = True,
     summed: bool = False,
     routed: bool = False,
@@ -93,28 +106,30 @@ def matrix_product(
         setting: for the size of an element.
         inner: elements of a token that come in, on this device.
         outer: elements that go out, on this device.
-        tokens: how many tokens this device projects, over all matrices.
+        tokens: how many tokens this device projects, over all matrices; None: those of a microbatch.
+        kept: of how many tokens the input is kept for W; None: of all of them; 0 where something else keeps it.
         matrices: how many there are on this device.
         bias: parameters besides.
-        input_bytes: what is kept of the input for W; None: all of it; 0 where something else keeps it.
-        computed_again: the input is not kept from F: B computes it, and keeps it for W.
+        recomputed: with selective recomputation the input is not kept from F: B computes it, and keeps it for W.
         held: False: the matrix is counted elsewhere.
         summed: over the tensor-parallel group, each device of which keeps its share of the output's gradient, gathered again for W.
         routed: the matrices are experts, among which each token's are chosen.
     """
-    size = setting.element_bytes
+    size, tokens = setting.element_bytes, setting.tokens if tokens is None else tokens
     flops = 2 * tokens * inner * outer
     weights, reads, writes = matrices * inner * outer, tokens * inner * size, tokens * outer * size
-    kept = reads if input_bytes is None else input_bytes
+    kept_bytes = reads if kept is None else kept * inner * size
+    again = recomputed and setting.selective_recompute
+    work = OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes)
     return Operator(
         name=name,
-        forward=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
-        backward_input=OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes),
+        forward=work,
+        backward_input=work,
         backward_weight=OperatorWork(flops=flops, memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights),
         parameters=weights + bias if held else 0.0,
         routed=routed,
-        kept_for_weight_bytes=0.0 if computed_again else kept,
-        gradient_bytes=writes / (setting.tensor_parallel if summed else 1) + (kept if computed_again else 0.0),
+        kept_for_weight_bytes=0.0 if again else kept_bytes,
+        gradient_bytes=writes / (setting.tensor_parallel if summed else 1) + (kept_bytes if again else 0.0),
     )
 
 
