@@ -200,7 +200,7 @@ def be_rank(rank: int, store: str, rounds: int, before_others: bool, answers: Co
     import torch.distributed as dist
 
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.emulation.timer import keep_sharp
+    from schedc.runtime.emulation.waiting import keep_sharp
 
     torch.set_num_threads(1)
     if before_others:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_sha256
 from schedc.runtime.emulation.emulate import Emulation, request_of, results_of
+from schedc.runtime.session.swap import Swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,11 +98,11 @@ def emulate_adapting(
         places.append(sha256.index(answer.sha256))
     moves = []
     for number, answer in enumerate(first.published):
-        offered = number < len(first.moved)  # else it came after the last step
+        swap = first.swaps[number] if number < len(first.swaps) else Swap()  # it came after the last step
         moves.append(
             PlanMove(
-                run=first.moved[number] if offered else None,
-                refusal=first.refusals[number] if offered else None,
+                run=swap.step - warm_up if swap.state == "done" and swap.step is not None else None,
+                refusal=swap.reason,
                 plan=places[number + 1],
                 conditions=answer.conditions,
                 before_ns=answer.running_ns,

@@ -1,21 +1,34 @@
 """What a transfer meets on its way by the cost model: its occupancy of a link or a trunk, then its latency.
 
 `delay_of` takes a wire and the problem's costs; gives the wire's `WireDelay`, `traced_delay` one that changes with time, by a link
-trace and its `TraceClock`. `Reservable` is what transfers occupy, one at a time;
-an `OwnLink` is occupied from one process only.
+trace and its `TraceClock`. `Reservable` is what transfers occupy, one at a time; an `OwnLink` is occupied from one process only.
+
+A `Trunk` is what the links of several ranks of one host share, held in memory that their processes share. All ranks call
+`open_trunks` together. Reservations are made in the order in which they are asked for, one at a time; the lock is a file's, which
+the system takes from a process that ends.
 """
 
 from __future__ import annotations
 
+import os
+import struct
+import tempfile
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from mmap import mmap
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from schedc.errors import Unsupported
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkTrace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from schedc.ir.problem import Problem
-    from schedc.runtime.common.program import Message, Wire
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.program import Wire
+
+FREE_NS = struct.Struct("=q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +44,6 @@ class WireDelay:
     def at(self, _now_ns: int) -> WireDelay:
         """The same at all times."""
         return self
-
-
-class DelayOfTransfers(Protocol):
-    """What the transfers of a wire meet, which may change."""
-
-    def at(self, now_ns: int) -> WireDelay:
-        """What a transfer meets that begins at this time, on `time.perf_counter_ns`."""
 
 
 class TraceClock:
@@ -72,17 +78,21 @@ class TraceClock:
         return self._before_ns + round((self._passed_ns + running_ns) / self._scale)
 
 
-class _TracedDelay:
-    """One wire's delay by a link trace."""
+@dataclass(frozen=True, slots=True)
+class TracedDelay:
+    """What the transfers of one wire meet by a link trace."""
 
-    def __init__(self, times_ns: list[int], delays: list[WireDelay], clock: TraceClock) -> None:
-        self._times_ns = times_ns
-        self._delays = delays
-        self._clock = clock
+    times_ns: list[int]
+    """From when each of the delays holds; the first is that of the plan."""
+    delays: list[WireDelay]
+    clock: TraceClock
 
     def at(self, now_ns: int) -> WireDelay:
-        """As `DelayOfTransfers.at`."""
-        return self._delays[max(0, bisect_right(self._times_ns, self._clock.time_ns(now_ns)) - 1)]
+        """What a transfer meets that begins at this time, on `time.perf_counter_ns`."""
+        return self.delays[max(0, bisect_right(self.times_ns, self.clock.time_ns(now_ns)) - 1)]
+
+
+DelayOfTransfers: TypeAlias = WireDelay | TracedDelay
 
 
 class Reservable(Protocol):
@@ -105,6 +115,33 @@ class OwnLink:
         return self._free_ns
 
 
+class Trunk:
+    """One rank's end of a trunk, as `Reservable`: the time at which it is free, in a file that all who share it have open."""
+
+    def __init__(self, file: int, place: int) -> None:
+        """Take a place in the file, which is closed with this."""
+        self._file = file
+        self._memory = mmap(file, 0)
+        self._at = place * FREE_NS.size
+
+    def __del__(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def reserve(self, ready_ns: int, occupancy_ns: int) -> int:
+        """As `Reservable.reserve`."""
+        import fcntl  # not every system that trains has it
+
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            (free_ns,) = FREE_NS.unpack_from(self._memory, self._at)
+            left_ns: int = max(ready_ns, free_ns) + occupancy_ns
+            FREE_NS.pack_into(self._memory, self._at, left_ns)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        return left_ns
+
+
 def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:
     """The wire's delay by the problem's link and message sizes.
 
@@ -117,7 +154,10 @@ def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Condi
     link = conditions.link(problem.link(wire.source, wire.destination))
     return WireDelay(
         latency_ns=round(link.latency_ns * scale),
-        occupancy_ns=tuple(round(link.occupancy_ns(_size_bytes(problem, message)) * scale) for message in wire.messages),
+        occupancy_ns=tuple(
+            round(link.occupancy_ns(stage.gradient_message_bytes if message.gradient else stage.message_bytes) * scale)
+            for message, stage in ((message, problem.stages[message.boundary]) for message in wire.messages)
+        ),
         trunk=link.trunk,
     )
 
@@ -130,9 +170,52 @@ def traced_delay(problem: Problem, wire: Wire, scale: float, trace: LinkTrace, c
         if delay != delays[-1]:
             times_ns.append(time_ns)
             delays.append(delay)
-    return delays[0] if len(delays) == 1 else _TracedDelay(times_ns, delays, clock)
+    return delays[0] if len(delays) == 1 else TracedDelay(times_ns, delays, clock)
 
 
-def _size_bytes(problem: Problem, message: Message) -> int:
-    stage = problem.stages[message.boundary]
-    return stage.gradient_message_bytes if message.gradient else stage.message_bytes
+def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], groups: Groups) -> dict[str, Trunk]:
+    """The trunks, by name. All ranks call it together; their file has no name any more when it returns.
+
+    Args:
+        senders: by trunk, the ranks that send on it.
+        hosts: by rank, its host.
+        groups: of the plan's ranks.
+
+    Raises:
+        Unsupported: a trunk's senders are on several hosts, or cannot open one file.
+        TransferFailed: another rank has ended.
+    """
+    if not senders:
+        return {}
+    for trunk, ranks in senders.items():
+        other = next((rank for rank in ranks if hosts[rank] != hosts[ranks[0]]), None)
+        if other is not None:
+            raise Unsupported(
+                f"ranks {ranks[0]} and {other} share the trunk {trunk!r}, but not a host, so that neither knows when the other"
+                " occupies it; run them on one host, or give the job's links no trunk (one site, or [[topology.link]] for each)"
+            )
+    leader = hosts.index(hosts[groups.rank])
+    own: str | None = None
+    try:
+        if leader == groups.rank:
+            handle, own = tempfile.mkstemp(prefix="schedc-trunks-")
+            os.truncate(handle, FREE_NS.size * len(senders))
+            os.close(handle)
+        path = groups.exchange(own)[leader]
+        assert path is not None
+        files = _opened(path, len(senders))
+        shared = groups.exchange(bool(files))
+    finally:
+        if own is not None:
+            os.unlink(own)
+    if not all(shared):
+        absent = shared.index(False)
+        raise Unsupported(f"rank {absent} is on the host of rank {hosts.index(hosts[absent])}, but sees another file system")
+    return {trunk: Trunk(file, place) for place, (trunk, file) in enumerate(zip(senders, files, strict=True))}
+
+
+def _opened(path: str, times: int) -> list[int]:
+    try:
+        return [os.open(path, os.O_RDWR) for _ in range(times)]
+    except OSError:
+        return []

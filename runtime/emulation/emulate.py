@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
-    from schedc.ir.problem import Link, Problem
     from schedc.ir.trace import Trace
 
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""
 STDERR = 2
+SERVER = "import sys; from schedc.runtime.emulation.rank import serve; serve(sys.argv[1:])"
 PATIENCE_S = 60.0
 """How long ranks wait for each other, beside what the plan takes."""
 CAUSE_S = 5.0
@@ -167,17 +167,15 @@ def _delays_ns(plan: Plan, links: LinkTrace | None) -> int:
     if links is None:
         return 0
     problem = plan.problem
-    return sum(
-        max((_way_ns(state.link(problem.link(entry.rank, channel.peer)), problem, op) for _, state in links.entries), default=0)
-        for entry in plan.ranks
-        for channel in entry.channels
-        if not channel.receives
-        for op in channel.transfers
-    )
-
-
-def _way_ns(link: Link, problem: Problem, op: Op) -> int:
-    return link.latency_ns + link.occupancy_ns(problem.message_bytes(op))
+    delay_ns = 0
+    for entry in plan.ranks:
+        for channel in entry.channels:
+            if not channel.receives:
+                states = [state.link(problem.link(entry.rank, channel.peer)) for _, state in links.entries]
+                for op in channel.transfers:
+                    size_bytes = problem.message_bytes(op)
+                    delay_ns += max((link.latency_ns + link.occupancy_ns(size_bytes) for link in states), default=0)
+    return delay_ns
 
 
 def check_request(plan: Plan, scale: float, runs: int) -> None:
@@ -211,7 +209,7 @@ def _processes(request: RankRequest) -> Iterator[Connection]:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "schedc.runtime.emulation.server", str(tether), str(theirs.fileno())],
+            [sys.executable, "-c", SERVER, str(tether), str(theirs.fileno())],
             stdin=subprocess.PIPE,
             stdout=STDERR,
             pass_fds=(tether, theirs.fileno()),

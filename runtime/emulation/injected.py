@@ -1,8 +1,8 @@
 """Latency and occupancy added to real channels (CrossPipe 6.4 and appendix F), whatever carries their messages.
 
 `load(..., wrap=inject_links)` in a training job. Which way of delaying a wire gets depends on its ranks: on one host the sender
-stamps each message with the time at which it arrives (`stamped`, `injected_cuda`). Between hosts the receiver counts from when it
-sees the message come, as CrossPipe does, so that the real way adds to the injected one (`observed`; `injected_cuda` for NCCL).
+stamps each message with the time at which it arrives. Between hosts the receiver counts from when it sees the message come, as
+CrossPipe does, so that the real way adds to the injected one. `delayed` has the ways.
 
 `load(..., wrap=partial(inject_links, trace=trace))` lets the links change by a link trace, whose clock starts while the job loads.
 """
@@ -10,22 +10,18 @@ sees the message come, as CrossPipe does, so that the real way adds to the injec
 from __future__ import annotations
 
 import socket
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import torch
+
 from schedc.errors import Unsupported
-from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, traced_delay
-from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, compute_mark, cycles_per_ns
-from schedc.runtime.emulation.observed import ObservedTransport
-from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue, Undelayed
-from schedc.runtime.emulation.trunks import Trunk, open_trunks
+from schedc.runtime.emulation.delayed import ObservedTransport, OneQueue, SpunTransport, StampedTransport, Undelayed, cycles_per_ns
+from schedc.runtime.emulation.delays import OwnLink, TraceClock, Trunk, delay_of, open_trunks, traced_delay
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.nccl import NcclTransport
 
 if TYPE_CHECKING:
-    import torch
-
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
@@ -110,10 +106,8 @@ class Injection:
         if not together:
             return ends._replace(data=ObservedTransport(ends.data, delay, own), in_order=True)
         link = own if planned.trunk is None else self._trunks[planned.trunk]
-        if self._gpu is not None:
-            record = partial(compute_mark, self._gpu)
-            return ends._replace(data=DeviceStampedTransport(ends, delay, link, record), control=Undelayed(ends.control))
-        return ends._replace(data=InjectedTransport(ends, delay, link, self._queue), control=Undelayed(ends.control))
+        record = None if self._gpu is None else lambda: torch.cuda.current_stream(self._gpu).record_event()
+        return ends._replace(data=StampedTransport(ends, delay, link, self._queue, record), control=Undelayed(ends.control))
 
     def common_time_ns(self) -> int:
         """A time on `time.perf_counter_ns` that is now, and the same moment on all ranks. All ranks call it together.

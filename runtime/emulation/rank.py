@@ -1,28 +1,44 @@
-"""One rank of an emulation: the real executor, wiring and channels, with injected delays and compute that is waited for.
+"""The ranks of an emulation: the real executor, wiring and channels, with injected delays and compute that is waited for.
 
-Where it adapts, its monitor measures while steps run, and plans that pay are taken up.
+Where they adapt, their monitors measure while steps run, and plans that pay are taken up.
+
+`serve` is what `schedc.runtime.emulation.emulate` starts as a process, with the descriptors TETHER and ANSWERS. Standard input: a
+pickled `RankRequest`. On the pipe whose descriptor is ANSWERS: pickled (rank, what) for each thing that a rank has to say; what is
+the number of a run that has ended, a `RankResult`, or a `RankFailure`. The process loads torch once and forks the ranks. TETHER is
+the descriptor of a pipe that closes when the caller ends, however it ends; all of them then end with it.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
+import signal
+import socket
 import sys
+import threading
 import time
+import traceback
+import warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection, Pipe, wait
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
+from schedc.errors import SchedcError
 from schedc.runtime.adapt.adapting import LOOK_S, Adaptation, adapting
 from schedc.runtime.adapt.monitor import Monitor
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.emulation.injected import Injection
-from schedc.runtime.emulation.pipe import EmulatedPipe
-from schedc.runtime.emulation.timer import keep_sharp
+from schedc.runtime.emulation.waiting import EmulatedPipe, keep_sharp
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.measure.recording import RankRecord, Recorder
 from schedc.runtime.transports.base import only
@@ -30,12 +46,14 @@ from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from schedc.ir.conditions import LinkTrace
     from schedc.ir.plan import Plan
     from schedc.runtime.adapt.proposer import ProposerAnswer
+    from schedc.runtime.session.swap import Swap
 
+LOOPBACK = "127.0.0.1"
 LEAD_NS = 20_000_000
 """From when the last rank is ready for a run until all begin it."""
 LEAST_LOOK_S = 0.02
@@ -77,11 +95,8 @@ class RankAdapted:
 
     ran: tuple[int, ...]
     """Of each recorded run, its plan: 0 is the first, n the nth that was published."""
-    moved: tuple[int | None, ...]
-    """Of each plan that was published, the first recorded run (from 0; below 0: before them) that could have it; None: it was
-    refused, or not settled before the end."""
-    refusals: tuple[str | None, ...]
-    """Why each was refused."""
+    swaps: tuple[Swap, ...]
+    """What became of each plan that was published, by steps; those before the recorded runs count."""
     published: tuple[ProposerAnswer, ...]
     """On the leader."""
     ended: str | None
@@ -150,13 +165,21 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
             gc.disable()  # a collection takes longer than the timers are off
             begins_ns, begun_ns, ends_ns = _run(request, pipe, adaptation, injection, ran)
             groups.exchange(None)  # no rank closes its connections while another needs them
+        adapted = None
+        if adaptation is not None:
+            adapted = RankAdapted(
+                ran=tuple(pipe.ran[request.warm_up :]),
+                swaps=tuple(adaptation.swaps),
+                published=tuple(adaptation.published),
+                ended=adaptation.ended,
+            )
         return RankResult(
             before_others=before_others,
             begins_ns=tuple(begins_ns),
             begun_ns=tuple(begun_ns),
             ends_ns=tuple(ends_ns),
             record=None if request.adapt else recorder.record(rank),
-            adapted=None if adaptation is None else _adapted(adaptation, pipe, request.warm_up),
+            adapted=adapted,
         )
     finally:
         monitor.close()
@@ -192,16 +215,6 @@ def _run(
     return begins_ns, begun_ns, ends_ns
 
 
-def _adapted(adaptation: Adaptation, pipe: EmulatedPipe, warm_up: int) -> RankAdapted:
-    return RankAdapted(
-        ran=tuple(pipe.ran[warm_up:]),
-        moved=tuple(None if swap.state != "done" or swap.step is None else swap.step - warm_up for swap in adaptation.swaps),
-        refusals=tuple(swap.reason for swap in adaptation.swaps),
-        published=tuple(adaptation.published),
-        ended=adaptation.ended,
-    )
-
-
 @contextmanager
 def _as_others(*, before: bool) -> Iterator[None]:
     """Run like other processes for now, so that the threads and processes that are started do not run before the ranks' steps."""
@@ -223,3 +236,59 @@ def _wait_for_proposer(adaptation: Adaptation, groups: Groups) -> None:
         if any(groups.exchange(proposer is not None and (proposer.own_sha256 or proposer.ended) is not None)):
             return
         time.sleep(READY_S)
+
+
+def end_with(tether: int) -> None:
+    """Kill this process and all that belong to it once nobody holds the other end of the pipe."""
+    os.read(tether, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Run what standard input asks for."""
+    tether, answers = int(arguments[0]), Connection(int(arguments[1]), readable=False)
+    request: RankRequest = pickle.load(sys.stdin.buffer)
+    torch.set_num_threads(1)
+    ranks = request.plan.problem.ranks
+    listener = socket.create_server((LOOPBACK, 0), backlog=ranks)
+    port = listener.getsockname()[1]
+    readers = []
+    for rank in range(ranks):  # before this process has threads, which a fork would lose
+        reader, writer = Pipe(duplex=False)
+        if os.fork() == 0:
+            listener.close()
+            _be_rank(rank, request, port, tether, writer)
+        writer.close()
+        readers.append(reader)
+    threading.Thread(target=end_with, args=(tether,), daemon=True).start()
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    running = set(range(ranks))
+    while running:
+        ready = wait([readers[rank] for rank in running])
+        for rank in [rank for rank in running if readers[rank] in ready]:
+            try:
+                answer = readers[rank].recv()
+            except EOFError:
+                answer = RankFailure(reason="its process has ended", follows=False)
+            answers.send((rank, answer))
+            if not isinstance(answer, int):
+                running.remove(rank)
+    del store  # which the ranks need as long as one of them runs
+
+
+def _be_rank(rank: int, request: RankRequest, port: int, tether: int, answers: Connection) -> None:
+    """The life of a forked process."""
+    threading.Thread(target=end_with, args=(tether,), daemon=True).start()
+    warnings.simplefilter("ignore")
+    try:
+        timeout = timedelta(seconds=request.timeout_s)
+        store = TCPStore(LOOPBACK, port, is_master=False, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=request.plan.problem.ranks, timeout=timeout)
+        answers.send(run_rank(rank, request, answers.send))
+    except SchedcError as error:
+        answers.send(RankFailure(reason=str(error), follows=isinstance(error, TransferFailed)))
+    except Exception as error:  # a mistake of this program
+        traceback.print_exc()
+        answers.send(RankFailure(reason=f"{type(error).__name__}: {error}", follows=False))
+    finally:
+        os._exit(0)

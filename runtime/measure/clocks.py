@@ -34,10 +34,12 @@ class ClockOffset(NamedTuple):
 def clock_name() -> str:
     """What is equal for processes whose `time.perf_counter_ns` is the same clock: the boot of the machine and its time namespace.
 
-    Empty where that cannot be known.
+    A system without time namespaces (Linux before 5.6) has one clock. Empty where it cannot be known.
     """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/time")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespaces = Path("/proc/self/ns")
+        return f"{boot} {os.readlink(namespaces / 'time') if 'time' in os.listdir(namespaces) else ''}"
     except OSError:
         return ""
 

@@ -17,9 +17,9 @@ from runs import injected_runs
 
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.runtime.common.header import TensorMeta
+from schedc.runtime.emulation.delayed import OneQueue, StampedTransport
 from schedc.runtime.emulation.delays import OwnLink, TraceClock, WireDelay, delay_of, traced_delay
-from schedc.runtime.emulation.stamped import InjectedTransport, OneQueue
-from schedc.runtime.emulation.timer import wait_until
+from schedc.runtime.emulation.waiting import wait_until
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.base import Ends
 from schedc.solvers.driver.registry import constructive
@@ -69,14 +69,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("schedc.runtime.emulation.stamped.perf_counter_ns", lambda: clock.now_ns)
-    monkeypatch.setattr("schedc.runtime.emulation.stamped.wait_until", clock.wait_until)
+    monkeypatch.setattr("schedc.runtime.emulation.delayed.perf_counter_ns", lambda: clock.now_ns)
+    monkeypatch.setattr("schedc.runtime.emulation.delayed.wait_until", clock.wait_until)
     return clock
 
 
-def transport(delay: WireDelay, queue: OneQueue | None = None) -> InjectedTransport:
+def transport(delay: WireDelay, queue: OneQueue | None = None) -> StampedTransport:
     end = Looped()
-    return InjectedTransport(Ends(end, end), delay, OwnLink(), queue)
+    return StampedTransport(Ends(end, end), delay, OwnLink(), queue)
 
 
 def arrivals_by_the_cost_model(ready_ns: list[int], occupancy_ns: list[int], latency_ns: int) -> Iterator[int]:
@@ -129,7 +129,7 @@ def test_a_trace_changes_what_is_sent_after_it(clock: Clock) -> None:
     delay = traced_delay(problem, wire, 2.0, trace, trace_clock)
     assert traced_delay(problem, injected_runs.wire_of(1, 0, 4), 2.0, LinkTrace(()), trace_clock).at(0).latency_ns == 18
     end = Looped()
-    wrapped = InjectedTransport(Ends(end, end), delay, OwnLink())
+    wrapped = StampedTransport(Ends(end, end), delay, OwnLink())
 
     def arrival_ns(now_ns: int) -> int:
         clock.now_ns = now_ns

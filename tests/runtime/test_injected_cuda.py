@@ -11,8 +11,8 @@ import torch
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.common.header import TensorMeta
+from schedc.runtime.emulation.delayed import SpunTransport, StampedTransport, cycles_per_ns, spin
 from schedc.runtime.emulation.delays import OwnLink, WireDelay
-from schedc.runtime.emulation.injected_cuda import DeviceStampedTransport, SpunTransport, cycles_per_ns, spin
 from schedc.runtime.execution.channels import TAGS
 from schedc.runtime.transports.base import Ends
 
@@ -62,7 +62,7 @@ def test_a_stamp_is_made_when_the_device_has_computed_the_message() -> None:
     marks = [Computed(), Computed()]
     left = iter(marks)
     delay = WireDelay(latency_ns=7 * MS, occupancy_ns=(10**9 * MS, 3 * MS))  # the link is never free in between
-    end = DeviceStampedTransport(Ends(data, control), delay, OwnLink(), lambda: next(left))
+    end = StampedTransport(Ends(data, control), delay, OwnLink(), record=lambda: next(left))
     outgoing = [end.send(torch.zeros(1), at * TAGS) for at in range(2)]
     assert len(data.tags) == 2
     marks[1].passed.set()
@@ -84,7 +84,8 @@ def test_what_the_stamps_thread_finds_is_told(error: RuntimeError) -> None:
     """As what it is: a failure of this rank's device is no lost connection."""
     mark = Computed(error)
     mark.passed.set()
-    end = DeviceStampedTransport(Ends(Sent(), Sent()), WireDelay(latency_ns=0, occupancy_ns=(0,)), OwnLink(), lambda: mark)
+    delay = WireDelay(latency_ns=0, occupancy_ns=(0,))
+    end = StampedTransport(Ends(Sent(), Sent()), delay, OwnLink(), record=lambda: mark)
     with pytest.raises(type(error), match=str(error)):
         end.send(torch.zeros(1), 0).wait(60)
 

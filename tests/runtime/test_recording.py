@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,13 +18,11 @@ from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.observer import OpTimes
-from schedc.runtime.measure.clocks import ClockOffset, best_offset
+from schedc.runtime.measure.clocks import ClockOffset, best_offset, clock_name
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rank_processes import Ranks
 
     from schedc.ir.plan import Plan
@@ -250,3 +249,13 @@ def test_all_ranks_hear_why_a_trace_is_not_written(two: Ranks, tmp_path: Path) -
         assert said.startswith("InvalidInput: ")
         assert part in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_without_time_namespaces_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux before 5.6: the boot says which; nothing does where it cannot be read."""
+    named = clock_name()
+    monkeypatch.setattr("schedc.runtime.measure.clocks.os.listdir", lambda _: ["mnt", "net"])
+    boot = clock_name()
+    assert boot and boot.split() == named.split()[:1]
+    monkeypatch.setattr("schedc.runtime.measure.clocks.Path", lambda _: Path("/nothing/here"))
+    assert clock_name() == ""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-SERVER = "schedc.runtime.emulation.server"
-
 
 def fork_emulations(patch: pytest.MonkeyPatch) -> None:
     """Have `emulate` fork its server from the process that has torch, instead of starting a program that imports it."""
@@ -39,7 +37,7 @@ class _ForkedServer:
         process_group: int,
         env: dict[str, str],
     ) -> None:
-        assert command[:3] == [sys.executable, "-m", SERVER]
+        assert command[:2] == [sys.executable, "-c"] and "emulation.rank import serve" in command[2]
         assert command[3:] == [str(fd) for fd in pass_fds]
         assert (stdin, stdout, process_group) == (_Subprocess.PIPE, 2, 0)
         request, asked = os.pipe()
@@ -67,7 +65,7 @@ class _Subprocess:
 
 
 def _serve(given: list[Connection], env: dict[str, str]) -> None:
-    from schedc.runtime.emulation.server import main
+    from schedc.runtime.emulation.rank import serve
 
     request, begins, *passed = (connection.fileno() for connection in given)
     os.setpgid(0, 0)
@@ -77,4 +75,4 @@ def _serve(given: list[Connection], env: dict[str, str]) -> None:
     os.environ.update(env)
     os.dup2(request, 0)
     sys.stdin = os.fdopen(0)
-    main([str(fd) for fd in passed])
+    serve([str(fd) for fd in passed])
