@@ -53,7 +53,7 @@ CALIBRATION_CYCLES = (1_000_000, 11_000_000)
 CALIBRATIONS = 5
 
 
-class Awaited(NamedTuple, Generic[T]):
+class _Awaited(NamedTuple, Generic[T]):
     """As `Incoming` or `Outgoing`: what is expected, by what waits for it."""
 
     wait: Callable[[float], T]
@@ -118,12 +118,12 @@ class StampedTransport:
             return Both(stamp, self._data.send(tensor, message_tag(tag)))
         mark = self._record()
         message = self._data.send(tensor, message_tag(tag))
-        return Both(Awaited(partial(_wait_for_stamp, self._stamps.submit(partial(self._stamp_after, mark, tag)))), message)
+        return Both(_Awaited(partial(_wait_for_stamp, self._stamps.submit(partial(self._stamp_after, mark, tag)))), message)
 
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`. It may be called late: the message's time is what its sender has said."""
         stamp = self._control.receive(STAMP, stamp_tag(tag))
-        return Awaited(partial(self._take, self._data.receive(kind, message_tag(tag)), stamp))
+        return _Awaited(partial(self._take, self._data.receive(kind, message_tag(tag)), stamp))
 
     def _send_stamp(self, tag: int) -> Outgoing:
         """Reserve the link for a message that is ready now, and send the receiver the time at which it arrives."""
@@ -203,7 +203,7 @@ class ObservedTransport:
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""
         place = tag // TAGS if self._begins.at(tag) else None
-        return Awaited(partial(_take_seen, self._receives.submit(partial(self._watch, self._inner.receive(kind, tag), place))))
+        return _Awaited(partial(_take_seen, self._receives.submit(partial(self._watch, self._inner.receive(kind, tag), place))))
 
     def _watch(self, incoming: Incoming, place: int | None) -> tuple[torch.Tensor, int]:
         """An expected message, and when it arrives: of the transfer at this place of the wire; None: of the one before."""
@@ -252,7 +252,7 @@ class SpunTransport:
         self._link.wait_event(incoming.mark)
         if self._begins.at(tag):
             spin(self._link, delay.occupancy_ns[tag // TAGS], self._rate)
-        return Awaited(partial(self._take, incoming, timed_event(self._link), delay.latency_ns))
+        return _Awaited(partial(self._take, incoming, timed_event(self._link), delay.latency_ns))
 
     def _take(self, incoming: Incoming, left: torch.cuda.Event, latency_ns: int, timeout_s: float) -> torch.Tensor:
         """A message that has left the link, or will."""

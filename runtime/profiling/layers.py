@@ -18,10 +18,9 @@ from torch import nn
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.common.values import tensors_of
-from schedc.runtime.profiling.held import meter_for
 from schedc.runtime.profiling.measured import MeasuredLayer
+from schedc.runtime.profiling.meters import Watch, meter_for
 from schedc.runtime.profiling.model import Model, raised
-from schedc.runtime.profiling.watch import Watch
 from schedc.runtime.stage.block import StageBlock
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What `schedc profile` measures: the layers of a model with one microbatch for them, and how a factory for it is found.
+"""What `schedc profile` measures: the layers of a model with one microbatch for them; what its options name.
 
 A factory is any function without arguments in a module that can be imported from the current directory, named `module:function`.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from schedc.errors import InvalidInput
 from schedc.spelling import nearest
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    import torch
     from torch import nn
+
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +97,28 @@ def _import(name: str) -> ModuleType:
 def _type(value: Any) -> str:
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def device_named(name: str | None) -> torch.device:
+    """The device `cpu` or `cuda`; for None a GPU where there is one.
+
+    Raises:
+        InvalidInput: there is no GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("--device cuda: torch finds no GPU here; expected one, or --device cpu")
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """The type `bfloat16`, or `bf16` for short."""
+    if name is None:
+        return None
+    found = getattr(torch, _SHORT.get(name, name))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def described(device: torch.device) -> str:
+    """What the device is, for people."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"the CPU, threads: {torch.get_num_threads()}"

@@ -18,9 +18,7 @@ from runs.link_runs import measure, measure_without
 from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.topology_toml import links_toml
 from schedc.ir.problem import Link
-from schedc.runtime.profiling.fit import fit_link
-from schedc.runtime.profiling.pairs import Agenda
-from schedc.runtime.profiling.ping import Exchange, one_way_times
+from schedc.runtime.profiling.pairs import Agenda, Exchange, fit_link, line_ns, one_way_times
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ def test_any_line_is_found_again(latency_ns: int, bytes_per_second: int) -> None
     fit = fit_link(times)
     assert fit.residual < 1e-3
     for size, time in times.items():
-        assert fit.time_ns(size) == pytest.approx(time, rel=1e-3)
+        assert line_ns(size, fit.latency_ns, fit.bytes_per_second) == pytest.approx(time, rel=1e-3)
 
 
 @given(
@@ -111,14 +109,14 @@ def exchanges(forth: tuple[float, float], back: tuple[float, float], ahead_ns: i
 
 def test_one_clock_tells_the_ways_apart() -> None:
     times = one_way_times(exchanges((5_000, 0.5), (70_000, 2.0), ahead_ns=0), one_clock=True)
-    forth, back = fit_link(times.forth), fit_link(times.back)
+    forth, back = map(fit_link, times)
     assert (forth.latency_ns, forth.bytes_per_second) == (5_000, 2_000_000_000)
     assert (back.latency_ns, back.bytes_per_second) == (70_000, 500_000_000)
 
 
 def test_two_clocks_tell_the_bandwidths_apart_and_halve_the_latency() -> None:
     times = one_way_times(exchanges((5_000, 0.5), (70_000, 2.0), ahead_ns=10**15), one_clock=False)
-    forth, back = fit_link(times.forth), fit_link(times.back)
+    forth, back = map(fit_link, times)
     assert forth.bytes_per_second == pytest.approx(2_000_000_000, rel=1e-3)
     assert back.bytes_per_second == pytest.approx(500_000_000, rel=1e-3)
     assert forth.latency_ns == pytest.approx(37_500, abs=20)

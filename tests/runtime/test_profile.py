@@ -18,7 +18,7 @@ from schedc.errors import InvalidInput
 from schedc.formats.profile_file import LayerEntry, profile_json
 from schedc.frontend.job import load_job
 from schedc.runtime.profiling import MeasuredLayer, Model, merged, profile_layer, profile_model, warnings
-from schedc.runtime.profiling.held import meter_for
+from schedc.runtime.profiling.meters import meter_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

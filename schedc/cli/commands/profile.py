@@ -70,7 +70,7 @@ def profile_command(
         return
     from schedc.formats.profile_file import profile_json
     from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
-    from schedc.runtime.profiling.named import described, device_named, dtype_named
+    from schedc.runtime.profiling.model import described, device_named, dtype_named
     from schedc.view.terminal.profile import ProfileRow, console_beside, measured_json, shown_profile
     from schedc.view.terminal.progress import working
     from schedc.view.terminal.show import show

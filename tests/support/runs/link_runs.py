@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from schedc.runtime.common.failure import TransferFailed
-from schedc.runtime.profiling.pairs import measure_links
-from schedc.runtime.profiling.ping import Wires
+from schedc.runtime.profiling.pairs import Wires, measure_links
 
 if TYPE_CHECKING:
     from schedc.runtime.profiling.pairs import Agenda, LinkMeasurement
