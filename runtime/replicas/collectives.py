@@ -13,17 +13,15 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Collective, Plan
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.replicas.buffers import SharedBuffers
-from schedc.runtime.replicas.gradients import Bucket, by_gradient_type, check_known
-from schedc.runtime.replicas.pipelines import Pipelines, await_replicas, start_with_replicas
-from schedc.runtime.replicas.shards import Shard, ShardedBucket
+from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, SharedBuffers, by_gradient_type, check_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import torch
-    import torch.distributed as dist
     from torch import nn
+
+    from schedc.runtime.replicas.pipelines import Pipelines
 
 
 def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
@@ -90,31 +88,36 @@ class ReplicaCollectives(ReplicaHooks):
         """
         parallel = plan.problem.data_parallel
         self._sharded = parallel is not None and parallel.zero_stage > 0
-        self._rank = rank
         self._pipelines = pipelines
         self.pipelines = pipelines.size
-        group, self._timeout_s = pipelines.over(stages.values())
+        partners = pipelines.over(stages.values())
         self._queue = queue_of(plan, rank)
-        self._buckets: dict[int, list[Bucket | ShardedBucket]] = {}
-        self._shards: dict[int, list[ShardedBucket]] = {}
+        self._sums: dict[int, list[Bucket | ShardedBucket]] = {}
+        self._shards: dict[int, list[ShardedBucket]] = {stage: [] for stage in stages}
         self._modules = stages
-        self._owner = owner = self._owners(stages)
-        self._needed = {stage: sorted({owner[weight] for weight in _weights(module)}) for stage, module in stages.items()}
+        self._owner: dict[nn.Parameter, int] = {}
+        """Of each weight that has gradients, the stage whose collectives it belongs to. One that several stages use has all of its
+        gradient when the last of their sums may start."""
+        for collective in self._queue:
+            if collective.kind == "RS":
+                self._owner.update(dict.fromkeys(_weights(stages[collective.stage]), collective.stage))
+        self._needed = {stage: sorted({self._owner[weight] for weight in _weights(module)}) for stage, module in stages.items()}
         for stage, module in stages.items():
-            names = {weight: name for name, weight in module.named_parameters() if owner.get(weight) == stage}
-            buckets = self._buckets.setdefault(stage, [])
-            for weights in by_gradient_type(names):
-                if self._sharded:
-                    bucket = ShardedBucket(stage, [names[weight] for weight in weights], weights, group)
-                    self._shards.setdefault(stage, []).append(bucket)
-                    buckets.append(bucket)
-                else:
-                    buckets.append(Bucket([(weight,) for weight in weights], group))
-        self._buffers = {stage: SharedBuffers([module], group) for stage, module in stages.items()}
+            names = {weight: name for name, weight in module.named_parameters() if self._owner.get(weight) == stage}
+            alike = by_gradient_type(names)
+            if self._sharded:
+                self._shards[stage] = [ShardedBucket(stage, {one: names[one] for one in own}, partners, rank) for own in alike]
+                self._sums[stage] = [*self._shards[stage]]
+            else:
+                doing = f"rank {rank} sums the gradients of stage {stage}"
+                self._sums[stage] = [Bucket([(weight,) for weight in own], partners, doing) for own in alike]
+        self._buffers = [
+            SharedBuffers([module], partners, f"rank {rank} shares the buffers of stage {stage}")
+            for stage, module in stages.items()
+        ]
         self._next = 0
         self._complete: set[int] = set()
-        self._gathers: dict[int, list[dist.Work]] = {}
-        self._sums: dict[int, list[dist.Work]] = {}
+        self._summing: list[Bucket | ShardedBucket] = []
 
     def shards(self) -> list[Shard]:
         """What this replica owns of the weights, by stage.
@@ -154,7 +157,8 @@ class ReplicaCollectives(ReplicaHooks):
         self._share_buffers()
         self._next = 0
         self._complete.clear()
-        for buckets in self._buckets.values():
+        self._summing.clear()
+        for buckets in self._sums.values():
             for bucket in buckets:
                 bucket.begin()
         self._advance()
@@ -166,8 +170,8 @@ class ReplicaCollectives(ReplicaHooks):
             TransferFailed: a replica is lost, or too late.
         """
         for owner in self._needed[stage]:
-            for work in self._gathers.pop(owner, ()):
-                await_replicas(work, f"rank {self._rank} gathers the weights of stage {owner}", self._timeout_s)
+            for bucket in self._shards[owner]:
+                bucket.await_weights()
 
     def on_gradients_complete(self, stage: int) -> None:
         """After a stage's last W or BW: its gradients are what they are.
@@ -185,11 +189,9 @@ class ReplicaCollectives(ReplicaHooks):
             TransferFailed: a replica is lost, or too late.
         """
         self._pipelines.share(loss, self.way, counts=self.step_counts)
-        for stage, works in self._sums.items():
-            for work, bucket in zip(works, self._buckets[stage], strict=True):
-                await_replicas(work, f"rank {self._rank} sums the gradients of stage {stage}", self._timeout_s)
-                bucket.finish()
-        self._sums.clear()
+        for bucket in self._summing:
+            bucket.finish()
+        self._summing.clear()
         mean, self.step_counts = self._pipelines.mean()
         return mean
 
@@ -224,14 +226,10 @@ class ReplicaCollectives(ReplicaHooks):
 
     def _share_buffers(self) -> None:
         """Let all replicas have the buffers of the first, if they are called for the same."""
-        if any(buffers.is_needed for buffers in self._buffers.values()):
+        if any(buffers.is_needed for buffers in self._buffers):
             self._pipelines.check()
-        for stage, buffers in self._buffers.items():
-            doing = f"rank {self._rank} shares the buffers of stage {stage}"
-            work = start_with_replicas(buffers.start, doing)
-            if work is not None:
-                await_replicas(work, doing, self._timeout_s)
-            buffers.finish()
+        for buffers in self._buffers:
+            buffers.share()
 
     def _advance(self) -> None:
         """Start what the queue has next, as far as it can start."""
@@ -242,8 +240,9 @@ class ReplicaCollectives(ReplicaHooks):
                 self._gather(stage)
             elif stage in self._complete:
                 self._pipelines.check()
-                doing = f"rank {self._rank} sums the gradients of stage {stage}"
-                self._sums[stage] = [start_with_replicas(bucket.start, doing) for bucket in self._buckets[stage]]
+                for bucket in self._sums[stage]:
+                    bucket.start()
+                    self._summing.append(bucket)
             else:
                 return
             self._next += 1
@@ -251,19 +250,8 @@ class ReplicaCollectives(ReplicaHooks):
     def _gather(self, stage: int) -> None:
         """Start to bring the weights of a stage together."""
         self._pipelines.check()
-        doing = f"rank {self._rank} gathers the weights of stage {stage}"
-        self._gathers[stage] = [start_with_replicas(bucket.gather, doing) for bucket in self._shards.get(stage, ())]
-
-    def _owners(self, stages: Mapping[int, nn.Module]) -> dict[nn.Parameter, int]:
-        """Of each weight that has gradients, the stage whose collectives it belongs to.
-
-        One that several stages use has all of its gradient when the last of their sums may start.
-        """
-        owner: dict[nn.Parameter, int] = {}
-        for collective in self._queue:
-            if collective.kind == "RS":
-                owner.update(dict.fromkeys(_weights(stages[collective.stage]), collective.stage))
-        return owner
+        for bucket in self._shards[stage]:
+            bucket.gather()
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:

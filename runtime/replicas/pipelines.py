@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.same_way import check_same_way
-from schedc.runtime.transports.gloo import finish
+from schedc.runtime.replicas.buckets import Partners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
-
-T = TypeVar("T")
 
 CALLS = (
     "step",
@@ -34,35 +31,6 @@ CALLS = (
 WIDTH = 5
 """How many numbers each message has: if they are for different calls, they still meet. On another size gloo ends the process."""
 LOST = "a replica has ended or failed, and its own message says why"
-
-
-def start_with_replicas(start: Callable[[], T], doing: str) -> T:
-    """Start something with the other replicas.
-
-    Raises:
-        TransferFailed: one of them is lost.
-    """
-    with with_others(doing, LOST):
-        return start()
-
-
-def await_replicas(work: dist.Work, doing: str, timeout_s: float | None) -> None:
-    """Wait for what was started with them.
-
-    Args:
-        work: what was started.
-        doing: for messages.
-        timeout_s: how long; None: let only what the device computes next wait, under the limit of the job's own group.
-
-    Raises:
-        TransferFailed: one of them is lost, or too late.
-    """
-    if timeout_s is None:
-        start_with_replicas(work.wait, doing)
-        return
-    late = f"no answer in {timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
-    with with_others(doing, LOST, late):
-        finish(work, timeout_s)
 
 
 class Pipelines(Groups):
@@ -81,17 +49,19 @@ class Pipelines(Groups):
         """
         super().__init__(timeout_s, group, "data_parallel_group")
         self._given = group
+        self._partners = Partners(self.all, LOST, 2 * timeout_s)
+        """With time for another pipeline, which may have to find out first that a channel has failed."""
         self._shared: tuple[torch.Tensor, dist.Work] | None = None
         self._begun: tuple[torch.Tensor, dist.Work] | None = None
         """What all pipelines have been called for, until it has been looked at."""
 
-    def over(self, modules: Iterable[nn.Module]) -> tuple[dist.ProcessGroup, float | None]:
-        """What sums the gradients of these modules, and how long to wait for it on this thread.
+    def over(self, modules: Iterable[nn.Module]) -> Partners:
+        """With whom the gradients of these modules are summed.
 
         Over gloo on the CPU; elsewhere the group given, which is for their device, and waits there.
         """
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
-        return (self._given, None) if elsewhere else (self.all, self.timeout_s)
+        return Partners(self._given, LOST) if elsewhere else Partners(self.all, LOST, self.timeout_s)
 
     def begin(self, call: str, *, fits: bool) -> None:
         """Say to the other pipelines what this one is called for, one of `CALLS`, and whether its batch fits.
@@ -157,12 +127,12 @@ class Pipelines(Groups):
         own = [float(CALLS.index(call)), *numbers]
         said = torch.tensor([[*own, *(0.0,) * (WIDTH - len(own))]], dtype=torch.float64, device="cpu")
         doing = f"pipeline {self.rank} tells the others of its {call}"
-        return heard, start_with_replicas(lambda: self.all._allgather_base(heard, said), doing)
+        return heard, self._partners.start(lambda: self.all._allgather_base(heard, said), doing)
 
     def _hear(self, said: tuple[torch.Tensor, dist.Work], doing: str) -> torch.Tensor:
         """The numbers of all pipelines, which do the same."""
         heard, work = said
-        await_replicas(work, doing, 2 * self.timeout_s)  # another pipeline may have to find out first that a channel has failed
+        self._partners.wait(work, doing)
         calls = [CALLS[int(number)] for number in heard[:, 0].tolist()]
         other = next((at for at, call in enumerate(calls) if call != calls[0]), None)
         if other is not None:

@@ -125,7 +125,7 @@ def load(
             replicated = {stage for members in replicas_of(sound.problem) for stage in members}
             if pipelines is None and not replicated:
                 return report
-            from schedc.runtime.replicas.shared_weights import weights_digest
+            from schedc.runtime.replicas.copies import weights_digest
 
             digests = {one: weights_digest(trained[one]) for one in trained if pipelines is not None or one in replicated}
             return replace(report, weights=digests)
@@ -143,7 +143,7 @@ def load(
         wired = _channels_of(checked, reports, groups.rank, stage_device(stages))
         trained = with_loss(checked.problem, stages, loss_fn)
         if grad_dtype is not None:
-            from schedc.runtime.replicas.gradients import set_gradient_type
+            from schedc.runtime.replicas.buckets import set_gradient_type
 
             set_gradient_type(trained.values(), grad_dtype)
         hooks = ReplicaHooks() if replicas is None else replicas
@@ -152,7 +152,7 @@ def load(
 
             hooks = ReplicaCollectives(checked, groups.rank, trained, pipelines)
         elif replicas_of(checked.problem):
-            from schedc.runtime.replicas.shared_weights import ReplicaSums
+            from schedc.runtime.replicas.copies import ReplicaSums
 
             hooks = ReplicaSums(checked.problem, trained, groups)
         pipe = kind(
@@ -179,7 +179,7 @@ def load(
             pipe.retries = any(others.exchange(pipe.retries))
         ties = [(module, names) for module in stages.values() for names in (getattr(module, "ties_of_ranks", None),) if names]
         if any(groups.exchange(bool(ties))):  # of build_stages' alone
-            from schedc.runtime.replicas.ties import tied, weights_named
+            from schedc.runtime.replicas.copies import tied, weights_named
 
             pipe.ties = tied(pipe.ties, pipe.hooks, checked, stages, groups, weights_named(ties))
     except BaseException:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.observer import Observer
     from schedc.runtime.execution.wiring import Wrap
-    from schedc.runtime.replicas.shards import Shard
-    from schedc.runtime.replicas.ties import TiedSums
+    from schedc.runtime.replicas.buckets import Shard
+    from schedc.runtime.replicas.copies import TiedSums
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
     from schedc.runtime.session.swap_group import SwapGroup

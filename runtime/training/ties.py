@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.runtime.replicas.ties import tied
+from schedc.runtime.replicas.copies import tied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

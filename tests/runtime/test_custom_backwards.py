@@ -9,7 +9,7 @@ import torch
 from runs.stage_blocks import WAYS, WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
-from schedc.runtime.replicas.gradients import set_gradient_type
+from schedc.runtime.replicas.buckets import set_gradient_type
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.buffers import Buffers
 

@@ -12,7 +12,7 @@ from runs import feature_runs
 from runs.stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
-from schedc.runtime.replicas.gradients import set_gradient_type
+from schedc.runtime.replicas.buckets import set_gradient_type
 from schedc.runtime.stage.block import StageBlock
 from schedc.solvers.driver.registry import constructive
 

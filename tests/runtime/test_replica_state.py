@@ -12,7 +12,7 @@ from rank_processes import without_teller
 from runs import replica_state_runs
 from torch import nn
 
-from schedc.runtime.replicas.buffers import SharedBuffers
+from schedc.runtime.replicas.buckets import Partners, SharedBuffers
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
@@ -42,8 +42,10 @@ def test_buffers_on_several_devices_go_together() -> None:
     """On that of the weights, which the connection is for."""
     stage, sent = nn.BatchNorm1d(3, device="meta"), list[torch.Tensor]()
     stage.num_batches_tracked = torch.zeros((), dtype=torch.int64)
-    group: Any = SimpleNamespace(size=lambda: 2, broadcast=lambda tensors, options: sent.extend(tensors))
-    SharedBuffers([stage], group).start()
+    group: Any = SimpleNamespace(
+        size=lambda: 2, rank=lambda: 0, broadcast=lambda tensors, options: SimpleNamespace(wait=lambda: sent.extend(tensors))
+    )
+    SharedBuffers([stage], Partners(group, ""), "").share()
     assert [(one.device.type, one.numel()) for one in sent] == [("meta", 32)]
 
 

@@ -13,7 +13,7 @@ from runs.loss_module_runs import Tempered
 from runs.pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, relative_error
 from runs.replicated_runs import grid
 from schedc.errors import SchedcError
-from schedc.runtime.replicas.shared_weights import weights_digest
+from schedc.runtime.replicas.copies import weights_digest
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:

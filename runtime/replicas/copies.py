@@ -1,11 +1,14 @@
-"""A weight that stages of several ranks hold, such as an embedding that is the head's matrix as well.
+"""Weights that several stages hold: they start equal, and at the end of each step their gradients are summed.
 
-Each rank has a copy. They start equal, and at the end of each step their gradients are summed, so that equal optimizers keep them
-equal. With data parallelism each pipeline does so after its replicas have summed theirs.
+`ReplicaSums`: stages that hold the same weights on different paths (bidirectional placements).
+
+`TiedSums`: a weight that stages of several ranks hold, such as an embedding that is the head's matrix as well. Each rank has a
+copy, and equal optimizers keep them equal. With data parallelism each pipeline sums them after its replicas have summed theirs.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +17,7 @@ import torch
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.gradients import Bucket, by_gradient_type
-from schedc.runtime.replicas.shared_weights import digest_of, sum_gradients
+from schedc.runtime.replicas.buckets import Bucket, Partners, SharedBuffers, by_gradient_type, check_known, saved_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +25,113 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
+
+LOST = "a rank that holds one of them has ended or failed, and its own message says why"
+
+
+def weights_digest(stage: nn.Module) -> str:
+    """A digest of the stage's parameters, in their order: types, shapes and values; and of its buffers' types and shapes."""
+    kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in saved_buffers(stage)]
+    return digest_of(stage.parameters()) + (hashlib.sha256(repr(kinds).encode()).hexdigest() if kinds else "")
+
+
+def digest_of(parameters: Iterable[nn.Parameter]) -> str:
+    """A digest of these parameters."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class ReplicaSums(ReplicaHooks):
+    """All sets of replicas that this rank has a stage of."""
+
+    def __init__(self, problem: Problem, stages: Mapping[int, nn.Module], groups: Groups) -> None:
+        """Connect their ranks; all ranks do this together.
+
+        A weight that several of a rank's stages share (tied embeddings) is summed with the first set that has it.
+
+        Args:
+            problem: of the plan.
+            stages: this rank's.
+            groups: makes the process groups.
+
+        Raises:
+            CheckFailed: the replicas' stages do not share the same weights.
+            TransferFailed: another rank does not come.
+        """
+        self._sums: list[Bucket] = []
+        self._buffers: list[SharedBuffers] = []
+        self._replicated: dict[int, nn.Module] = {}
+        summed: dict[nn.Parameter, int] = {}  # with which set of replicas, by its place in `replicas_of`
+        shared: dict[int, list[int]] = {}  # of each set, for each weight the set that sums it
+        for number, members in enumerate(replicas_of(problem)):
+            own = {stage: stages[stage] for stage in members if stage in stages}
+            if not own:
+                continue
+            self._replicated.update(own)
+            modules = list(dict.fromkeys(own.values()))
+            ranks = sorted({problem.stages[stage].rank for stage in members})
+            partners = Partners(groups.make(ranks), LOST)
+            others = " and ".join(f"rank {rank}" for rank in ranks if rank != groups.rank)
+            what = f"of stages {' and '.join(map(str, members))} with {others}"
+            first = ranks.index(problem.stages[members[0]].rank)
+            self._buffers.append(SharedBuffers(modules, partners, f"rank {groups.rank} shares the buffers {what}", first))
+            weights = zip(*([weight for weight in one.parameters() if weight.requires_grad] for one in modules), strict=True)
+            each = [tuple(dict.fromkeys(held)) for held in weights]
+            shared[number] = [summed.setdefault(held[0], number) for held in each]
+            same = {held[0]: held for held, by in zip(each, shared[number], strict=True) if by == number}
+            doing = f"rank {groups.rank} sums the gradients {what}"
+            self._sums += [Bucket([same[one] for one in alike], partners, doing) for alike in by_gradient_type(same)]
+        self._known = {weight for module in self._replicated.values() for weight in module.parameters() if weight.requires_grad}
+        given = groups.exchange(shared)
+        for number, members in enumerate(replicas_of(problem)):
+            holder, *holders = [rank for rank, sets in enumerate(given) if number in sets]
+            for other in holders:
+                if given[holder][number] != given[other][number]:
+                    raise CheckFailed(
+                        f"stages {' and '.join(map(str, members))} are replicas, but the weights that they share with other stages"
+                        f" (tied weights) differ between ranks {holder} and {other}; share the same ones on both"
+                    )
+
+    def begin_step(self) -> None:
+        """Put aside gradients from before the step, which are summed already.
+
+        Raises:
+            Unsupported: a weight has been unfrozen since `load`.
+        """
+        check_known(self._replicated, self._known)
+        self.gather()
+        for bucket in self._sums:
+            bucket.begin()
+
+    def gather(self) -> None:
+        """Let all replicas have the buffers of the first.
+
+        Raises:
+            TransferFailed: another rank of a set is lost.
+        """
+        for buffers in self._buffers:
+            buffers.share()
+
+    def end_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """Give every replica the sum of what the step has added to each.
+
+        Raises:
+            TransferFailed: another rank of a set is lost.
+        """
+        _add_up(self._sums)
+        return loss
+
+
+def _add_up(sums: Iterable[Bucket]) -> None:
+    """One after the other, as all processes do."""
+    for bucket in sums:
+        bucket.start()
+        bucket.finish()
 
 
 def weights_named(ties: Iterable[tuple[nn.Module, Mapping[str, str]]]) -> dict[str, nn.Parameter | None]:
@@ -81,16 +189,18 @@ def tied(
     holders = _holders(given, everywhere=bool(replicas_of(plan.problem)))
     if not holders:
         return [*ties]
-    _check_ways(hooks, plan)
-    sums: list[tuple[Bucket, str]] = []
+    if replicas_of(plan.problem):
+        raise Unsupported(f"plan {plan.name!r} has stages that are replicas of each other; share the weight on each rank")
+    if shards_of(hooks) is not None:
+        raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0")
+    sums: list[Bucket] = []
     for ranks in sorted({*holders.values()}):
         names = [name for name in sorted(holders) if holders[name] == ranks]
         if groups.rank in ranks:
-            group = groups.make(ranks)
+            partners = Partners(groups.make(ranks), LOST)
             doing = f"rank {groups.rank} sums the gradients of {', '.join(names)} with the other ranks that have them"
-            sums += [
-                (Bucket([(weight,) for weight in alike], group), doing) for alike in by_gradient_type([new[name] for name in names])
-            ]
+            alike = by_gradient_type([new[name] for name in names])
+            sums += [Bucket([(weight,) for weight in own], partners, doing) for own in alike]
     return [*ties, TiedSums(sums, {new[name]: ranks[0] != groups.rank for name, ranks in holders.items() if name in new})]
 
 
@@ -133,19 +243,11 @@ def _holders(given: Sequence[Mapping[str, _Copy]], *, everywhere: bool) -> dict[
     return holders
 
 
-def _check_ways(hooks: ReplicaHooks, plan: Plan) -> None:
-    """Refuse ways to train in which copies on several ranks cannot be summed."""
-    if replicas_of(plan.problem):
-        raise Unsupported(f"plan {plan.name!r} has stages that are replicas of each other; share the weight on each rank")
-    if shards_of(hooks) is not None:
-        raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with zero_stage = 0")
-
-
 class TiedSums:
     """The sums of weights of this rank that were tied together, after what is done between replicas."""
 
-    def __init__(self, sums: list[tuple[Bucket, str]], elsewhere: Mapping[nn.Parameter, bool]) -> None:
-        """Take the sums and what to call each, and of each weight whether a rank before has a copy."""
+    def __init__(self, sums: Sequence[Bucket], elsewhere: Mapping[nn.Parameter, bool]) -> None:
+        """Take the sums, and of each weight whether a rank before has a copy."""
         self._sums = sums
         self.weights = set(elsewhere)
         """All that are tied here."""
@@ -164,7 +266,7 @@ class TiedSums:
                 "a tied weight requires grad, which it did not when it was tied, so its gradients would not be summed over ranks;"
                 " load again after changing which weights are trained"
             )
-        for bucket, _ in self._sums:
+        for bucket in self._sums:
             bucket.begin()
 
     def end_step(self) -> None:
@@ -173,5 +275,4 @@ class TiedSums:
         Raises:
             TransferFailed: another rank is lost.
         """
-        for bucket, doing in self._sums:
-            sum_gradients(bucket, doing)
+        _add_up(self._sums)

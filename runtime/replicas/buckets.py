@@ -1,0 +1,335 @@
+"""What replicas of a stage share: gradients that they sum, weights of which each owns a part, buffers that the first one gives.
+
+A bucket is a set of weights of one stage whose gradients have one type; they travel in one flat tensor. `Bucket` sums whole
+gradients. `ShardedBucket` is for ZeRO 1: each replica of a stage owns an equal share of its weights, gets the gradients of that
+share alone, and updates it. The weights of a stage that have one type lie in one flat tensor, of which the modules' parameters
+become views; its shares are cut by number of elements, across weights where that is how it comes out. A replica's share is an
+`nn.Parameter` for each weight, or piece of a weight, that lies in it: what the optimizer works on (Rajbhandari et al., ZeRO,
+section 5.1; as in Megatron's distributed optimizer).
+
+`SharedBuffers` are buffers such as batch norm's statistics: each replica changes its own in a step, and the first one's hold for
+all, as with DistributedDataParallel. Before a step, an evaluation and a checkpoint they are sent from the first replica to the
+others; those that are not saved with a model (tables, masks) are left alone.
+
+What starts something with other processes, or waits for it, raises `TransferFailed` where one of them is lost or too late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import ReduceScatterOptions
+
+from schedc.errors import Unsupported
+from schedc.runtime.common.failure import with_others
+from schedc.runtime.transports.gloo import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
+
+
+class Partners(NamedTuple):
+    """Processes that share something with this one."""
+
+    group: dist.ProcessGroup
+    lost: str
+    """What a lost connection means."""
+    timeout_s: float | None = None
+    """How long to wait for them; None: let only what the device computes next wait, under the limit of the group."""
+
+    def start(self, begin: Callable[[], T], doing: str) -> T:
+        """Start something with them; `doing` is for messages.
+
+        Raises:
+            TransferFailed: one of them is lost.
+        """
+        with with_others(doing, self.lost):
+            return begin()
+
+    def wait(self, work: dist.Work, doing: str) -> None:
+        """Wait for what was started with them.
+
+        Raises:
+            TransferFailed: one of them is lost, or too late.
+        """
+        if self.timeout_s is None:
+            self.start(work.wait, doing)
+            return
+        late = f"no answer in {self.timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
+        with with_others(doing, self.lost, late):
+            finish(work, self.timeout_s)
+
+
+def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Let the gradients of all floating-point weights add up in this type: autograd casts what it adds, and `.grad` has it."""
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.is_floating_point():
+                grad, parameter.grad = parameter.grad, None
+                parameter.grad_dtype = dtype
+                parameter.grad = None if grad is None else grad.to(dtype)
+
+
+def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter]) -> None:
+    """Before a step: refuse weights whose gradients nobody would sum, since they had none at `load`.
+
+    Args:
+        modules: by stage.
+        known: the weights that are summed.
+
+    Raises:
+        Unsupported: one requires grad now.
+    """
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            if weight.requires_grad and weight not in known:
+                raise Unsupported(
+                    f"stage {stage}: {name} requires grad, which it did not at load, so its gradients would not be summed over"
+                    " replicas; load again after changing which weights are trained"
+                )
+
+
+def gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """The type of the parameter's gradient."""
+    return parameter.grad_dtype or parameter.dtype
+
+
+def by_gradient_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The weights that have gradients, in lists of the same types of weight and gradient and the same device."""
+    sets: dict[tuple[torch.dtype, torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            sets.setdefault((parameter.dtype, gradient_type(parameter), parameter.device), []).append(parameter)
+    return list(sets.values())
+
+
+class Bucket:
+    """Weights whose gradients are summed over the replicas in one all-reduce.
+
+    A weight that no replica has used keeps having no gradient.
+    """
+
+    def __init__(self, weights: Sequence[Sequence[nn.Parameter]], partners: Partners, doing: str) -> None:
+        """Take the weights.
+
+        Args:
+            weights: of this process, with gradients of one type; each with what else holds it in this process.
+            partners: the processes that have replicas.
+            doing: who sums what with whom, for messages.
+        """
+        self._weights = weights
+        self._partners = partners
+        self._doing = doing
+        self._before: list[list[torch.Tensor | None]] = []
+        self._sum: tuple[torch.Tensor, dist.Work] | None = None
+
+    def begin(self) -> None:
+        """Before a step: put aside gradients from before it, which are summed already."""
+        self._before = [[weight.grad for weight in same] for same in self._weights]
+        self._let_go()
+
+    def start(self) -> None:
+        """Start to sum what the step has added; behind the gradients goes for each how many processes have one."""
+        first = self._weights[0][0]
+        used = torch.tensor([any(weight.grad is not None for weight in same) for same in self._weights], device="cpu")
+        flat = torch.cat([*map(_flat_sum, self._weights), used.to(first.device, gradient_type(first))])
+        self._let_go()
+        self._sum = flat, self._partners.start(lambda: self._partners.group.allreduce([flat]), self._doing)
+
+    def finish(self) -> None:
+        """Wait for the sum, and give it to the weights."""
+        assert self._sum is not None
+        flat, work = self._sum
+        self._partners.wait(work, self._doing)
+        self._sum = None
+        sizes = [weight.numel() for weight, *_ in self._weights]
+        *sums, used = torch.split(flat, [*sizes, len(sizes)])
+        for same, total, some, before in zip(self._weights, sums, (used > 0).tolist(), self._before, strict=True):
+            for number, (weight, old) in enumerate(zip(same, before, strict=True)):
+                own = (total.clone() if number else total).view(weight.shape) if some else None
+                weight.grad = old if own is None else own if old is None else old.add_(own)
+        self._before = []
+
+    def _let_go(self) -> None:
+        for same in self._weights:
+            for weight in same:
+                weight.grad = None
+
+
+def _flat_sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
+    """The gradients of a weight on this process, added up."""
+    first = same[0]
+    given = [weight.grad for weight in same if weight.grad is not None]
+    if not given:
+        return torch.zeros(first.numel(), dtype=gradient_type(first), device=first.device)
+    return (torch.stack(given).sum(0) if len(given) > 1 else given[0]).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard:
+    """What one replica owns of one weight."""
+
+    stage: int
+    name: str
+    """The weight's name in the stage's module."""
+    start: int
+    """Its elements [start, stop) of the flattened weight."""
+    stop: int
+    weight: nn.Parameter
+    """These elements, flat, with their gradient after a step; in the type of the gradient, which may be wider than the module's."""
+    whole: nn.Parameter
+    """The module's weight."""
+
+
+class ShardedBucket:
+    """Weights of one stage whose gradients are reduced to shares, and whose values are gathered from them."""
+
+    def __init__(self, stage: int, names: Mapping[nn.Parameter, str], partners: Partners, rank: int) -> None:
+        """Lay the weights into one tensor.
+
+        Args:
+            stage: whose they are.
+            names: the weights, of one type, with gradients of one type, and their names.
+            partners: the replicas; this one's number in their group says which share is its own.
+            rank: this one, for messages.
+        """
+        self._parameters = parameters = [*names]
+        self._partners = partners
+        self._stage = f"stage {stage}"
+        self._rank = f"rank {rank}"
+        first, group = parameters[0], partners.group
+        self._chunk = max(1, -(-sum(parameter.numel() for parameter in parameters) // group.size()))
+        self._whole = torch.zeros(self._chunk * group.size(), dtype=first.dtype, device=first.device)
+        begin = group.rank() * self._chunk
+        self._own = self._whole[begin : begin + self._chunk]
+        self._places = _laid_out(parameters, self._whole)
+        kind = gradient_type(first)
+        self._master = self._own if kind == first.dtype else self._own.to(kind)
+        self.shards: list[Shard] = []
+        self._pieces: list[tuple[int, int, int]] = []
+        """Of each shard, the number of its weight, and its elements [from, to) of this replica's share."""
+        for number, (name, parameter, at) in enumerate(zip(names.values(), parameters, self._places, strict=True)):
+            start, stop = max(at, begin), min(at + parameter.numel(), begin + self._chunk)
+            if start < stop:
+                self._pieces.append((number, start - begin, stop - begin))
+                weight = nn.Parameter(self._master[start - begin : stop - begin])
+                self.shards.append(Shard(stage=stage, name=name, start=start - at, stop=stop - at, weight=weight, whole=parameter))
+        self._sum: tuple[torch.Tensor, dist.Work] | None = None
+        self._gathering: dist.Work | None = None
+
+    def begin(self) -> None:
+        """Before a step: the weights have no gradients of their own."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def gather(self) -> None:
+        """Start to bring all shares of the weights' values together."""
+        if self._master is not self._own:
+            self._own.copy_(self._master)
+        group = self._partners.group
+        doing = f"{self._rank} gathers the weights of {self._stage}"
+        self._gathering = self._partners.start(lambda: group._allgather_base(self._whole, self._own), doing)
+
+    def await_weights(self) -> None:
+        """Wait until all shares have come, if they are on their way."""
+        work, self._gathering = self._gathering, None
+        if work is not None:
+            self._partners.wait(work, f"{self._rank} gathers the weights of {self._stage}")
+
+    def start(self) -> None:
+        """Start to sum what the step has added to the gradients, each share on its owner.
+
+        Behind each share goes for every weight how many replicas have a gradient."""
+        group = self._partners.group
+        kind, device, size = gradient_type(self._parameters[0]), self._whole.device, group.size()
+        flat = torch.zeros(size, self._chunk + len(self._parameters), dtype=kind, device=device)
+        for number, (parameter, at) in enumerate(zip(self._parameters, self._places, strict=True)):
+            if parameter.grad is not None:
+                values = parameter.grad.reshape(-1)
+                for owner in range(at // self._chunk, -(-(at + values.numel()) // self._chunk)):
+                    begin = owner * self._chunk
+                    start, stop = max(at, begin), min(at + values.numel(), begin + self._chunk)
+                    flat[owner, start - begin : stop - begin] = values[start - at : stop - at]
+                flat[:, self._chunk + number] = 1
+                parameter.grad = None
+        share = torch.empty(flat.shape[1], dtype=kind, device=device)
+        doing = f"{self._rank} sums the gradients of {self._stage}"
+        work = self._partners.start(lambda: group._reduce_scatter_base(share, flat.view(-1), ReduceScatterOptions()), doing)
+        self._sum = share, work
+
+    def finish(self) -> None:
+        """Wait for the sum, and add this replica's share to the gradients of its shards. A weight that nobody has used has none."""
+        assert self._sum is not None
+        share, work = self._sum
+        self._partners.wait(work, f"{self._rank} sums the gradients of {self._stage}")
+        self._sum = None
+        used = (share[self._chunk :] > 0).tolist()
+        for shard, (number, start, stop) in zip(self.shards, self._pieces, strict=True):
+            total, before = share[start:stop], shard.weight.grad
+            if used[number]:
+                shard.weight.grad = total if before is None else before.add_(total)
+
+
+def _laid_out(parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> list[int]:
+    """Make the parameters views of a flat tensor, one after the other; where each begins."""
+    places, at = [], 0
+    for parameter in parameters:
+        view = whole[at : at + parameter.numel()].view(parameter.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        places.append(at)
+        at += parameter.numel()
+    return places
+
+
+def saved_buffers(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The buffers of a module that are saved with it, in its order."""
+    for owner in module.modules():
+        for name, tensor in owner._buffers.items():
+            if tensor is not None and name not in owner._non_persistent_buffers_set:
+                yield tensor
+
+
+class SharedBuffers:
+    """Those of one set of replicas, as one process sees it."""
+
+    def __init__(self, modules: Sequence[nn.Module], partners: Partners, doing: str, first: int = 0) -> None:
+        """Take the replicas that this process has, the processes that have some, and the number of the one with the first."""
+        self._modules = modules
+        self._partners = partners
+        self._doing = doing
+        self._first = first
+        tensors = (*modules[0].parameters(), *saved_buffers(modules[0]))
+        elsewhere = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+        self._device = next(elsewhere, torch.device("cpu"))
+        """That of the weights, which the group is for: a stage may have buffers, such as counters, on the CPU besides."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are any."""
+        return any(True for _ in saved_buffers(self._modules[0]))
+
+    def share(self) -> None:
+        """Send those of the first replica to the others, and take them."""
+        saved = (tensor.detach().to(self._device) for tensor in saved_buffers(self._modules[0]))
+        own = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in saved]
+        if not own:
+            return
+        flat, group = torch.cat(own), self._partners.group
+        if group.size() > 1:
+            options = dist.BroadcastOptions()
+            options.rootRank = self._first
+            self._partners.wait(self._partners.start(lambda: group.broadcast([flat], options), self._doing), self._doing)
+        with torch.no_grad():
+            for module in self._modules[group.rank() == self._first :]:
+                at = 0
+                for tensor in saved_buffers(module):
+                    size = tensor.numel() * tensor.element_size()
+                    tensor.copy_(flat[at : at + size].clone().view(tensor.dtype).view(tensor.shape))  # cloned: aligned
+                    at += size
