@@ -245,7 +245,8 @@ class ShardedBucket:
     def start(self) -> None:
         """Start to sum what the step has added to the gradients, each share on its owner.
 
-        Behind each share goes for every weight how many replicas have a gradient."""
+        Behind each share goes for every weight how many replicas have a gradient.
+        """
         group = self._partners.group
         kind, device, size = gradient_type(self._parameters[0]), self._whole.device, group.size()
         flat = torch.zeros(size, self._chunk + len(self._parameters), dtype=kind, device=device)

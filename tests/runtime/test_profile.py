@@ -173,7 +173,7 @@ class Ticking(nn.Module):
 
 
 def test_each_phase_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedc.runtime.profiling.watch.time.perf_counter_ns", lambda: Ticks.now_ns)
+    monkeypatch.setattr("schedc.runtime.profiling.meters.time.perf_counter_ns", lambda: Ticks.now_ns)
     found = profiled(Ticking())
     assert {phase: times.median_ns for phase, times in found.phases().items()} == {
         "forward": 7,
@@ -474,7 +474,7 @@ def test_on_a_gpu() -> None:
 
 def test_a_function_of_the_users_own_is_timed_in_b(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a pipe runs it: once, with the gradient of the weight, which is held until W."""
-    monkeypatch.setattr("schedc.runtime.profiling.watch.time.perf_counter_ns", lambda: Ticks.now_ns)
+    monkeypatch.setattr("schedc.runtime.profiling.meters.time.perf_counter_ns", lambda: Ticks.now_ns)
     layer = profiled(OwnFunction())
     assert (layer.backward_input.median_ns, layer.backward_weight.median_ns) == (20, 0)
     assert layer.held_after_input_bytes == WIDTH * WIDTH * 4
