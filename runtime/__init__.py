@@ -9,8 +9,7 @@ if __name__ != "schedc.runtime":  # found from the repository's root
     raise ImportError("found runtime as a package of its own, expected it in schedc: import schedc.runtime")
 
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss, TransferFailed
-from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 from schedc.runtime.session.loading import load
 from schedc.runtime.session.pipe import Pipe
 

@@ -141,7 +141,7 @@ def ping_pong(incoming: Transport, outgoing: Transport, rounds: int) -> list[int
     import torch
     import torch.distributed as dist
 
-    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.common.boundary import TensorMeta
 
     begins = dist.get_rank() == 0
     ball, kind, times = torch.zeros(1), TensorMeta(torch.float32, (1,)), []
@@ -163,7 +163,7 @@ def back_to_back(incoming: Transport, outgoing: Transport, size_bytes: int, roun
     """Send all messages at once, and say when; or take them, and say when each was there."""
     import torch
 
-    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.common.boundary import TensorMeta
 
     if sends:
         message = torch.zeros(size_bytes, dtype=torch.uint8)

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.channels import TAGS

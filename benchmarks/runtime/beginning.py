@@ -35,8 +35,8 @@ from runs.slow_runs import OP_S, Late, Slow, Stage
 
 import schedc.runtime
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.execution.beginning import Beginning
 from schedc.runtime.session import loading
+from schedc.runtime.session.beginning import Beginning
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.gloo import connect_gloo
 

@@ -141,7 +141,7 @@ def train(rank: int, settings: Settings, plan_path: Path, trace_path: Path, stor
 
 def recording_ns() -> float:
     """What a recorder takes for one op, its send and its take."""
-    from schedc.runtime.common.observer import OpTimes
+    from schedc.runtime.common.hooks import OpTimes
     from schedc.runtime.measure.recording import Recorder
 
     op, count, taken_ns = Op(Kind.F, 0, 0), 1000, []

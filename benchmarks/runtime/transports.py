@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Wire
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import connect_gloo

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.session.swap_group import SwapGroup
+    from schedc.runtime.session.swap import SwapGroup
 
 LOOK_S = 0.1
 """How often each rank's thread looks at the job's store."""

@@ -27,7 +27,7 @@ from schedc.runtime.adapt.monitoring.peer import PeerLinks
 from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, most_links
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
 from schedc.runtime.adapt.monitoring.stamps import StampedEnd
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.measure.clocks import clock_name
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
-"""What happens between a stage and its replicas in a step: hooks that the executor and the pipe call, empty here.
+"""What a pipe calls in a step: observers, which are told what happens, and hooks between a stage and its replicas.
 
-The built-in data parallelism is one user of them (`schedc.runtime.replicas.collectives`); a job may pass its own to `load`.
+The built-in data parallelism is one user of the hooks (`schedc.runtime.replicas.collectives`); a job may pass its own to `load`.
+Times are on `time.perf_counter_ns` of the rank's process.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import InvalidInput, Unsupported
 
@@ -14,7 +15,47 @@ if TYPE_CHECKING:
 
     import torch
 
+    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
+
+
+class OpTimes(NamedTuple):
+    """One op of a step."""
+
+    op: Op
+    asked_ns: int
+    """When the rank was free for it: the op before it had ended."""
+    begun_ns: int
+    """When its work began: what it waited for had come."""
+    ended_ns: int
+
+
+class Observer:
+    """Called with what happens in the steps of one rank; these methods do nothing, override those that matter.
+
+    They run in the thread of the step, between its ops: keep them short.
+    """
+
+    joint = False
+    """Whether it agrees with those of other ranks while they train: then all ranks load with one that does, or none."""
+
+    def begin_step(self, step: int, now_ns: int) -> None:
+        """Step number `step` of this pipe begins; the first is 0."""
+
+    def op(self, times: OpTimes) -> None:
+        """An op has run. On a GPU this is called after the step, when its events are known; always in the order of the queue."""
+
+    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """At this time the rank began to hand a transfer, named by the op that produced it, to its channel to rank `peer`."""
+
+    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """A transfer from rank `peer` had come by now, when an op takes it; it may have come earlier."""
+
+    def swapped(self, plan: Plan) -> None:
+        """From the next step on, another plan runs."""
+
+    def end_step(self, step: int, now_ns: int) -> None:
+        """The step has ended on this rank, losses and collectives included."""
 
 
 class ReplicaHooks:
@@ -107,3 +148,22 @@ def shards_of(hooks: ReplicaHooks) -> list[Any] | None:
         return hooks.shards()
     except InvalidInput:
         return None
+
+
+def check_same_way(ways: Sequence[Sequence[float]], what: str) -> None:
+    """Refuse a step whose loss would be neither a sum nor a mean.
+
+    Args:
+        ways: of each of them what its losses are divided by, and the scale of its gradients.
+        what: they are, for the message: `pipelines`.
+
+    Raises:
+        InvalidInput: they differ.
+    """
+    other = next((way for way in ways if way != ways[0]), None)
+    if other is not None:
+        (divisor, scale), (second, another) = ways[0], other
+        differ = f"divide the loss by {divisor:g} and {second:g}"
+        if divisor == second:
+            differ = f"scale the gradients by {scale:g} and {another:g}"
+        raise InvalidInput(f"two {what} {differ}; give step the same divide_by and scale in all, and weights in all or in none")

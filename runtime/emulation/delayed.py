@@ -22,17 +22,16 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorMeta
-from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.emulation.waiting import wait_until
 from schedc.runtime.execution.channels import TAGS, TransferBegins
 from schedc.runtime.measure.device_clock import timed_event
-from schedc.runtime.transports.base import Both, Ends, Incoming, Outgoing, Transport
+from schedc.runtime.transports.base import Ends, Incoming, Outgoing, SerialExecutor, Transport, UnderWay, both
 from schedc.runtime.transports.delegate import found_elsewhere
 
 if TYPE_CHECKING:
@@ -43,20 +42,12 @@ if TYPE_CHECKING:
     from schedc.runtime.transports.nccl import NcclTransport
     from schedc.runtime.transports.streams import Mark
 
-T = TypeVar("T")
-
 STAMP = TensorMeta(torch.int64, (1,))
 WATCH_S = 86_400.0
 """How long a thread watches for a message; who takes it gives up earlier, and closes the connection."""
 CALIBRATION_CYCLES = (1_000_000, 11_000_000)
 """Two lengths, so that what a launch takes drops out; some milliseconds on any GPU."""
 CALIBRATIONS = 5
-
-
-class _Awaited(NamedTuple, Generic[T]):
-    """As `Incoming` or `Outgoing`: what is expected, by what waits for it."""
-
-    wait: Callable[[float], T]
 
 
 class OneQueue:
@@ -115,15 +106,15 @@ class StampedTransport:
         """As `Transport.send`; with one queue, it waits for the transfer before."""
         if self._record is None:
             stamp = self._send_stamp(tag)
-            return Both(stamp, self._data.send(tensor, message_tag(tag)))
+            return both(stamp, self._data.send(tensor, message_tag(tag)))
         mark = self._record()
         message = self._data.send(tensor, message_tag(tag))
-        return Both(_Awaited(partial(_wait_for_stamp, self._stamps.submit(partial(self._stamp_after, mark, tag)))), message)
+        return both(UnderWay(partial(_wait_for_stamp, self._stamps.submit(partial(self._stamp_after, mark, tag)))), message)
 
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`. It may be called late: the message's time is what its sender has said."""
         stamp = self._control.receive(STAMP, stamp_tag(tag))
-        return _Awaited(partial(self._take, self._data.receive(kind, message_tag(tag)), stamp))
+        return UnderWay(partial(self._take, self._data.receive(kind, message_tag(tag)), stamp))
 
     def _send_stamp(self, tag: int) -> Outgoing:
         """Reserve the link for a message that is ready now, and send the receiver the time at which it arrives."""
@@ -203,7 +194,7 @@ class ObservedTransport:
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""
         place = tag // TAGS if self._begins.at(tag) else None
-        return _Awaited(partial(_take_seen, self._receives.submit(partial(self._watch, self._inner.receive(kind, tag), place))))
+        return UnderWay(partial(_take_seen, self._receives.submit(partial(self._watch, self._inner.receive(kind, tag), place))))
 
     def _watch(self, incoming: Incoming, place: int | None) -> tuple[torch.Tensor, int]:
         """An expected message, and when it arrives: of the transfer at this place of the wire; None: of the one before."""
@@ -252,7 +243,7 @@ class SpunTransport:
         self._link.wait_event(incoming.mark)
         if self._begins.at(tag):
             spin(self._link, delay.occupancy_ns[tag // TAGS], self._rate)
-        return _Awaited(partial(self._take, incoming, timed_event(self._link), delay.latency_ns))
+        return UnderWay(partial(self._take, incoming, timed_event(self._link), delay.latency_ns))
 
     def _take(self, incoming: Incoming, left: torch.cuda.Event, latency_ns: int, timeout_s: float) -> torch.Tensor:
         """A message that has left the link, or will."""

@@ -39,6 +39,7 @@ from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.waiting import EmulatedPipe, keep_sharp
+from schedc.runtime.execution.online import OnlineRunner
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.measure.recording import RankRecord, Recorder
 from schedc.runtime.transports.base import only
@@ -149,7 +150,8 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
         measured = partial(monitor.wrap, plan.problem, groups, torch.device("cpu"), around=lambda *_: injection.wrap)
         wrap = measured() if request.adapt else injection.wrap
         channels = only(connect_delegate if request.delegate else connect_gloo)
-        runner = PipelineRunner(plan, groups, request.timeout_s, channels, wrap, online=request.choose, scale=scale)
+        parts = plan, groups, request.timeout_s, channels, wrap
+        runner = OnlineRunner(*parts, scale=scale) if request.choose else PipelineRunner(*parts)
         parallel = plan.problem.data_parallel
         trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
         pipe = EmulatedPipe(plan, groups, runner, monitor if request.adapt else recorder, scale, trunk)

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.delays import OwnLink, Reservable
 from schedc.runtime.session.swap import PlanSwapper, Received, Swap
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Instruction
-    from schedc.runtime.common.values import Value
     from schedc.runtime.execution.runner import PipelineRunner
 
 AWAKE_NS = 150_000

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from schedc.errors import Unsupported
-from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Pending, Transport
+from schedc.runtime.transports.base import Ends, Incoming, Outgoing, SerialExecutor, Transport, UnderWay, result_of
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
-    from schedc.runtime.common.header import TensorMeta
+    import torch
+
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap
 
@@ -65,18 +65,6 @@ def _key(wire: Wire) -> tuple[int, int, str]:
     return wire.source, wire.destination, wire.name
 
 
-class _Incoming(Pending[torch.Tensor]):
-    """A tensor that a thread waits for."""
-
-    def __init__(self, inner: Incoming, arrivals: Arrivals) -> None:
-        super().__init__()
-        self.inner = inner
-        self._arrivals = arrivals
-
-    def wait(self, timeout_s: float) -> torch.Tensor:
-        return self.result(0 if self._arrivals.expired else timeout_s)
-
-
 class _Watched:
     """The end of a wire for its tensors, with tags as channels give them."""
 
@@ -92,19 +80,18 @@ class _Watched:
         """As `Transport.send`."""
         return self._inner.send(tensor, tag)
 
-    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> UnderWay:
         """As `Transport.receive`."""
-        incoming = _Incoming(self._inner.receive(kind, tag), self._arrivals)
+        incoming, at = self._inner.receive(kind, tag), tag // TAGS
         with self._arrivals.changed:
-            self.pending[tag // TAGS] += 1
-        self._receives[self._messages[tag // TAGS].gradient].add(lambda: self._watch(incoming, tag // TAGS))
-        return incoming
+            self.pending[at] += 1
+        come = self._receives[self._messages[at].gradient].submit(partial(self._watch, incoming, at))
+        return UnderWay(lambda timeout_s: result_of(come, 0 if self._arrivals.expired else timeout_s))
 
-    def _watch(self, incoming: _Incoming, at: int) -> None:
+    def _watch(self, incoming: Incoming, at: int) -> torch.Tensor:
         try:
-            incoming.finish(incoming.inner.wait(FOREVER_S))
-        except Exception as error:  # for who takes it
-            incoming.finish(error=error)
-        with self._arrivals.changed:
-            self.pending[at] -= 1
-            self._arrivals.changed.notify_all()
+            return incoming.wait(FOREVER_S)
+        finally:
+            with self._arrivals.changed:
+                self.pending[at] -= 1
+                self._arrivals.changed.notify_all()

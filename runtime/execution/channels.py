@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from schedc.ir.ops import Op, token
+from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
-from schedc.runtime.common.header import HEADER, MAX_TENSORS, TensorMeta, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedc.runtime.common.boundary import BoundaryMeta, Value
     from schedc.runtime.common.program import Wire
-    from schedc.runtime.common.values import Value
-    from schedc.runtime.execution.boundary_meta import BoundaryMeta
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
 Failing: TypeAlias = "Callable[[str, Exception], None]"

@@ -47,22 +47,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.online import not_before, room_first
 from schedc.ir.ops import Kind, token
 from schedc.runtime.common.program import Instruction, Program, Slot, program_of
-from schedc.runtime.execution.executor import Compute, Executor
+from schedc.runtime.execution.arrivals import Arrivals
+from schedc.runtime.execution.runner import Executor, PipelineRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.observer import Observer
-    from schedc.runtime.execution.arrivals import Arrivals
-    from schedc.runtime.execution.wiring import Wiring
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.transports.base import ChannelsOf
 
 AHEAD = 4
 """How many receives of each wire are posted that have not been taken: what may be under way on a slow link without waiting for the
@@ -96,60 +99,47 @@ def earliest_ns(plan: Plan, rank: int) -> list[int]:
     return [0] * len(plan.ranks[rank].compute) if planned is None else planned.start_ns(rank)
 
 
+@dataclass(eq=False, kw_only=True)
 class OnlineExecutor(Executor):
-    """Runs one rank's program, step after step, each op as soon as it can run."""
+    """Runs one rank's program, step after step, each op as soon as it can run.
 
-    def __init__(
-        self,
-        plan: Plan,
-        earliest: Sequence[int],
-        program: Program,
-        wiring: Wiring,
-        arrivals: Arrivals,
-        compute: Compute,
-        observer: Observer | None,
-        hooks: ReplicaHooks | None,
-        now: Callable[[], int],
-        timeout_s: float,
-        scale: float = 1.0,
-    ) -> None:
-        """Take what the rank does and with what.
+    The observer is called with the ops in the order in which they run; the hooks, with the stages whose gradients are complete, in
+    the plan's order, whatever the order in which they are.
+    """
 
-        Args:
-            plan: one that `verify_choosing` accepts.
-            earliest: `earliest_ns` of the plan.
-            program: the plan's, of this rank.
-            wiring: whose ends `arrivals` watches.
-            arrivals: what has come.
-            compute: as for `Executor`, with the next two.
-            observer: is called with the ops in the order in which they run.
-            hooks: called with the stages whose gradients are complete in the plan's order, whatever the order in which they are.
-            now: the observer's clock.
-            timeout_s: how long to wait for another rank.
-            scale: by how much slower than the plan's costs all of it runs.
-        """
-        super().__init__(program, wiring, compute, observer, hooks, now)
-        self._arrivals = arrivals
-        self._patience_s = timeout_s
-        rank = program.rank
+    plan: Plan
+    """One that `verify_choosing` accepts."""
+    earliest: Sequence[int]
+    """`earliest_ns` of it."""
+    arrivals: Arrivals
+    """What has come on the wiring's ends."""
+    timeout_s: float
+    """How long to wait for another rank."""
+    scale: float
+    """By how much slower than the plan's costs all of it runs."""
+
+    def __post_init__(self) -> None:
+        """Look at what does not change from step to step."""
+        super().__post_init__()
+        plan, rank, wires = self.plan, self.program.rank, self.program.wires
         limit_bytes = plan.problem.memory_limit_bytes[rank]
         self._room_bytes = plan.certificate.peak_activation_bytes[rank] if limit_bytes is None else limit_bytes
-        self._choices = _choices(plan, program)
-        self._not_before_ns = [round(start_ns * scale) for start_ns in earliest]
+        self._choices = _choices(plan, self.program)
+        self._not_before_ns = [round(start_ns * self.scale) for start_ns in self.earliest]
         """From the begin of the step, when each op may run in front of others of the plan."""
         self._queues: list[list[int]] = [[], [], []]
-        self._completing = [one.op.stage for one in program.instructions if one.completes]
         for at, choice in enumerate(self._choices):
             self._queues[QUEUE_OF[choice.instruction.op.kind]].append(at)
-        self._receiving = {wire: len(each.messages) for wire, each in enumerate(program.wires) if each.destination == rank}
-        self._inputs = {message.boundary for wire in self._receiving for message in program.wires[wire].messages}
+        self._completing = [one.op.stage for one in self.program.instructions if one.completes]
+        self._receiving = {wire: len(each.messages) for wire, each in enumerate(wires) if each.destination == rank}
+        self._inputs = {message.boundary for wire in self._receiving for message in wires[wire].messages}
 
     def run(self) -> None:
         """As `Executor.run`."""
-        if not self._inputs <= self._wiring.boundaries.keys():
+        if not self._inputs <= self.wiring.boundaries.keys():
             super().run()
             return
-        self._wiring.begin()
+        self.wiring.begin()
         self._begun_ns = perf_counter_ns()
         self._heads = [0, 0, 0]
         self._ran = [False] * len(self._choices)
@@ -157,8 +147,8 @@ class OnlineExecutor(Executor):
         self._taken = dict.fromkeys(self._receiving, 0)
         left, transfers = len(self._choices), sum(choice.transfers for choice in self._choices)
         completing = list(self._completing)
-        gradients = Counter(one.op.stage for one in self._program.instructions if one.op.kind in (Kind.W, Kind.BW))
-        asked_ns = self._now()
+        gradients = Counter(one.op.stage for one in self.program.instructions if one.op.kind in (Kind.W, Kind.BW))
+        asked_ns = self.now()
         while left:
             at = self._next()
             choice = self._choices[at]
@@ -170,14 +160,12 @@ class OnlineExecutor(Executor):
                 if op.kind in (Kind.W, Kind.BW):
                     gradients[op.stage] -= 1
                     while completing and not gradients[completing[0]]:
-                        stage = completing.pop(0)
-                        if self._hooks is not None:
-                            self._hooks.on_gradients_complete(stage)
+                        self.hooks.on_gradients_complete(completing.pop(0))
                 transfers -= choice.transfers
                 if choice.transfers and not transfers:
-                    self._wiring.all_through()
+                    self.wiring.all_through()
             except Exception as error:
-                error.add_note(f"in {token(op)} on rank {self._program.rank}")
+                error.add_note(f"in {token(op)} on rank {self.program.rank}")
                 raise
             left -= 1
             self._ran[at] = True
@@ -193,13 +181,13 @@ class OnlineExecutor(Executor):
         for wire, count in self._receiving.items():
             due = min(count, self._taken[wire] + AHEAD)
             if due:
-                self._wiring.receivers[wire].post(due - 1)
+                self.wiring.receivers[wire].post(due - 1)
         for slot in (self._choices[at].instruction.receive for at in possible):
             if slot is not None:
-                self._wiring.receivers[slot.wire].post(slot.at)
+                self.wiring.receivers[slot.wire].post(slot.at)
 
-        given_up_ns = perf_counter_ns() + round(self._patience_s * 1e9)
-        with self._arrivals.changed:
+        given_up_ns = perf_counter_ns() + round(self.timeout_s * 1e9)
+        with self.arrivals.changed:
             while True:
                 now_ns = perf_counter_ns()
                 ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
@@ -210,8 +198,8 @@ class OnlineExecutor(Executor):
                 if given_up_ns <= now_ns:  # also where an op is ready whose time has not come: the plan's order waits no longer
                     break
                 until_ns = min([given_up_ns, *free_ns.values()])
-                self._arrivals.changed.wait((until_ns - now_ns) / 1e9)
-        self._arrivals.expired = True
+                self.arrivals.changed.wait((until_ns - now_ns) / 1e9)
+        self.arrivals.expired = True
         return possible[0]  # it finds out who does not answer
 
     def _preference(self, at: int) -> tuple[bool, int]:
@@ -224,7 +212,40 @@ class OnlineExecutor(Executor):
         return has_room and all(before == NOTHING or self._ran[before] for before in (choice.after, choice.room_after))
 
     def _has_come(self, slot: Slot | None) -> bool:
-        return slot is None or self._arrivals.has_come(self._program.wires[slot.wire], slot.at)
+        return slot is None or self.arrivals.has_come(self.program.wires[slot.wire], slot.at)
+
+
+class OnlineRunner(PipelineRunner):
+    """As `PipelineRunner`, for a rank that dispatches its ops by what has come (docs/choosing.md)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Groups,
+        timeout_s: float,
+        channels: ChannelsOf,
+        wrap: Wrap | None = None,
+        device: torch.device | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """As `PipelineRunner`; `scale` is by how much slower than the plan's costs all of it runs."""
+        self._rank = groups.rank
+        self._arrivals = Arrivals()
+        self._made = partial(OnlineExecutor, arrivals=self._arrivals, timeout_s=timeout_s, scale=scale)
+        self._prepared: tuple[Plan | None, list[int]] = None, []
+        """The newest plan of which it is known when each op may run, and that."""
+        super().__init__(plan, groups, timeout_s, channels, self._arrivals.around(wrap), device)
+
+    def prepare(self, plan: Plan) -> None:
+        """As `PipelineRunner.prepare`."""
+        self._prepared = plan, earliest_ns(plan, self._rank)
+
+    def _executor_of(self, plan: Plan) -> Callable[..., Executor]:
+        prepared, earliest = self._prepared
+        if prepared is not plan:
+            earliest = earliest_ns(plan, self._rank)
+        return partial(self._made, plan=plan, earliest=earliest)
 
 
 def _choices(plan: Plan, program: Program) -> list[_Choice]:

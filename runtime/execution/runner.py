@@ -1,15 +1,20 @@
-"""A plan on one rank: its wires, and what runs its ops over them, in the plan's order or online, each as soon as it can run.
+"""A plan on one rank: its wires, and what runs its ops over them.
 
-What the ops compute is given for each plan: training of stages, or waiting (`schedc.runtime.emulation`).
+The compute queue runs in the calling thread, all transfers beside it: here in the plan's order, in `runtime.execution.online` each
+op as soon as it can run. An op posts the receives that the plan puts before it, takes what it works on, computes, and hands on what
+it gives. What the ops compute is given for each plan: training of stages, or waiting (`schedc.runtime.emulation`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import permutations
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from schedc.runtime.execution.executor import Compute, Executor
+from schedc.ir.ops import token
+from schedc.runtime.common.boundary import TensorMeta
+from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 from schedc.runtime.execution.wiring import Wiring, Wrap
 
 if TYPE_CHECKING:
@@ -18,11 +23,120 @@ if TYPE_CHECKING:
     import torch
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.observer import Observer
-    from schedc.runtime.common.program import Program
+    from schedc.runtime.common.program import Instruction, Message, Program
     from schedc.runtime.transports.base import ChannelsOf
+
+
+class Compute(Protocol):
+    """What an op does."""
+
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """Do the op's work on what it needs; give what it gives to the neighbouring stage.
+
+        An output whose gradient is to come back must require grad when F gives it; B and BW give a gradient for each tensor that
+        came to F so, and None for the others.
+        """
+
+
+@dataclass(eq=False, kw_only=True)
+class Executor:
+    """Runs one rank's program, step after step, in the plan's order."""
+
+    program: Program
+    wiring: Wiring
+    compute: Compute
+    observer: Observer | None = None
+    """Is called with the ops."""
+    hooks: ReplicaHooks = field(default_factory=ReplicaHooks)
+    """What connects the rank to other pipelines."""
+    now: Callable[[], int] = perf_counter_ns
+    """The clock of the times that the observer is called with."""
+
+    def __post_init__(self) -> None:
+        """Look where the last transfer is."""
+        self._local: dict[Message, Value] = {}
+        transfers = (at for at, one in enumerate(self.program.instructions) if one.send is not None or one.receive is not None)
+        self._last_transfer = max(transfers, default=None)
+
+    def prepare(self) -> None:
+        """Before `run`, where it is not known yet whether the step begins: post what the plan's first op receives."""
+        self.wiring.prepare()
+        for slot in self.program.instructions[0].posts:
+            self.wiring.receivers[slot.wire].post(slot.at)
+
+    def cancel(self) -> None:
+        """Instead of `run`, where the step does not begin, on any rank."""
+        self.wiring.renew()
+
+    def run(self) -> None:
+        """Run all ops of a step; what is sent may still be under way.
+
+        Raises:
+            TransferFailed: another rank has ended, failed, or does not answer.
+        """
+        self.wiring.begin()
+        asked_ns = self.now()
+        for at, instruction in enumerate(self.program.instructions):
+            try:
+                asked_ns = self._run(instruction, asked_ns)
+                if at == self._last_transfer:
+                    self.wiring.all_through()
+            except Exception as error:
+                error.add_note(f"in {token(instruction.op)} on rank {self.program.rank}")
+                raise
+
+    def _run(self, instruction: Instruction, asked_ns: int) -> int:
+        """One op, and the transfers around it; when it ended."""
+        for slot in instruction.posts:
+            self.wiring.receivers[slot.wire].post(slot.at)
+        value = self._take(instruction)
+        if instruction.opens:
+            self.hooks.on_weights_needed(instruction.op.stage)
+        begun_ns = self.now()
+        try:
+            given = self.compute.run(instruction, value)
+        except Exception as error:
+            if instruction.receive is not None:  # what came may be what is wrong
+                came = ", ".join(str(TensorMeta.of(tensor)) for tensor in value if tensor is not None)
+                error.add_note(f"on {came} from rank {self.program.wires[instruction.receive.wire].source}")
+            raise
+        ended_ns = self.now()
+        if instruction.gives is not None:
+            self._give(instruction, given)
+        if instruction.completes:
+            self.hooks.on_gradients_complete(instruction.op.stage)
+        if self.observer is not None:
+            self.observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
+        return ended_ns
+
+    def _take(self, instruction: Instruction) -> Value:
+        """What the op works on, from another rank or from this one."""
+        slot = instruction.receive
+        if slot is None:
+            return () if instruction.needs is None else self._local.pop(instruction.needs)
+        value = self.wiring.receivers[slot.wire].take(slot.at, instruction.op)
+        if value:
+            for sent in instruction.arrived:
+                self.wiring.senders[sent.wire].arrived(sent.at)
+        if self.observer is not None:
+            wire = self.program.wires[slot.wire]
+            self.observer.taken(wire.transfers[slot.at], wire.source, self.now())
+        return value
+
+    def _give(self, instruction: Instruction, given: Value) -> None:
+        """Hand on what the op gives, to another rank or to this one."""
+        slot = instruction.send
+        if slot is None:
+            assert instruction.gives is not None
+            self._local[instruction.gives] = given
+        elif given:
+            sent_ns = self.now()  # before it is handed over: the peer may take it while this rank still hands it over
+            self.wiring.senders[slot.wire].send(slot.at, given)
+            if self.observer is not None:
+                wire = self.program.wires[slot.wire]
+                self.observer.sent(wire.transfers[slot.at], wire.destination, sent_ns)
 
 
 class PipelineRunner:
@@ -39,9 +153,6 @@ class PipelineRunner:
         channels: ChannelsOf,
         wrap: Wrap | None = None,
         device: torch.device | None = None,
-        *,
-        online: bool = False,
-        scale: float = 1.0,
     ) -> None:
         """Connect the wires; all ranks do this together.
 
@@ -52,23 +163,10 @@ class PipelineRunner:
             channels: the ways to connect two ranks; where there are several, one takes over from another that fails.
             wrap: what is put around the ends of a wire; None: nothing.
             device: where the stages are; None: the CPU.
-            online: whether this rank dispatches its ops by what has come (docs/choosing.md).
-            scale: by how much slower than the plan's costs all of it runs.
 
         Raises:
             TransferFailed: another rank does not come.
         """
-        self._rank = groups.rank
-        self._timeout_s = timeout_s
-        self._scale = scale
-        self._arrivals = None
-        self._prepared: tuple[Plan, list[int]] | None = None
-        """The newest plan of which it is known when each op may run, and that."""
-        if online:
-            from schedc.runtime.execution.arrivals import Arrivals
-
-            self._arrivals = Arrivals()
-            wrap = self._arrivals.around(wrap)
         wiring: type[Wiring] = Wiring
         if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
             from schedc.runtime.execution.failover import FailoverWiring
@@ -77,41 +175,26 @@ class PipelineRunner:
         self.wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
 
     def prepare(self, plan: Plan) -> None:
-        """Simulate a plan that is going to run, in any thread, so that the step's thread need not; nothing to do unless `online`.
+        """Simulate a plan that is going to run, in any thread, so that the step's thread need not; nothing to do but online.
 
         Args:
             plan: one that has been verified.
         """
-        if self._arrivals is not None:
-            from schedc.runtime.execution.online import earliest_ns
-
-            self._prepared = plan, earliest_ns(plan, self._rank)
 
     def use(
         self,
         plan: Plan,
         program: Program,
         compute: Compute,
-        observer: Observer | None,
+        observer: Observer | None = None,
         hooks: ReplicaHooks | None = None,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """Run this plan from now on; its wires are laid.
+        """Run this plan from now on, whose wires are laid: its program of this rank, and the rest as `Executor` has it."""
+        hooks = ReplicaHooks() if hooks is None else hooks
+        kind = self._executor_of(plan)
+        self.executor = kind(program=program, wiring=self.wiring, compute=compute, observer=observer, hooks=hooks, now=now)
 
-        Args:
-            plan: the plan.
-            program: its program of this rank.
-            compute: what its ops do.
-            observer: is called with the ops.
-            hooks: what connects the rank to other pipelines.
-            now: the observer's clock.
-        """
-        if self._arrivals is None:
-            self.executor = Executor(program, self.wiring, compute, observer, hooks, now)
-            return
-        from schedc.runtime.execution.online import OnlineExecutor, earliest_ns
-
-        prepared = self._prepared
-        earliest = prepared[1] if prepared is not None and prepared[0] is plan else earliest_ns(plan, self._rank)
-        parts = program, self.wiring, self._arrivals, compute, observer, hooks, now, self._timeout_s, self._scale
-        self.executor = OnlineExecutor(plan, earliest, *parts)
+    def _executor_of(self, plan: Plan) -> Callable[..., Executor]:
+        """What makes the executor of a plan."""
+        return Executor

@@ -11,9 +11,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
+from schedc.runtime.common.boundary import BoundaryMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
 from schedc.runtime.common.program import Wire, connecting_order, wires_of
-from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.transports.words import Completion
 

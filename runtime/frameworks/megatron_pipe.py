@@ -11,8 +11,8 @@ from schedc.runtime.stage.training import Training
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.program import Instruction, Program
-    from schedc.runtime.common.values import Value
 
 
 class Fused(Training):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.hooks import Observer
 
 
 def pipelining_fn_from(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.hooks import Observer
     from schedc.runtime.session.pipe import Pipe
 
 

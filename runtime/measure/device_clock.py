@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

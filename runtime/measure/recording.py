@@ -22,7 +22,7 @@ from schedc.ir.ops import Op, token
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import nn
 
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
-from schedc.runtime.common.values import tensors_of
+from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.profiling.measured import MeasuredLayer
 from schedc.runtime.profiling.meters import Watch, meter_for
 from schedc.runtime.profiling.model import Model, raised

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.same_way import check_same_way
+from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.replicas.buckets import Partners
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan
-from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
+from schedc.runtime.stage.training import with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

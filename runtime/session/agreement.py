@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.transports.requests import TransportRequest
+    from schedc.runtime.transports.choice import TransportRequest
 
 
 def plan_digest(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.values import tensors_of
+from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.acceptance import read
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 
 from schedc.ir.ops import Kind
 from schedc.ir.plan import Plan, RankPlan
+from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.common.program import program_of
-from schedc.runtime.common.same_way import check_same_way
-from schedc.runtime.execution.executor import Compute, Executor
+from schedc.runtime.execution.runner import Compute, Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def evaluate(
         """The loss of this pipeline, and whether the evaluation counts for it."""
         nonlocal found, divisor
         losses = losses_for()
-        Executor(program_of(forward, rank), wiring, compute_for(losses), None).run()
+        Executor(program=program_of(forward, rank), wiring=wiring, compute=compute_for(losses)).run()
         here = wiring.finish()
         found, (divisor, _) = losses.gather(), losses.way()
         return losses.mean(), here

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import Report, agree
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.transports.choice import check_requests, connection, warn_of_settings
-from schedc.runtime.transports.requests import QUEUES, Channels, TransportRequest, hardware_of, stage_device
+from schedc.runtime.stage.training import with_loss
+from schedc.runtime.transports.base import QUEUES
+from schedc.runtime.transports.choice import (
+    Channels,
+    TransportRequest,
+    check_requests,
+    connection,
+    hardware_of,
+    stage_device,
+    warn_of_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,10 +35,10 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
-    from schedc.runtime.session.swap_group import SwapGroup
+    from schedc.runtime.session.swap import SwapGroup
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -102,7 +110,7 @@ def load(
             pipelines = Pipelines(timeout_s, data_parallel_group)
             beside.append(pipelines)
         if swap_group is not None:
-            from schedc.runtime.session.swap_group import SwapGroup
+            from schedc.runtime.session.swap import SwapGroup
 
             peers = SwapGroup(timeout_s, swap_group)
             beside.append(peers)

@@ -14,13 +14,13 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.program import program_of
-from schedc.runtime.execution.beginning import Beginning, Given
 from schedc.runtime.execution.runner import PipelineRunner
+from schedc.runtime.session.beginning import Beginning, Given
+from schedc.runtime.stage.batches import Shares, Weights, weigh
 from schedc.runtime.stage.losses import Losses, non_finite
 from schedc.runtime.stage.training import Training
-from schedc.runtime.stage.weighing import Shares, Weights, weigh
+from schedc.runtime.transports.choice import stage_device
 from schedc.runtime.transports.gloo import hang_up
-from schedc.runtime.transports.requests import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.observer import Observer
+    from schedc.runtime.common.hooks import Observer, ReplicaHooks
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.buckets import Shard
     from schedc.runtime.replicas.copies import TiedSums
     from schedc.runtime.session.retry import StepStart
-    from schedc.runtime.session.swap import PlanSwapper, Received, Swap
-    from schedc.runtime.session.swap_group import SwapGroup
+    from schedc.runtime.session.swap import PlanSwapper, Received, Swap, SwapGroup
     from schedc.runtime.stage.batches import Batch, Microbatches
     from schedc.runtime.transports.base import ChannelsOf
 
@@ -49,8 +47,8 @@ class Pipe:
 
     training: type[Training] = Training
     """What its ops compute."""
-    online = False
-    """Whether ops run by what has come, and not in the plan's order."""
+    runner: type[PipelineRunner] = PipelineRunner
+    """What runs them."""
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class Pipe:
         self._fits = fits
         self._recompute = recompute
         self._check_loss = check_loss
-        self._runner = PipelineRunner(plan, groups, timeout_s, channels, wrap, device, online=self.online)
+        self._runner = self.runner(plan, groups, timeout_s, channels, wrap, device)
         self._wiring = self._runner.wiring
         self.retries = self._wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
@@ -184,7 +182,7 @@ class Pipe:
         """
         with self._closing_on_errors():
             from schedc.runtime.session.evaluation import evaluate
-            from schedc.runtime.stage.forward import Forward
+            from schedc.runtime.stage.training import Forward
 
             given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
             batch = self._beginning.agree(given, self.hooks, self._runner.executor)
@@ -304,9 +302,7 @@ class Pipe:
             raise
         except BaseException as error:
             self._wiring.add_notes(error)
-            from schedc.runtime.common.refusals import refusal_behind
-
-            refusal = refusal_behind(error, self.groups)
+            refusal = self.groups.refusal_behind(error)
             self._hang_up()
             self.close()
             if refusal is not None:

@@ -15,8 +15,7 @@ from torch import nn
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks, shards_of
-from schedc.runtime.common.random_states import RandomStates
-from schedc.runtime.stage.buffers import KeptBuffer, kept_buffers, same
+from schedc.runtime.stage.recompute import KeptBuffer, RandomStates, kept_buffers, same
 
 GRADIENTS = ("grad", "main_grad")
 """Where gradients of a weight may add up: autograd's, and Megatron's."""

@@ -11,12 +11,16 @@ What B and W apart need is imported by the first block whose backward is split.
 
 Between B and W the block holds what W reads and the gradients where W begins; after W or BW it holds nothing. A block that
 recomputes holds its inputs alone between F and its backward, which runs F again first.
+
+Autocast around a pipe's step holds for F, which runs in the thread that called `step`, and not for the backwards: the types of a
+backward are those of its forward, and torch advises against running it under autocast.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,16 +29,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.errors import InvalidInput
-from schedc.runtime.common.values import Value, handed_over, tensors_of
-from schedc.runtime.stage.precision import outside_autocast
+from schedc.runtime.common.boundary import Value, handed_over, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.runtime.stage.buffers import Buffers
-    from schedc.runtime.stage.recompute import ForwardAgain
+    from schedc.runtime.stage.recompute import Buffers, ForwardAgain
     from schedc.runtime.stage.splitting.frontier import Cut, Joint
-    from schedc.runtime.stage.splitting.saved import SavedTensors
+    from schedc.runtime.stage.splitting.kept import SavedTensors
 
 
 class WeightWork(NamedTuple):
@@ -121,7 +123,7 @@ class StageBlock:
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             cut = find_cut(roots, sources)
             if cut.functions:
-                from schedc.runtime.stage.splitting.own_weights import give_own_weights
+                from schedc.runtime.stage.splitting.kept import give_own_weights
 
                 give_own_weights(cut.functions)
             found = self._cut_backward(cut, roots, seeds, sources, saved)
@@ -165,7 +167,7 @@ class StageBlock:
         saved: SavedTensors,
     ) -> list[torch.Tensor | None]:
         """B itself: leave to W what is W's, and give the gradients of the sources."""
-        from schedc.runtime.stage.splitting.arrivals import GradientArrivals, place_of, without_hooks
+        from schedc.runtime.stage.splitting.kept import GradientArrivals, place_of, without_hooks
 
         asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
         wanted = [*asked, *cut.shared, *sources]
@@ -195,7 +197,7 @@ class StageBlock:
     def _forward(self, work: Callable[..., object]) -> tuple[torch.Tensor, ...]:
         """F with a graph; the outputs."""
         if self._split:
-            from schedc.runtime.stage.splitting.saved import SavedTensors
+            from schedc.runtime.stage.splitting.kept import SavedTensors
 
             self._saved = SavedTensors()
         with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():
@@ -248,3 +250,34 @@ def _dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
         parts[min(bisect_left([2 * total * end for end in ends], middle), len(ends) - 1)].append(joint)
         before += own
     return parts
+
+
+_NOTHING = nullcontext()
+
+
+@cache
+def _device_types() -> tuple[str, ...]:
+    """The kinds of devices on which a stage may be."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _active() -> list[str]:
+    return [kind for kind in _device_types() if torch.is_autocast_enabled(kind)]
+
+
+def outside_autocast() -> AbstractContextManager[object]:
+    """A context without autocast."""
+    active = _active()
+    if not active:
+        return _NOTHING
+    contexts = ExitStack()
+    for kind in active:
+        contexts.enter_context(torch.autocast(kind, enabled=False))
+    return contexts
+
+
+def forget_cast_weights() -> None:
+    """Before a step: let autocast cast the weights anew, for an optimizer may have changed them inside the same context."""
+    if _active():
+        torch.clear_autocast_cache()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.runtime.common.failure import NonFiniteLoss
-from schedc.runtime.common.same_way import check_same_way
+from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.transports.words import LOSSES, PeerWords
 
 if TYPE_CHECKING:

@@ -2,25 +2,147 @@
 
 The first run builds a graph like any other, so that a stage takes the same way through its code both times (some modules look
 whether grad is enabled), but what it saves is dropped at once. The second run draws the same random numbers and finds the same
-buffers. Whatever else may differ shows in what it gives, which is compared by a sum and a norm of each tensor: its gradients would
-be those of another function than the first run's.
+buffers, and leaves no trace in them. Whatever else may differ shows in what it gives, which is compared by a sum and a norm of each
+tensor: its gradients would be those of another function than the first run's.
+
+Buffers (batch norm's statistics, spectral norm's vectors, counters): most never change (tables, masks); which ones do is looked at
+once, in the first forward, so that only these are copied in each. Random numbers: torch's, Python's and NumPy's global generators;
+one that a job has made for itself is not among them.
 """
 
 from __future__ import annotations
 
 import math
+import random
+import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from schedc.errors import Unsupported
-from schedc.runtime.common.random_states import RandomStates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from schedc.runtime.stage.buffers import Buffers, KeptBuffer
+    from torch import nn
+
+
+class RandomStates(NamedTuple):
+    """The states at one moment."""
+
+    cpu: torch.Tensor
+    accelerators: dict[torch.device, torch.Tensor]
+    python: Any
+    numpy: Any
+    """None where nobody has imported NumPy."""
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> RandomStates:
+        """The states now; of these devices, besides the CPU."""
+        accelerators = {one: torch.get_device_module(one).get_rng_state(one) for one in devices if one.type != "cpu"}
+        numpy = sys.modules.get("numpy")
+        return cls(torch.get_rng_state(), accelerators, random.getstate(), None if numpy is None else numpy.random.get_state())
+
+    def restore(self) -> None:
+        """Make them the states again."""
+        torch.set_rng_state(self.cpu)
+        for device, state in self.accelerators.items():
+            torch.get_device_module(device).set_rng_state(state, device)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptBuffer:
+    """A buffer before a forward."""
+
+    owner: nn.Module
+    name: str
+    tensor: torch.Tensor
+    version: int
+    copy: torch.Tensor | None
+    """Its values; None where it does not change."""
+
+    def written(self) -> bool:
+        """Whether it has been changed since, as far as torch counts."""
+        return self.owner._buffers[self.name] is not self.tensor or self.tensor._version != self.version
+
+
+class Buffers:
+    """The buffers of one stage."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Take the stage."""
+        self._module = module
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        self.devices = [device for device in devices if device.type != "cpu"]
+        """The accelerators that the stage is on, whose random numbers its second run draws again."""
+        self.unlike: list[torch.Tensor] = []
+        """On accelerators: of each second run since the last `check_alike`, whether it has given something else than the first."""
+        self._changing: set[tuple[nn.Module, str]] | None = None
+        self._training: list[bool] = []
+
+    def before(self) -> list[KeptBuffer]:
+        """What there is before a forward; copies of those that may change."""
+        training = [module.training for module in self._module.modules()]
+        if training != self._training:
+            self._training, self._changing = training, None
+        return kept_buffers(self._module.modules(), self._changing)
+
+    def after(self, before: Sequence[KeptBuffer]) -> list[KeptBuffer]:
+        """Of what there was before a forward that has now run, what its second run needs.
+
+        Raises:
+            RuntimeError: a buffer has been changed that did not change in the first forward.
+        """
+        if self._changing is None:
+            changed = [one for one in before if one.written() or not same(one.tensor, one.copy)]
+            self._changing = {(one.owner, one.name) for one in changed}
+            return changed
+        for one in before:
+            if one.copy is None and one.written():
+                raise RuntimeError(
+                    f"the buffer {one.name!r} of a {type(one.owner).__name__} changes in some forwards only;"
+                    " do not recompute its stage"
+                )
+        return [one for one in before if one.copy is not None]
+
+    @contextmanager
+    def as_before(self, kept: Sequence[KeptBuffer]) -> Iterator[None]:
+        """A context, once for each forward, in which these buffers are what they were; after it they are what they are now.
+
+        Others take their place, which nobody changes afterwards: a graph may have saved them.
+        """
+        now = [(one, one.owner._buffers[one.name]) for one in kept]
+        for one in kept:
+            one.owner._buffers[one.name] = one.copy
+        try:
+            yield
+        finally:
+            for one, tensor in now:
+                one.owner._buffers[one.name] = tensor
+
+
+def kept_buffers(modules: Iterable[nn.Module], changing: Collection[tuple[nn.Module, str]] | None) -> list[KeptBuffer]:
+    """The own buffers of these modules; with copies of those that may change, None: of all."""
+    found = []
+    copies: dict[torch.Tensor, torch.Tensor] = {}  # a buffer of several modules is one
+    for owner in modules:
+        for name, tensor in owner._buffers.items():
+            if tensor is None:
+                continue
+            if (changing is None or (owner, name) in changing) and tensor not in copies:
+                copies[tensor] = tensor.detach().clone()
+            found.append(KeptBuffer(owner, name, tensor, tensor._version, copies.get(tensor)))
+    return found
+
+
+def same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Whether two tensors of one shape and type are equal bit by bit; NaN is not, which is on the safe side."""
+    return other is not None and torch.equal(one, other)
 
 
 def saving_nothing() -> torch.autograd.graph.saved_tensors_hooks:

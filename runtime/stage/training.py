@@ -1,6 +1,9 @@
-"""What the ops of a training step compute: stages forward and backward on PyTorch's autograd, the loss after a last stage.
+"""What the ops compute: stages forward and backward on PyTorch's autograd, the loss after a last stage.
 
-Takes the rank's stages, the loss function and a step's microbatches; gives what crosses the boundaries, and adds to `.grad`.
+In an evaluation they go forward alone.
+
+Takes the rank's stages, the loss function and a step's microbatches; gives what crosses the boundaries, and adds to `.grad`. A loss
+function that is a module has weights and buffers that belong to the last stage, after which it runs.
 """
 
 from __future__ import annotations
@@ -9,26 +12,60 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.runtime.common.loss_module import with_loss
+from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.batches import Microbatch, Microbatches, inputs_of
-from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.precision import forget_cast_weights
-from schedc.runtime.stage.seeds import Seeds
+from schedc.runtime.stage.block import StageBlock, forget_cast_weights
+from schedc.runtime.stage.seeds import Seeds, scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from torch import nn
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.values import Value
-    from schedc.runtime.stage.buffers import Buffers
+    from schedc.ir.problem import Problem
     from schedc.runtime.stage.losses import Losses
+    from schedc.runtime.stage.recompute import Buffers
+
+
+class WithLoss(nn.Module):
+    """A last stage and the loss function, whose weights are named `loss_fn.…` beside the stage's. It is not called."""
+
+    def __init__(self, stage: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+        self.loss_fn = loss
+
+    def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of any module, the stage's under the names that they have in it."""
+        return ((name.removeprefix("stage."), weight) for name, weight in super().named_parameters(*arguments, **options))
+
+
+def module_of(function: Any) -> nn.Module | None:
+    """The module that a function is, or is a method of; None where it is neither."""
+    if isinstance(function, partial):
+        return module_of(function.func)
+    owner = getattr(function, "__self__", function)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: Any) -> Mapping[int, nn.Module]:
+    """A rank's stages, the last ones with the loss function, where that has weights or buffers: what is trained.
+
+    Args:
+        problem: of the plan.
+        stages: this rank's.
+        loss_fn: as given to `load`.
+    """
+    loss = module_of(loss_fn)
+    if loss is None or next(loss.parameters(), next(loss.buffers(), None)) is None:
+        return stages
+    last = {path[-1] for path in problem.paths}
+    return {stage: WithLoss(module, loss) if stage in last else module for stage, module in stages.items()}
 
 
 class Training:
@@ -64,7 +101,7 @@ class Training:
         asked = stages if recompute is True else recompute or ()
         chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
         if chosen:
-            from schedc.runtime.stage.buffers import Buffers
+            from schedc.runtime.stage.recompute import Buffers
 
             self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
         self._split_stages = {stage for stage, _ in program.split}
@@ -178,3 +215,66 @@ class Training:
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
         return (loss, output.detach()) if tells_little else (loss,)
+
+
+NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
+"""Of a microbatch without targets."""
+
+
+class Forward:
+    """The work of one rank's ops in one evaluation."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        stages: Mapping[int, nn.Module],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        batch: Microbatches,
+        outputs: MutableMapping[int, Any] | None,
+        losses: Losses,
+    ) -> None:
+        """Take what it needs.
+
+        Args:
+            problem: of the plan.
+            stages: its stages.
+            loss_fn: takes a last stage's output and the microbatch's targets.
+            batch: this rank's.
+            outputs: gets what a last stage gives, by microbatch; None: nobody wants it.
+            losses: what takes the microbatches' losses.
+        """
+        self._stages = stages
+        self._loss_fn = loss_fn
+        self._first = {path[0] for path in problem.paths}
+        self._last = {path[-1] for path in problem.paths}
+        self._batch = batch
+        self._losses = losses
+        self._outputs = outputs
+        self._given: dict[tuple[int, int], Value] = {}
+        """Of an F in parts: what its first part, which does the work of all, has given."""
+        forget_cast_weights()
+
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """An F; what it gives to the next stage."""
+        op = instruction.op
+        key = op.stage, op.microbatch
+        if instruction.first:
+            source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
+            with torch.no_grad():
+                output = self._stages[op.stage](*source)
+                if op.stage in self._last:
+                    self._take(op.microbatch, output)
+                    self._given[key] = ()
+                else:
+                    self._given[key] = tuple(tensor.detach() for tensor in tensors_of(output))
+        return self._given.pop(key) if instruction.last else ()
+
+    def _take(self, microbatch: int, output: Any) -> None:
+        """What a last stage gives, and its loss."""
+        if self._outputs is not None:
+            self._outputs[microbatch] = output
+        if self._batch.targets is None:
+            self._losses.add(microbatch, NO_LOSS)
+        else:
+            assert self._loss_fn is not None
+            self._losses.add(microbatch, scalar(self._loss_fn(output, self._batch.targets[microbatch])))

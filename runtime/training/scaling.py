@@ -9,7 +9,7 @@ from torch.amp.grad_scaler import OptState
 
 from schedc.errors import Unsupported
 from schedc.runtime.training.owned import over_ranks
-from schedc.runtime.transports.requests import stage_device
+from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
     from schedc.runtime.session.pipe import Pipe

@@ -7,7 +7,9 @@ order; a tag comes again in every step.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from schedc.runtime.common.failure import NoAnswer
 
@@ -16,11 +18,15 @@ if TYPE_CHECKING:
 
     import torch
 
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
+    from schedc.runtime.transports.streams import Mark
 
 T = TypeVar("T")
+QUEUES = 2
+"""How many tensors of a wire the delegate has under way at once, unless `load` is given another number. Two: a queue's tag and its
+tensor take two trips, and the next queue's tensor travels meanwhile."""
 
 
 class Outgoing(Protocol):
@@ -35,32 +41,29 @@ class Outgoing(Protocol):
         """
 
 
-class Both:
-    """Two of them, such as a tensor and what is sent beside it."""
-
-    __slots__ = ("_first", "_second")
-
-    def __init__(self, first: Outgoing, second: Outgoing) -> None:
-        """Take both."""
-        self._first = first
-        self._second = second
-
-    def wait(self, timeout_s: float) -> None:
-        """As `Outgoing.wait`."""
-        self._first.wait(timeout_s)
-        self._second.wait(timeout_s)
-
-
 class Incoming(Protocol):
     """A tensor expected."""
 
     def wait(self, timeout_s: float) -> torch.Tensor:
-        """The tensor, once it may be read by what the caller computes next; called once.
+        """The tensor, once it may be read by what the caller computes next.
 
         Raises:
             ConnectionLost: the peer is gone.
             NoAnswer: it has not come in time.
         """
+
+
+class UnderWay(NamedTuple):
+    """An outgoing or incoming tensor of most ways: the function that waits for it, which keeps alive what it needs."""
+
+    wait: Callable[[float], Any]
+    mark: Mark | None = None
+    """The point of a stream of the device at which it is through, where it is device work."""
+
+
+def both(first: Outgoing, second: Outgoing) -> UnderWay:
+    """Two of them as one, such as a tensor and what is sent beside it."""
+    return UnderWay(lambda timeout_s: (first.wait(timeout_s), second.wait(timeout_s)))
 
 
 class Transport(Protocol):
@@ -81,38 +84,56 @@ class Transport(Protocol):
         """
 
 
-class Pending(Generic[T]):
-    """What a helper thread waits for in place of who asked."""
+def result_of(future: Future[T], timeout_s: float) -> T:
+    """What a helper thread has waited for in place of who asked.
+
+    Raises:
+        NoAnswer: it has not ended in time.
+        Exception: what was found instead.
+    """
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as error:
+        if future.done() and future.exception() is error:
+            raise
+        raise NoAnswer(f"nothing came in {timeout_s:g} s") from None
+
+
+class SerialExecutor:
+    """Small jobs that wait for something, done one after the other in a thread that ends when none is left."""
 
     def __init__(self) -> None:
-        """It has not ended yet."""
-        self._done = threading.Event()
-        self._found: list[T] = []
-        self.error: Exception | None = None
+        """No jobs and no thread."""
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._running = False
 
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._done.is_set()
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Do this after those that were submitted before; what it gives or raises."""
+        future: Future[T] = Future()
 
-    def finish(self, *found: T, error: Exception | None = None) -> None:
-        """It has ended: what came, if anything, or why nothing does."""
-        self._found = [*found]
-        self.error = error
-        self._done.set()
+        def settle() -> None:
+            try:
+                future.set_result(job())
+            except Exception as error:  # for who waits for it
+                future.set_exception(error)
 
-    def result(self, timeout_s: float) -> T:
-        """What came, which is not held any longer.
+        with self._lock:
+            self._jobs.append(settle)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, daemon=True).start()
+        return future
 
-        Raises:
-            NoAnswer: it has not ended in time.
-            Exception: what was found instead.
-        """
-        if not self._done.wait(timeout_s):
-            raise NoAnswer(f"nothing came in {timeout_s:g} s")
-        if self.error is not None:
-            raise self.error
-        return self._found.pop()
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._running = False
+                    return
+                job = self._jobs.popleft()
+            job()
+            del job  # with what it holds, before the next one comes
 
 
 def _nothing(*_: object) -> None:

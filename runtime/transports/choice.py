@@ -8,20 +8,73 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.transports.base import ChannelsOf, P2PChannel
 from schedc.runtime.transports.gloo import connect_gloo
-from schedc.runtime.transports.requests import Channels, Hardware, TransportRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import torch
+    from torch import nn
+
+Channels: TypeAlias = Literal["auto", "nccl", "gloo", "delegate"]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What one rank runs on."""
+
+    device: str
+    """`cpu`, or the GPU's name in its process: `cuda:0`."""
+    gpu: str | None = None
+    """The GPU's identity, the same in all processes; None for a CPU."""
+    nccl: bool = False
+    """Whether its PyTorch has NCCL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportRequest:
+    """What one rank gives to `load`, and what it runs on."""
+
+    channels: Channels
+    queues: int
+    hardware: Hardware
+
+
+def stage_device(stages: Mapping[int, nn.Module]) -> torch.device:
+    """Where a rank's stages are: where their parameters and buffers are; the CPU if they have none.
+
+    Raises:
+        Unsupported: on several devices, or on one that is neither a CPU nor a CUDA GPU.
+    """
+    first: tuple[int, torch.device] | None = None
+    for index, stage in stages.items():
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            if tensor.device.type not in ("cpu", "cuda"):
+                raise Unsupported(f"stage {index} is on {tensor.device}; the runtime executes stages on CPUs and CUDA GPUs")
+            if first is None:
+                first = index, tensor.device
+            elif tensor.device != first[1]:
+                where = f"stage {first[0]} is on {first[1]}, " if index != first[0] else f"a part of it is on {first[1]}, "
+                raise Unsupported(f"{where}stage {index} on {tensor.device}; put all stages of a rank on one device")
+    return CPU if first is None else first[1]
+
+
+def hardware_of(device: torch.device) -> Hardware:
+    """The report of this rank."""
+    if device.type == "cpu":
+        return Hardware(device="cpu")
+    identity = str(torch.cuda.get_device_properties(device).uuid)
+    return Hardware(device=str(device), gpu=identity, nccl=dist.is_nccl_available())
 
 
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32

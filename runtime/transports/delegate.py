@@ -19,27 +19,27 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from collections import Counter, deque
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Pending, Transport
+from schedc.runtime.transports.base import QUEUES, Ends, Incoming, Outgoing, Transport, UnderWay, result_of
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
-from schedc.runtime.transports.requests import QUEUES
-from schedc.runtime.transports.staging import DeviceStaging, HostStaging, Landed, Parcel, nbytes_of
-from schedc.runtime.transports.streams import CudaSide
+from schedc.runtime.transports.streams import CudaSide, DeviceStaging, HostStaging, Landed, Parcel, nbytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import torch.distributed as dist
 
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
 TAG, TENSOR, READ = 0, 1, 2
@@ -122,6 +122,11 @@ class _End:
         for thread in self._threads:
             thread.join(PATIENCE_S)
 
+    def _name(self, tag: int) -> Name:
+        """The next transfer of this tag."""
+        self._names[tag] += 1
+        return tag, self._names[tag] - 1
+
     def _serve(self, number: int) -> None:
         """Do what a queue's thread does."""
         raise NotImplementedError
@@ -131,51 +136,23 @@ class _End:
         raise NotImplementedError
 
 
-class _Outgoing(Pending[None]):
-    """A tensor in a queue."""
-
-    def __init__(self, parcel: Parcel, name: Name) -> None:
-        super().__init__()
-        self.parcel: Parcel | None = parcel
-        self.name = name
-
-    def read(self, error: Exception | None = None) -> None:
-        """The peer has it, or it is lost."""
-        self.parcel = None
-        self.finish(None, error=None if error is None else found_elsewhere(error))
-
-    def wait(self, timeout_s: float) -> None:
-        self.result(timeout_s)
-
-
-class _UnderWay(NamedTuple):
-    """A tensor that gloo sends."""
-
-    outgoing: _Outgoing
-    read: Incoming
-    """The peer's byte."""
-    sent: Sequence[Outgoing]
-    """What gloo sends, kept until it has gone."""
-
-
 class DelegateSender(_End):
     """The sending end: each thread sends what its queue gets."""
 
     def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
         """As `_End`."""
         self._sent = 0
-        self._queues: list[queue.SimpleQueue[_Outgoing | None]] = [queue.SimpleQueue() for _ in lanes]
+        self._queues: list[queue.SimpleQueue[tuple[Future[None], Name, Parcel] | None]] = [queue.SimpleQueue() for _ in lanes]
         super().__init__(lanes, staging, name)
 
-    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
+    def send(self, tensor: torch.Tensor, tag: int) -> UnderWay:
         """As `Transport.send`."""
         if self._error is not None:
             raise found_elsewhere(self._error)
-        outgoing = _Outgoing(self.staging.leave(tensor), (tag, self._names[tag]))
-        self._names[tag] += 1
-        self._queues[self._sent % len(self._queues)].put(outgoing)
+        read: Future[None] = Future()
+        self._queues[self._sent % len(self._queues)].put((read, self._name(tag), self.staging.leave(tensor)))
         self._sent += 1
-        return outgoing
+        return UnderWay(partial(result_of, read))
 
     def _end_threads(self, error: Exception) -> None:
         self._error = error
@@ -184,61 +161,43 @@ class DelegateSender(_End):
 
     def _serve(self, number: int) -> None:
         """Send what one queue gets, until it is closed. gloo has the next tensor before the peer has read the one before it."""
-        line, waiting, before = GlooTransport(self._lanes[number]), self._queues[number], list[_UnderWay]()
+        line, waiting = GlooTransport(self._lanes[number]), self._queues[number]
+        under_way: deque[tuple[Future[None], Incoming, Sequence[Outgoing]]] = deque()
         while (outgoing := waiting.get()) is not None:
-            now = self._start(outgoing, line)
-            self._finish(before)
-            before = now
-            if waiting.empty():
-                self._finish(before)
-                before = []
-        self._finish(before)
+            under_way += self._start(line, *outgoing)
+            del outgoing  # the tensor is not kept alive until the next one comes
+            while len(under_way) > (0 if waiting.empty() else 1):
+                self._finish(*under_way.popleft())
+        for one in under_way:
+            self._finish(*one)
 
-    def _start(self, outgoing: _Outgoing, line: GlooTransport) -> list[_UnderWay]:
-        """Send a tensor's label and its bytes; nothing is under way where the queue is lost."""
+    def _start(
+        self, line: GlooTransport, read: Future[None], name: Name, parcel: Parcel
+    ) -> list[tuple[Future[None], Incoming, Sequence[Outgoing]]]:
+        """Send a tensor's label and its bytes; what is under way: the peer's byte, and what gloo sends; nothing if it is lost."""
         if self._error is None:
             try:
-                return [self._pass_on(outgoing, line)]
+                back = line.receive_into(torch.empty(1, dtype=torch.uint8, device="cpu"), READ)
+                sent = [line.send(torch.tensor([*name, parcel.bytes.numel()], device="cpu"), TAG)]
+                if parcel.ready is not None:
+                    parcel.ready.synchronize()
+                if parcel.bytes.numel():
+                    sent.append(line.send(parcel.bytes, TENSOR))
+                return [(read, back, sent)]
             except RuntimeError as error:
                 self._error = error
-        outgoing.read(self._error)
+        read.set_exception(found_elsewhere(self._error))
         return []
 
-    def _finish(self, under_way: list[_UnderWay]) -> None:
-        """Wait until the peer has read this."""
-        for one in under_way:
-            try:
-                one.read.wait(FOREVER_S)
-            except RuntimeError as error:
-                self._error = self._error or error
-                one.outgoing.read(self._error)
-            else:
-                one.outgoing.read()
-
-    def _pass_on(self, outgoing: _Outgoing, line: GlooTransport) -> _UnderWay:
-        parcel = outgoing.parcel
-        assert parcel is not None
-        read = line.receive_into(torch.empty(1, dtype=torch.uint8, device="cpu"), READ)
-        sent = [line.send(torch.tensor([*outgoing.name, parcel.bytes.numel()], device="cpu"), TAG)]
-        if parcel.ready is not None:
-            parcel.ready.synchronize()
-        if parcel.bytes.numel():
-            sent.append(line.send(parcel.bytes, TENSOR))
-        return _UnderWay(outgoing, read, sent)
-
-
-class _Incoming(Pending[Landed]):
-    """A tensor asked for."""
-
-    def __init__(self, owner: DelegateReceiver, kind: TensorMeta) -> None:
-        super().__init__()
-        self._owner = owner
-        self.kind = kind
-
-    def wait(self, timeout_s: float) -> torch.Tensor:
-        with nullcontext() if self.done else self._owner.hurry():
-            landed = self.result(timeout_s)
-        return self._owner.staging.hand_over(landed)
+    def _finish(self, read: Future[None], back: Incoming, sent: Sequence[Outgoing]) -> None:
+        """Wait until the peer has read this; what gloo sends is kept until then."""
+        try:
+            back.wait(FOREVER_S)
+        except RuntimeError as error:
+            self._error = self._error or error
+            read.set_exception(found_elsewhere(self._error))
+        else:
+            read.set_result(None)
 
 
 class DelegateReceiver(_End):
@@ -246,11 +205,12 @@ class DelegateReceiver(_End):
 
     def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
         """As `_End`."""
-        self._expected: dict[Name, _Incoming] = {}
+        self._expected: dict[Name, tuple[Future[Landed], TensorMeta]] = {}
         self._arrived: dict[Name, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._asked = 0
         self._waiting = 0
+        """How many wait for what has not come: meanwhile what is in front of it is read, asked for or not."""
         self._reading = list(range(len(lanes)))
         """By queue, the number of the message that it reads or will read next, in the order of sending."""
         self._said: list[object] = [None] * len(lanes)
@@ -258,35 +218,34 @@ class DelegateReceiver(_End):
         self._ended = 0
         super().__init__(lanes, staging, name)
 
-    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
+    def receive(self, kind: TensorMeta, tag: int) -> UnderWay:
         """As `Transport.receive`."""
-        incoming = _Incoming(self, kind)
+        landed: Future[Landed] = Future()
         with self._changed:
-            name = tag, self._names[tag]
+            name = self._name(tag)
             arrived = self._arrived.pop(name, None)
             if arrived is None:
                 if self._ended >= len(self._lanes):
                     assert self._error is not None
                     raise found_elsewhere(self._error)
-                self._expected[name] = incoming
-            self._names[tag] += 1
+                self._expected[name] = landed, kind
             self._asked += 1
             self._changed.notify_all()
         if arrived is not None:
-            self._land(arrived, incoming)
-        return incoming
+            self._land(arrived, landed, kind)
+        return UnderWay(partial(self._take, landed))
 
-    @contextmanager
-    def hurry(self) -> Iterator[None]:
-        """Meanwhile something is waited for that has not come: what is in front of it is read, asked for or not."""
-        with self._changed:
-            self._waiting += 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
+    def _take(self, landed: Future[Landed], timeout_s: float) -> torch.Tensor:
+        if not landed.done():
             with self._changed:
-                self._waiting -= 1
+                self._waiting += 1
+                self._changed.notify_all()
+            try:
+                result_of(landed, timeout_s)
+            finally:
+                with self._changed:
+                    self._waiting -= 1
+        return self.staging.hand_over(landed.result())
 
     def _end_threads(self, error: Exception) -> None:
         with self._changed:
@@ -301,7 +260,11 @@ class DelegateReceiver(_End):
             with self._changed:
                 self._changed.wait_for(lambda: self._may_read(number))
             try:
-                name, arrived = self._read(line, label)
+                line.receive_into(label, TAG).wait(FOREVER_S)
+                tag, before, nbytes = label.tolist()
+                arrived = self.staging.landing(nbytes)
+                if nbytes:
+                    line.receive_into(arrived, TENSOR).wait(FOREVER_S)
             except RuntimeError as found:
                 self._end(found)
                 return
@@ -309,13 +272,13 @@ class DelegateReceiver(_End):
                 self._said[number] = line.send(word, READ)
             with self._changed:
                 self._reading[number] += len(self._lanes)
-                incoming = self._expected.pop(name, None)
-                if incoming is None:
-                    self._arrived[name] = arrived
+                expected = self._expected.pop((tag, before), None)
+                if expected is None:
+                    self._arrived[tag, before] = arrived
                 self._changed.notify_all()
-            if incoming is not None:
-                self._land(arrived, incoming)
-            del name, arrived, incoming  # the tensor is not kept alive until the next one comes
+            if expected is not None:
+                self._land(arrived, *expected)
+            del arrived, expected  # the tensor is not kept alive until the next one comes
 
     def _may_read(self, number: int) -> bool:
         """Whether a queue may read on: its message is asked for, or the first that is not; or one in front of what is waited for.
@@ -326,24 +289,14 @@ class DelegateReceiver(_End):
         asked = at < self._asked + len(self._lanes)
         return asked or (self._waiting > 0 and at == min(self._reading)) or self._error is not None
 
-    def _read(self, line: GlooTransport, label: torch.Tensor) -> tuple[Name, torch.Tensor]:
-        """A tensor's name and bytes, after its label."""
-        line.receive_into(label, TAG).wait(FOREVER_S)
-        tag, before, nbytes = label.tolist()
-        arrived = self.staging.landing(nbytes)
-        if nbytes:
-            line.receive_into(arrived, TENSOR).wait(FOREVER_S)
-        return (tag, before), arrived
-
-    def _land(self, arrived: torch.Tensor, incoming: _Incoming) -> None:
+    def _land(self, arrived: torch.Tensor, landed: Future[Landed], kind: TensorMeta) -> None:
         """Hand what has come to who has asked for it."""
-        kind = incoming.kind
         try:
             if arrived.numel() != nbytes_of(kind):
                 raise CheckFailed(f"the peer sent {arrived.numel()} bytes, expected {nbytes_of(kind)}, those of {kind}")
-            incoming.finish(self.staging.land(arrived, kind))
+            landed.set_result(self.staging.land(arrived, kind))
         except Exception as error:  # for who waits, in whatever thread
-            incoming.finish(error=error)
+            landed.set_exception(error)
 
     def _end(self, error: Exception) -> None:
         """A queue is closed. Nothing more can come once all are: the peer closes them together, but not all data is read then."""
@@ -355,5 +308,5 @@ class DelegateReceiver(_End):
             lost = list(self._expected.values()) if self._ended >= len(self._lanes) else []
             if lost:
                 self._expected.clear()
-        for incoming in lost:
-            incoming.finish(error=found_elsewhere(found))
+        for landed, _ in lost:
+            landed.set_exception(found_elsewhere(found))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
 FOREVER_S = 1e8

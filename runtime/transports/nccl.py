@@ -27,18 +27,18 @@ import warnings
 from collections import deque
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from schedc.errors import Unsupported
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, is_own
-from schedc.runtime.common.header import TensorMeta
-from schedc.runtime.transports.base import Ends
+from schedc.runtime.transports.base import Ends, UnderWay
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
-from schedc.runtime.transports.staging import as_bytes
-from schedc.runtime.transports.streams import CudaSide, Mark, Side
+from schedc.runtime.transports.streams import CudaSide, Mark, as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,40 +177,10 @@ def _failures_are_told() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Outgoing:
-    """A send, which keeps its tensor alive."""
-
-    __slots__ = ("_mark", "_side", "_source")
-
-    def __init__(self, mark: Mark, side: Side, source: torch.Tensor) -> None:
-        self._mark = mark
-        self._side = side
-        self._source = source
-
-    def wait(self, timeout_s: float) -> None:
-        """What is computed from now on waits for it, on the device."""
-        self._side.precede_compute(self._mark)
-
-
-class _Incoming:
-    """A receive, and where it goes."""
-
-    __slots__ = ("_buffer", "_owner", "mark")
-
-    def __init__(self, mark: Mark, owner: NcclTransport, buffer: torch.Tensor) -> None:
-        self.mark = mark
-        self._owner = owner
-        self._buffer = buffer
-
-    def wait(self, timeout_s: float) -> torch.Tensor:
-        self._owner.hand_over(self.mark, self._buffer, timeout_s)
-        return self._buffer
-
-
 class NcclTransport:
     """One end of a wire on its own group."""
 
-    def __init__(self, group: dist.ProcessGroup, side: Side) -> None:
+    def __init__(self, group: dist.ProcessGroup, side: CudaSide) -> None:
         """Take a group of this rank and its peer, and a stream that nothing else uses."""
         self._group = group
         self._peer = 1 - group.rank()
@@ -236,24 +206,30 @@ class NcclTransport:
         """As `Watched.under_way`."""
         return self._beginning or bool(self._pending)
 
-    def send(self, tensor: torch.Tensor, tag: int) -> _Outgoing:
-        """As `Transport.send`."""
+    def send(self, tensor: torch.Tensor, tag: int) -> UnderWay:
+        """As `Transport.send`. What is computed after the wait comes behind it on the device; until then the tensor is kept."""
         source = as_bytes(tensor)
         self._side.follow_compute()
-        return _Outgoing(self._start(self._group.send, source), self._side, source)
+        mark = self._start(self._group.send, source)
+        return UnderWay(partial(self._sent, mark, source), mark)
 
-    def receive(self, kind: TensorMeta, tag: int) -> _Incoming:
+    def _sent(self, mark: Mark, source: torch.Tensor, timeout_s: float) -> None:
+        self._side.precede_compute(mark)
+
+    def receive(self, kind: TensorMeta, tag: int) -> UnderWay:
         """As `Transport.receive`."""
         buffer = self._side.empty(kind)
-        return _Incoming(self._start(self._group.recv, as_bytes(buffer)), self, buffer)
+        mark = self._start(self._group.recv, as_bytes(buffer))
+        return UnderWay(partial(self._take, mark, buffer), mark)
 
-    def hand_over(self, mark: Mark, buffer: torch.Tensor, timeout_s: float) -> None:
+    def _take(self, mark: Mark, buffer: torch.Tensor, timeout_s: float) -> torch.Tensor:
         """Let the compute use what is received."""
         if len(self._used) == AHEAD:
             self._await(self._used.popleft(), monotonic() + timeout_s)
         self._side.precede_compute(mark)
         self._side.lend(buffer)
         self._used.append(self._side.mark_compute())
+        return buffer
 
     def settle(self, timeout_s: float) -> None:
         """Wait on the host until the device has done all that was started.

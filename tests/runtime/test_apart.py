@@ -14,7 +14,7 @@ from runs import wrapped_runs
 from torch import nn
 
 from schedc.errors import Unsupported
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.stage.apart import check_stages
 from schedc.solvers.driver.registry import constructive
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from schedc.errors import InvalidInput
 from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.recompute import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

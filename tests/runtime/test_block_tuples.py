@@ -10,7 +10,7 @@ from runs.stage_blocks import WAYS, WIDTH, Attention, Residual, assert_equal, gr
 from torch import nn
 
 from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.recompute import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from inputs.problems import make_problem
 from runs import feature_runs
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.common.header import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode
+from schedc.runtime.common.boundary import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode
 from schedc.runtime.stage.batches import cut, inputs_of
 from schedc.solvers.driver.registry import constructive
 

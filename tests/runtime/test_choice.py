@@ -9,8 +9,16 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
-from schedc.runtime.transports.choice import check_requests, connection, missing_settings, ways
-from schedc.runtime.transports.requests import Hardware, TransportRequest, hardware_of, stage_device
+from schedc.runtime.transports.choice import (
+    Hardware,
+    TransportRequest,
+    check_requests,
+    connection,
+    hardware_of,
+    missing_settings,
+    stage_device,
+    ways,
+)
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)

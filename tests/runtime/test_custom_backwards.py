@@ -11,7 +11,7 @@ from torch import nn
 
 from schedc.runtime.replicas.buckets import set_gradient_type
 from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.recompute import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Wire
-from schedc.runtime.transports.delegate import DelegateReceiver, DelegateSender
-from schedc.runtime.transports.gloo import hang_up
+from schedc.runtime.transports.delegate import READ, TAG, DelegateReceiver, DelegateSender
+from schedc.runtime.transports.gloo import GlooTransport, hang_up
 from schedc.runtime.transports.host_watch import HostWatch
 from schedc.runtime.transports.nccl import AHEAD, NcclTransport, _nccl_group, end_with_peer
-from schedc.runtime.transports.staging import DeviceStaging
+from schedc.runtime.transports.streams import DeviceStaging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,7 +175,7 @@ def test_what_is_sent_may_be_let_go_before_it_is_read(channel: Any, holds: bool,
         side.stream.put(lambda: pair.held.wait(WAIT_S))
         outgoing = pair.ends[0].send(pair.devices[0].computed(2.0, KIND), 0)
         if not holds and channel is nccl:
-            outgoing._source = None
+            del outgoing
         pair.computed(0)  # and what it computes next is in the memory, if it may be
         pair.held.set()
         value = incoming.wait(WAIT_S)
@@ -504,10 +504,15 @@ def test_the_delegates_threads_say_what_they_have_found(error: RuntimeError, mon
     def fails(*_: Any) -> None:
         raise error
 
-    read = DelegateReceiver._read
+    receive = GlooTransport.receive_into
     lanes = iter([fails])
-    monkeypatch.setattr(DelegateSender, "_pass_on", fails)
-    monkeypatch.setattr(DelegateReceiver, "_read", lambda *given: next(lanes, read)(*given))
+    of_tag: dict[int, Any] = {
+        READ: lambda: fails,
+        TAG: lambda: next(lanes, receive),
+    }  # the first queue that is read; all that are sent
+    monkeypatch.setattr(
+        GlooTransport, "receive_into", lambda end, buffer, tag: of_tag.get(tag, lambda: receive)()(end, buffer, tag)
+    )
     with delegate(queues=1 if isinstance(error, ConnectionLost) else 2) as pair:
         for number in range(2):  # while it happens, and afterwards
             for rank in range(2):

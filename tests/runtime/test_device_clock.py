@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.measure.device_clock import CudaEvents, DeviceClock
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rank_processes import rank_processes
 from runs import injected_runs
 
 from schedc.ir.conditions import LinkState, LinkTrace
-from schedc.runtime.common.header import TensorMeta
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.emulation.delayed import OneQueue, StampedTransport
 from schedc.runtime.emulation.delays import OwnLink, TraceClock, WireDelay, delay_of, traced_delay
 from schedc.runtime.emulation.waiting import wait_until

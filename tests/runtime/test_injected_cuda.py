@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.emulation.delayed import SpunTransport, StampedTransport, cycles_per_ns, spin
 from schedc.runtime.emulation.delays import OwnLink, WireDelay
 from schedc.runtime.execution.channels import TAGS

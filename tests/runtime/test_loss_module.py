@@ -13,10 +13,9 @@ from inputs.problems import make_problem
 from runs import loss_module_runs
 from torch import nn
 
-from schedc.runtime.common.loss_module import with_loss
 from schedc.runtime.common.program import program_of
 from schedc.runtime.stage.batches import Microbatches
-from schedc.runtime.stage.training import Training
+from schedc.runtime.stage.training import Training, with_loss
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

@@ -19,17 +19,16 @@ from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.sampling import FIRST, LAST, Sampling
 from schedc.runtime.adapt.monitoring.stamps import STAMP, InLink, OutLink, StampedEnd
+from schedc.runtime.common.boundary import MAX_TENSORS, BoundaryMeta
 from schedc.runtime.common.failure import ConnectionLost
-from schedc.runtime.common.header import MAX_TENSORS
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Sender
 from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.transports.base import Incoming, Outgoing
 
 RATE = Rate(50)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.common.boundary import BoundaryMeta, TensorMeta
 from schedc.runtime.common.failure import ConnectionLost
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.transports.base import Ends
 from schedc.runtime.transports.gloo import hang_up

@@ -22,7 +22,7 @@ from schedc.errors import Unsupported
 from schedc.runtime.common.program import program_of
 from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.buffers import Buffers
+from schedc.runtime.stage.recompute import Buffers
 from schedc.runtime.stage.training import Training
 from schedc.solvers.driver.registry import constructive
 

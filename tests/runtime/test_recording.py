@@ -17,7 +17,7 @@ from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import read_trace
 from schedc.ir.ops import Kind, Op
-from schedc.runtime.common.observer import OpTimes
+from schedc.runtime.common.hooks import OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, best_offset, clock_name
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 from schedc.solvers.driver.registry import constructive

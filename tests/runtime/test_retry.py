@@ -21,11 +21,10 @@ from torch import nn
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
+from schedc.runtime.common.boundary import BoundaryMeta, TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.session.retry import StepStart
 from schedc.runtime.transports.base import Ends

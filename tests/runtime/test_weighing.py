@@ -11,8 +11,8 @@ from rank_processes import without_teller
 from runs import weighing_runs
 
 from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.stage.batches import weigh
 from schedc.runtime.stage.seeds import Seeds
-from schedc.runtime.stage.weighing import weigh
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from schedc.runtime.adapt.monitoring.link_pair import News
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.common.header import TensorMeta
-from schedc.runtime.common.serial_executor import SerialExecutor
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
-from schedc.runtime.transports.base import Both, Incoming, Outgoing, Transport
+from schedc.runtime.transports.base import Incoming, Outgoing, SerialExecutor, Transport, both
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class InLink:
     def expect(self, stamp: Incoming) -> None:
         """Take note of when a stamp comes, behind those that were expected before; while `lock` is held."""
         if self._closed:
-            self._unread.add(partial(_discard, stamp))
+            self._unread.submit(partial(_discard, stamp))
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -246,7 +245,7 @@ class StampedEnd:
                 link.kind = _ping_kind(TensorMeta.of(tensor))
             words = link.words
             numbers = torch.tensor([sent_ns, *words[:3], *words.news], device="cpu")
-            return Both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
+            return both(message, self._beside.send(numbers, tag // TAGS * TAGS + STAMP_TAG))
 
     def receive(self, kind: TensorMeta, tag: int) -> Incoming:
         """As `Transport.receive`."""

@@ -29,8 +29,8 @@ from schedc.runtime.adapt.state_transfer.pieces import (
 )
 from schedc.runtime.common.failure import is_own
 from schedc.runtime.common.groups import Groups, share
-from schedc.runtime.common.loss_module import WithLoss
 from schedc.runtime.session.agreement import plan_digest
+from schedc.runtime.stage.training import WithLoss
 from schedc.spelling import counted
 
 if TYPE_CHECKING:

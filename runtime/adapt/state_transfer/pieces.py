@@ -14,7 +14,7 @@ from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.session.building import layers_of_stage
-from schedc.runtime.transports.requests import stage_device
+from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from schedc.runtime.stage.splitting.arrivals import Place, place_of
+from schedc.runtime.stage.splitting.kept import Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

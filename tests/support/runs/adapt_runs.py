@@ -25,7 +25,7 @@ from schedc.runtime.adapt.hysteresis import Hysteresis
 from schedc.runtime.adapt.plan_store import PlanStore
 from schedc.runtime.adapt.proposer import Proposer
 from schedc.runtime.execution.online import earliest_ns
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
 from schedc.solvers.driver.registry import constructive
 

@@ -15,9 +15,9 @@ import schedc.runtime
 from runs.pipeline_runs import loss_fn, make_batch, make_stages
 from schedc.errors import SchedcError
 from schedc.ir.ops import token
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.emulation.injected import inject_links
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:

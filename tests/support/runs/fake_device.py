@@ -1,7 +1,7 @@
 """A device that is none: streams that are threads, copies that happen when a stream comes to them, and an NCCL that does the same.
 
-`FakeSide` replaces `transports.streams.Side`, `FakeLane` for a gloo group, `FakeNccl` for a group over NCCL; the latter two come
-in pairs, the ends of one connection in one process. `FakeMemory` frees and uses memory again as CUDA's caching allocator does.
+`FakeSide` replaces `transports.streams.CudaSide`, `FakeLane` a gloo group, `FakeNccl` a group over NCCL; the latter two come in
+pairs, the ends of one connection in one process. `FakeMemory` frees and uses memory again as CUDA's caching allocator does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from schedc.runtime.transports.staging import nbytes_of
+from schedc.runtime.transports.streams import CudaSide, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-    from schedc.runtime.common.header import TensorMeta
+    from schedc.runtime.common.boundary import TensorMeta
 
 WAIT_S = 100.0
 
@@ -165,7 +165,7 @@ class _Deferred(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class FakeSide:
+class FakeSide(CudaSide):
     """A stream of a FakeDevice beside the compute's."""
 
     def __init__(self, device: FakeDevice) -> None:

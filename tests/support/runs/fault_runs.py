@@ -20,7 +20,7 @@ from torch import nn
 import schedc.runtime
 from runs.pipeline_runs import loss_fn, make_batch, make_stages
 from schedc.ir.ops import token
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op

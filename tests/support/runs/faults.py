@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 

@@ -18,7 +18,7 @@ from runs.pipeline_runs import relative_error
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
-    from schedc.runtime.transports.requests import Channels
+    from schedc.runtime.transports.choice import Channels
 
 MS = 1e3
 """A trace's times are microseconds."""

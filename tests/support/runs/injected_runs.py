@@ -14,8 +14,8 @@ import schedc.runtime
 from runs.pipeline_runs import loss_fn, make_batch, make_stages
 from schedc.errors import SchedcError
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.emulation.injected import Injection, inject_links
 from schedc.runtime.execution.channels import TAGS

@@ -15,7 +15,7 @@ import schedc.runtime
 from runs.matrix_stages import OVER_PROCESSES, WIDTH, Loss, make_stage, spread
 from runs.pipeline_runs import piece_of
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from schedc.runtime.training.clipping import clip_grad_norm_

@@ -14,7 +14,7 @@ from torch import nn
 import schedc.runtime
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.program import program_of
-from schedc.runtime.execution.executor import Executor
+from schedc.runtime.execution.runner import Executor
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.base import only
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.program import Instruction
-    from schedc.runtime.common.values import Value
 
 LIMIT_S = 60.0
 
@@ -92,7 +92,7 @@ def executor_alone(rank: int, plan: Plan, shape: tuple[int, ...], steps: int, re
     """The executor with `Nothing` for its Compute, over the plan's real wires."""
     groups = Groups(LIMIT_S)
     wiring = Wiring(plan, groups, LIMIT_S, only(connect_gloo))
-    executor = Executor(program_of(plan, rank), wiring, Nothing(shape), None)
+    executor = Executor(program=program_of(plan, rank), wiring=wiring, compute=Nothing(shape))
 
     def step() -> None:
         executor.run()

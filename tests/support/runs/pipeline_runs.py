@@ -14,8 +14,8 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import SchedcError
 from schedc.runtime.adapt.monitor import Monitor
-from schedc.runtime.common.observer import Observer, OpTimes
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.common.hooks import Observer, OpTimes
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import nn
 import schedc.runtime
 from runs.pipeline_runs import SAMPLES, TOKENS, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from schedc.errors import SchedcError
-from schedc.runtime.session.choosing import ChoosingPipe
+from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:

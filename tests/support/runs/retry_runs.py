@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.header import TensorMeta
     from schedc.runtime.common.program import Wire
 
 

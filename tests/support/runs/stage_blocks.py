@@ -9,7 +9,7 @@ from torch import nn
 from torch.multiprocessing import reductions
 
 if TYPE_CHECKING:
-    from schedc.runtime.common.values import Value
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.stage.block import StageBlock
 
 WIDTH = 6

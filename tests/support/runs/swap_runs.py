@@ -14,7 +14,7 @@ import schedc.runtime
 from runs.pipeline_runs import loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from schedc.errors import SchedcError
 from schedc.ir.ops import token
-from schedc.runtime.common.observer import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.measure.recording import Recorder
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ import torch.distributed as dist
 import schedc.runtime
 from runs import pipeline_runs
 from schedc.ir.ops import Kind, Op
+from schedc.runtime.common.boundary import BoundaryMeta, TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.header import TensorMeta
 from schedc.runtime.common.program import Message, Wire
-from schedc.runtime.execution.boundary_meta import BoundaryMeta
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, only

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.execution.online import OnlineRunner
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.stage.apart import sharded
-from schedc.runtime.transports.requests import stage_device
+from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,7 @@ class ChoosingPipe(Pipe):
     Ranks that choose and ranks that do not may be mixed.
     """
 
-    online = True
+    runner = OnlineRunner
 
     @classmethod
     def check(cls, plan: Plan, modules: Mapping[int, nn.Module], *, alone: bool) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
-from schedc.runtime.stage.batches import Batch, Microbatch, Microbatches, checked_inputs, cut, same_samples
-from schedc.runtime.stage.weighing import Weights, check_weights
+from schedc.runtime.stage.batches import Batch, Microbatch, Microbatches, Weights, check_weights, checked_inputs, cut, same_samples
 from schedc.runtime.transports.words import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.execution.executor import Executor
+    from schedc.runtime.execution.runner import Executor
 
 
 class Given(NamedTuple):

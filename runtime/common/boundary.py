@@ -1,0 +1,190 @@
+"""What crosses a stage boundary: a tuple of tensors, as a stage gives and takes them, and what they are in all microbatches.
+
+Forward, a tensor that requires grad is one whose gradient comes back; the others (integers, masks, floats without a graph) have
+none. Backward, there is a gradient for each tensor that requires one, and None for the others. `()` is nothing at all: what an op
+works on that starts from the batch or the loss.
+
+What a boundary's tensors are is learnt from the first microbatch, the same for all others. A message of fixed size, the header,
+goes before the boundary's first output and says it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import torch
+
+from schedc.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.runtime.common.program import Message
+
+Value: TypeAlias = tuple[torch.Tensor | None, ...]
+
+
+def tensors_of(value: object, what: str = "what a stage gives") -> tuple[torch.Tensor, ...]:
+    """One tensor or a tuple (or list) of them, as a tuple.
+
+    Args:
+        value: the tensors.
+        what: what they are, for the message.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    found = type(value).__name__
+    if isinstance(value, (tuple, list)):
+        wrong = [type(tensor).__name__ for tensor in value if not isinstance(tensor, torch.Tensor)]
+        if not wrong:
+            return tuple(value)
+        found = f"{found} with {wrong[0]}"
+    raise InvalidInput(f"{what} must be a tensor or a tuple of tensors; found {found}")
+
+
+def handed_over(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors without their graph; they require grad as before, so that the next stage knows whose gradient is wanted."""
+    return tuple(tensor.detach().requires_grad_() if tensor.requires_grad else tensor.detach() for tensor in tensors)
+
+
+MAX_TENSORS = 16
+MAX_DIMS = 14
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex128,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+class TensorMeta(NamedTuple):
+    """What a tensor of a boundary is in all microbatches."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    gradient: bool = False
+    """Whether its gradient comes back."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorMeta:
+        """The tensor's kind."""
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+    def __str__(self) -> str:
+        """`float32[4, 128]`."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+HEADER = TensorMeta(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
+"""What a header itself is."""
+
+
+def encode(kinds: Sequence[TensorMeta]) -> torch.Tensor:
+    """The header: the number of tensors; of each its dtype, whether it has a gradient, the number of dimensions, the dimensions.
+
+    Raises:
+        Unsupported: a type, or the number of tensors or dimensions, has no place in a header.
+    """
+    if len(kinds) > MAX_TENSORS:
+        raise Unsupported(f"a stage gives {len(kinds)} tensors; stages can exchange up to {MAX_TENSORS}")
+    numbers = [len(kinds)]
+    for kind in kinds:
+        if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
+            raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
+        numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), *kind.shape]
+    header = torch.zeros(HEADER.shape, dtype=HEADER.dtype, device="cpu")
+    header[: len(numbers)] = torch.tensor(numbers, device="cpu")
+    return header
+
+
+def decode(header: torch.Tensor) -> tuple[TensorMeta, ...]:
+    """The kinds that the header says."""
+    count, *rest = header.tolist()
+    kinds = []
+    for _ in range(count):
+        dtype, gradient, dims, *rest = rest
+        kinds.append(TensorMeta(DTYPES[dtype], tuple(rest[:dims]), bool(gradient)))
+        rest = rest[dims:]
+    return tuple(kinds)
+
+
+class BoundaryMeta(dict[int, tuple[TensorMeta, ...]]):
+    """By stage, what its outputs are; known from the first microbatch on, and the same for all microbatches and steps."""
+
+    def learn(self, value: Value, message: Message) -> tuple[TensorMeta, ...]:
+        """Take note of a boundary's tensors, the outputs or their gradients.
+
+        Returns:
+            What the outputs are.
+
+        Raises:
+            InvalidInput: they are not like the first.
+            Unsupported: one is made of other tensors (a DTensor), whose memory is not its own: gloo would end the process.
+        """
+        if wrapped := [tensor for tensor in value if tensor is not None and hasattr(tensor, "__tensor_flatten__")]:
+            raise Unsupported(_not_plain(wrapped[0], message))
+        known = self.get(message.boundary)
+        if known is None:
+            known = self[message.boundary] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
+        elif not _alike(value, known, message.gradient):
+            raise InvalidInput(_difference(value, known, message))
+        return known
+
+
+def _alike(value: Value, kinds: tuple[TensorMeta, ...], gradient: bool) -> bool:
+    """Whether these are tensors of these kinds, or their gradients."""
+    if len(value) != len(kinds):
+        return False
+    for tensor, kind in zip(value, kinds, strict=True):
+        if gradient and not kind.gradient:
+            continue
+        if tensor is None or tensor.dtype != kind.dtype or tensor.shape != kind.shape:
+            return False
+        if not gradient and tensor.requires_grad != kind.gradient:
+            return False
+    return True
+
+
+def _difference(value: Value, kinds: tuple[TensorMeta, ...], message: Message) -> str:
+    """What is wrong with tensors that are not alike."""
+    found = ["nothing" if tensor is None else str(TensorMeta.of(tensor)) for tensor in value]
+    expected = list(map(str, kinds))
+    way = "shape"
+    if len(found) != len(expected):
+        way = "number of tensors"
+    elif found == expected:
+        way = "graph"
+        found = [
+            f"{kind} that {'requires' if tensor.requires_grad else 'does not require'} grad"
+            for kind, tensor in zip(found, value, strict=True)
+            if tensor is not None
+        ]
+        expected = [f"{kind} that {'requires' if kind.gradient else 'does not require'} grad" for kind in kinds]
+    return f"{_named(message)} is {_listed(found)}, expected {_listed(expected)} as before; give all microbatches the same {way}"
+
+
+def _not_plain(tensor: torch.Tensor, message: Message) -> str:
+    """What is wrong with a tensor that is made of others."""
+    return (
+        f"{_named(message)} is a {type(tensor).__name__}, which is made of other tensors; give plain ones"
+        " (of a DTensor its to_local() or full_tensor())"
+    )
+
+
+def _named(message: Message) -> str:
+    return f"microbatch {message.microbatch}: {'the gradient of ' if message.gradient else ''}stage {message.boundary}'s output"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"

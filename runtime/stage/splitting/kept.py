@@ -1,0 +1,211 @@
+"""What B leaves for W: the tensors that autograd has saved and W reads, and the gradients that arrive where W begins.
+
+`torch.autograd.grad(retain_graph=True)` keeps all saved tensors, and a graph's nodes keep each other alive; so the graph saves a
+`Saved` instead of the tensor, and after B those are emptied that B read outside the nodes where W begins. Functions of the user's
+own find the stage's own weights among what they have saved.
+
+Autograd gives the gradient at a node before the node's tensor hooks if it goes on through the node, and after them if it stops
+there. W begins at the node itself and calls the hooks, so it needs the gradient before them: `GradientArrivals` adds up what comes
+to the node from those before it. At a weight that B is asked for, hooks wait until the gradient is added to `.grad`.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch.autograd.function import BackwardCFunction
+    from torch.autograd.graph import GradientEdge
+    from torch.utils.hooks import RemovableHandle
+
+
+class Saved:
+    """A saved tensor's place in the graph."""
+
+    __slots__ = ("kept", "read", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor.detach()  # detached: a graph that holds its own output never dies
+        self.version = tensor._version
+        self.read = False
+        self.kept = False
+
+
+class SavedTensors:
+    """What one forward saves. Wrap the forward in `recording()`, then B in `marking(...)`, then call `release()`."""
+
+    def __init__(self) -> None:
+        self._saved: list[Saved] = []
+        self._in_kept_node = False
+
+    def recording(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """The context in which the forward runs."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def keep_for(self, node: Node) -> tuple[RemovableHandle, RemovableHandle]:
+        """Keep what `node` reads while it runs; remove the handles after B."""
+        return node.register_prehook(self._enter), node.register_hook(self._leave)
+
+    def release(self) -> None:
+        """Let go of all tensors that have been read since the forward.
+
+        But for those read by the nodes of `keep_for`, and for the arguments of checkpointed regions: whichever node of a region
+        runs first reads them, and W needs them again.
+        """
+        for saved in self._saved:
+            if saved.read and not saved.kept:
+                saved.tensor = None
+        self._saved.clear()
+
+    def _enter(self, _gradients: object) -> None:
+        self._in_kept_node = True
+
+    def _leave(self, _inputs: object, _outputs: object) -> None:
+        self._in_kept_node = False
+
+    def _pack(self, tensor: torch.Tensor) -> Saved:
+        saved = Saved(tensor)
+        saved.kept = _of_a_checkpoint()
+        self._saved.append(saved)
+        return saved
+
+    def _unpack(self, saved: Saved) -> torch.Tensor:
+        if saved.tensor is None:
+            raise RuntimeError("autograd reads a tensor in W that only B was to read")
+        if saved.tensor._version != saved.version:  # autograd's own check does not see tensors that went through hooks
+            raise RuntimeError("a tensor that the backward needs has been changed in place since the forward")
+        saved.read = True
+        saved.kept = saved.kept or self._in_kept_node
+        return saved.tensor
+
+
+def _of_a_checkpoint() -> bool:
+    """Whether it is torch's checkpoint that saves a tensor now: an argument of its region. No node of the graph has that."""
+    frame = sys._getframe(2)
+    for _ in range(2):  # in some versions of torch one of `autograd.Function` lies between
+        if frame.f_globals is checkpoint.__dict__:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def give_own_weights(functions: Iterable[Node]) -> None:
+    """Let the backwards of these functions of the user's own find the stage's weights themselves in `ctx.saved_tensors`.
+
+    Without hooks autograd gives a saved weight as it is; through hooks it gives another tensor with the same elements, which has
+    none of the weight's attributes. Megatron's layers add to `weight.main_grad`.
+    """
+    for function in functions:
+        if not isinstance(function, _WithOwnWeights):
+            function.__class__ = _with_own_weights(type(function))
+
+
+class _WithOwnWeights:
+    """A function whose saved weights are the stage's."""
+
+    @property
+    def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """As autograd has them, but for the weights."""
+        return tuple(map(_own, super().saved_tensors))  # type: ignore[misc]
+
+
+@cache
+def _with_own_weights(kind: type[BackwardCFunction]) -> type:
+    return type(kind.__name__, (_WithOwnWeights, kind), {})
+
+
+def _own(saved: torch.Tensor | None) -> torch.Tensor | None:
+    """The weight of which this is what autograd has saved; another tensor as it is."""
+    if saved is not None and saved.requires_grad and saved.is_leaf:
+        weight = get_gradient_edge(saved).node.variable  # type: ignore[attr-defined]
+        if isinstance(weight, torch.nn.Parameter):
+            return weight
+    return saved
+
+
+Place = tuple["Node", int]
+"""A node, and which of its outputs: an edge without what else torch attaches to one."""
+
+
+def place_of(edge: GradientEdge) -> Place:
+    """Where the edge leads to."""
+    return edge.node, edge.output_nr
+
+
+class GradientArrivals:
+    """What arrives in one backward at edges whose nodes do not run in it."""
+
+    def __init__(
+        self, before: Mapping[Place, Sequence[Place]], roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]
+    ) -> None:
+        """Take the places.
+
+        Args:
+            before: the nodes that lead to each, and the number of their edge.
+            roots: where the backward begins.
+            seeds: with these gradients.
+        """
+        self._before = before
+        self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
+        self._versions: dict[torch.Tensor, int] = {}
+        for root, seed in zip(roots, seeds, strict=True):
+            if place_of(root) in before:
+                self._add(place_of(root), seed)
+
+    def listen(self) -> list[RemovableHandle]:
+        """Add up what arrives from now on; remove the handles after the backward."""
+        edges: dict[Node, list[tuple[int, Place]]] = {}
+        for place, nodes in self._before.items():
+            for node, number in nodes:
+                edges.setdefault(node, []).append((number, place))
+        return [node.register_hook(self._taker(places)) for node, places in edges.items()]
+
+    def watch(self, node: Node) -> RemovableHandle:
+        """Note how the gradients are that arrive at a node that runs; remove the handle after the backward."""
+        return node.register_prehook(self._note)
+
+    def version(self, gradient: torch.Tensor) -> int:
+        """How often the gradient had been changed in place when it first arrived."""
+        return self._versions.get(gradient, gradient._version)
+
+    def _note(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for gradient in gradients:
+            if gradient is not None:
+                self._versions.setdefault(gradient, gradient._version)
+
+    def _taker(self, places: Sequence[tuple[int, Place]]) -> Callable[[Sequence[torch.Tensor | None], object], None]:
+        def take(gradients: Sequence[torch.Tensor | None], _: object) -> None:
+            for number, place in places:
+                self._add(place, gradients[number])
+
+        return take
+
+    def _add(self, place: Place, gradient: torch.Tensor | None) -> None:
+        self._note([gradient])
+        before = self.found[place]
+        self.found[place] = gradient if before is None else before if gradient is None else before + gradient
+
+
+@contextmanager
+def without_hooks(weights: Sequence[GradientEdge]) -> Iterator[None]:
+    """A context in which the tensor hooks of these weights are not called."""
+    off = [hooks for edge in weights if (hooks := edge.node.variable._backward_hooks)]  # type: ignore[attr-defined]
+    kept = [dict(hooks) for hooks in off]
+    for hooks in off:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in zip(off, kept, strict=True):
+            hooks.update(own)
