@@ -48,7 +48,7 @@ from schedc.lower.placement import place, placement_name
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.layout.scheduled_layout import lay_out
+from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.templates import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))

@@ -199,7 +199,8 @@ def results(first_seed: int, done: Container[int]) -> Iterator[Result]:
         begun = time.perf_counter()
         try:
             outcome = search_layouts(workload, open_layout, Limits(time_s=LIMIT_S, workers=2))
-            found_ns, lower_bound_ns, evaluated = outcome.objective_ns, outcome.lower_bound_ns, outcome.evaluated
+            found_ns = None if outcome.best is None else outcome.best.objective_ns
+            lower_bound_ns, evaluated = outcome.lower_bound_ns, outcome.evaluated
         except Infeasible:
             pass
         search_s = time.perf_counter() - begun

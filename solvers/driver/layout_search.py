@@ -6,6 +6,7 @@ Each takes the `LayoutWork` and goes on until its share of the limits is spent.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,19 +18,16 @@ from schedc.ir.plan import BoundName
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.enumerate import open_layouts
 from schedc.solvers.layout.evaluation.kernel import evaluate
-from schedc.solvers.layout.scheduled_layout import lay_out
+from schedc.solvers.layout.layout_arrays import lay_out
+from schedc.solvers.layout.listed import open_layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Workload
-    from schedc.solvers.driver.layout_options import Option
-    from schedc.solvers.driver.layout_work import LayoutWork
-    from schedc.solvers.layout.exact import LayoutProgress
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
+    from schedc.solvers.driver.layout_work import LayoutOption, LayoutWork
+    from schedc.solvers.layout.exact import LayoutsKnown
+    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
 """The exact search runs where there are at most this many layouts, of at most this many compute ops."""
@@ -41,6 +39,8 @@ CLIMB_UNITS = 2.0
 """Without a limit, and for methods that take none, layouts are sought with this much work."""
 OPS_PER_UNIT = 10_000_000
 """About this many ops are placed in a unit of work."""
+LEAST_OPS = 4000
+"""A layout counts as at least this many ops."""
 LAYOUTS_AT_ONCE = 2000
 """The annealing begins again after this many layouts, as it ends in a local optimum; there are more of these than it can leave."""
 MOST_FOUND, MOST_ALIKE = 8, 2
@@ -72,7 +72,7 @@ def try_baselines(work: LayoutWork) -> None:
                 why_not = str(reason)
         seconds = time.perf_counter() - begun
         named.add(attempt.layout_name)
-        option: Option | None = None
+        option: LayoutOption | None = None
         with work.region():
             option = work.add(attempt.layout_name, layout)
         work.layouts = len(named)
@@ -97,8 +97,10 @@ def search_exactly(work: LayoutWork) -> None:
     if work.is_over or work.listed or not is_auto(work.method) or not _is_small(work.workload, open_layout):
         return
     is_whole = not work.open_layout.recompute_is_open
-    if not is_whole and _cannot_be_better(work, open_layout):
-        return
+    if not is_whole:
+        least_ns = layout_bound(work.workload, open_layout).value_ns  # None: no layout of these has room
+        if least_ns is None or (work.best is not None and least_ns >= work.best.objective_ns):
+            return
     from schedc.solvers.layout.exact import search_layouts  # loads CP-SAT
 
     title = "layouts one by one"
@@ -111,25 +113,20 @@ def search_exactly(work: LayoutWork) -> None:
     start = work.best if work.schedule is not None and not work.schedule.parts else None
     if not is_whole and start is not None and start.layout.recomputed:
         start = None  # none of those that are listed
-    latest: LayoutProgress | None = None
-    has_room, bound_ns = True, 0
-    log: tuple[str, ...] = ()
+    latest: LayoutsKnown | None = None
+    has_room = True
 
-    def keep(progress: LayoutProgress) -> None:
-        nonlocal latest, bound_ns, log
-        latest = progress
-        if is_whole:
-            bound_ns, log = progress.lower_bound_ns, progress.log
-        work.layouts = before + progress.evaluated
-        work.progress(progress.objective_ns)
+    def keep(known: LayoutsKnown) -> None:
+        nonlocal latest
+        latest = known
+        work.layouts = before + known.evaluated
+        work.progress(None if known.best is None else known.best.objective_ns)
 
     with work.region():
         try:
-            proven = search_layouts(work.workload, open_layout, given, keep, start)
-            if is_whole:
-                bound_ns, log = proven.lower_bound_ns, proven.log
-            work.interrupted |= proven.interrupted
-            work.listed = proven.complete
+            latest = search_layouts(work.workload, open_layout, given, keep, start)
+            work.interrupted |= latest.interrupted
+            work.listed = latest.complete
         except NoPlanFound:
             work.cut_short |= timed  # the limit came first
         except Infeasible:
@@ -138,7 +135,7 @@ def search_exactly(work: LayoutWork) -> None:
             has_room, work.listed = False, True
     work.work += 0.0 if share is None or timed else share
     seconds = time.perf_counter() - begun
-    found: ScheduledLayout | None = None if latest is None else latest.best
+    found = None if latest is None else latest.best
     if found is not None and (start is None or found.objective_ns < start.objective_ns):
         option = work.add(title, found.layout)
         if option is not None:
@@ -149,14 +146,8 @@ def search_exactly(work: LayoutWork) -> None:
     else:
         in_time = "was not done in time" if has_room else "none has room without recomputation"
         work.tried(title, seconds, why_not="found none better" if start or found else in_time)
-    if bound_ns > work.bound_ns:  # of equal ones the first's log stays
-        work.raise_bound(bound_ns, BoundName.CPSAT, log)
-
-
-def _cannot_be_better(work: LayoutWork, open_layout: OpenLayout) -> bool:
-    """Whether no layout of these has room, or a schedule that is better than what is known."""
-    bound_ns = layout_bound(work.workload, open_layout).value_ns
-    return bound_ns is None or (work.best is not None and bound_ns >= work.best.objective_ns)
+    if is_whole and latest is not None and latest.lower_bound_ns > work.bound_ns:  # of equal ones the first's log stays
+        work.raise_bound(latest.lower_bound_ns, BoundName.CPSAT, latest.log)
 
 
 def _is_small(workload: Workload, open_layout: OpenLayout) -> bool:
@@ -219,19 +210,20 @@ def seek_layouts(work: LayoutWork, number: int) -> None:
     begun, before = time.perf_counter(), work.layouts
     found: list[ScheduledLayout] = []
     climb: LayoutClimb | None = None
+
+    def gather(climb: LayoutClimb) -> None:
+        """The best layouts of a run; of those with no time to be handed on, the best."""
+        found.extend(climb.scheduled() if work.left != 0 else climb.scheduled(1))
+        work.layouts = before + climb.evaluated
+
     with work.region():
         try:
-            climb = LayoutClimb(
-                work.workload,
-                work.open_layout,
-                recompute=work.open_layout.recompute_is_open,
-                seed=work.limits.seed + number,
-                workers=WALKS if work.ops_of_two_chunks() >= WALKS_OPS else 1,
-            )
+            workers = WALKS if work.ops_of_two_chunks >= WALKS_OPS else 1
+            climb = LayoutClimb(work.workload, work.open_layout, seed=work.limits.seed + number, workers=workers)
         except Unsupported as reason:
             work.tried("layouts", time.perf_counter() - begun, why_not=str(reason))
             return
-        evaluations = max(100, int(share * OPS_PER_UNIT / work.ops_of_a_layout()))
+        evaluations = max(100, int(share * OPS_PER_UNIT / max(LEAST_OPS, work.ops_of_two_chunks)))
         at_once = max(LAYOUTS_AT_ONCE, evaluations // 50)
         until_s = time.perf_counter() + share
         while (time.perf_counter() < until_s) if timed else climb.evaluated < evaluations:
@@ -241,32 +233,20 @@ def seek_layouts(work: LayoutWork, number: int) -> None:
                 evaluations=at_once if timed else min(at_once, evaluations - climb.evaluated),
                 report=lambda evaluated, kept: work.progress(kept.value_ns, before + evaluated),
             )
-            _gather(work, climb, found, before)
+            gather(climb)
         climb.restart()
     if climb is not None:
-        _gather(work, climb, found, before)  # of a run that was ended
+        gather(climb)  # of a run that was ended
     work.cut_short |= timed
     work.work += 0.0 if timed else share
-    _take_found(work, found, time.perf_counter() - begun)
-
-
-def _gather(work: LayoutWork, climb: LayoutClimb, found: list[ScheduledLayout], before: int) -> None:
-    """The best layouts of a run."""
-    schedules = climb.scheduled() if work.left != 0 else climb.scheduled(1)  # of those with no time to be handed on, the best
-    found += [each for each in schedules if each is not None]
-    work.layouts = before + climb.evaluated
-
-
-def _take_found(work: LayoutWork, found: Sequence[ScheduledLayout], seconds: float) -> None:
-    """The best layouts found are options."""
     best = sorted(found, key=lambda each: each.objective_ns)
     if best:
-        work.tried("layouts", seconds, best[0])
-    taken: dict[tuple[int, ...], int] = {}
+        work.tried("layouts", time.perf_counter() - begun, best[0])
+    taken: Counter[tuple[int, ...]] = Counter()
     for each in best:
         ranks = each.layout.rank_of_stage
-        if taken.get(ranks, 0) < MOST_ALIKE and sum(taken.values()) < MOST_FOUND:
-            taken[ranks] = taken.get(ranks, 0) + 1
+        if taken[ranks] < MOST_ALIKE and taken.total() < MOST_FOUND:
+            taken[ranks] += 1
             option = work.add(f"searched layout {len(work.options) + 1}", each.layout)
             if option is not None:
                 option.may_take(each.objective_ns)

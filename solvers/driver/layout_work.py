@@ -1,4 +1,4 @@
-"""The work on one workload whose layout is open: what its steps share (`layout_search`, `layout_trials`).
+"""The work on one workload whose layout is open: what its steps share (`layouts`, `layout_search`).
 
 Steps change it: they add options and candidates, and offer layouts with schedules that the simulator has timed.
 """
@@ -10,27 +10,84 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Until, never
+from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, cheap_bound_ns
+from schedc.analysis.bounds.residency import rank_without_room
+from schedc.lower.problem import problem_of
 from schedc.solvers.common.incumbent import BestKnown, Candidate
 from schedc.solvers.common.interruption import Ends, OutOfTime
 from schedc.solvers.common.search_settings import LayoutsProgress
-from schedc.solvers.driver.layout_options import Option, option_of
 from schedc.solvers.driver.registry import LAYOUT_METHODS, is_constructive
+from schedc.verify.layout import verify_layout
+from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.errors import Unsupported
     from schedc.ir.layout import Layout, OpenLayout
-    from schedc.ir.problem import Objective
+    from schedc.ir.problem import Objective, Problem
+    from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
+    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""
-LEAST_OPS = 4000
-"""A layout counts as at least this many ops."""
 LEAST_S, S_PER_OP = 0.8, 1e-4
 """A method does nothing worth while with a layout in less time than this, and this for each compute op."""
+SMALL_OPS = 1000
+"""Up to this many compute ops all bounds together take no time that counts, some 0.1 s."""
+BOUNDS_S_PER_OP2 = 5e-8
+"""All bounds of a larger layout take about this, times the square of its compute ops."""
+BOUNDS_SHARE = 0.1
+"""Of the time or work that a method has for a layout, all its bounds may take this share."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LayoutOption:
+    """A layout that may be handed to a method, and what is known of it."""
+
+    title: str
+    """For people; of a layout with several names, the first: that of the balanced partition, if it is balanced."""
+    layout: Layout
+    problem: Problem
+    bound_ns: int
+    """Of this layout alone; of a large one at first the best of the bounds that take little time."""
+    is_bounded: bool
+    """Whether it is the best of all bounds."""
+    objective_ns: int | None = None
+    """Of the best schedule known; None: there is none."""
+    best: dict[bool, tuple[Schedule, str, int]] = field(default_factory=dict)
+    """By whether it cuts blocks, the best schedule that a method has made, with the method's name and its objective."""
+    seconds: float = 0.0
+    """What methods have spent on it."""
+    row: int | None = None
+    """Its place among the candidates, once a method has worked on it."""
+    settled: bool = False
+    """Whether nothing better is to be expected of the method."""
+
+    def tighten(self, slice_: float | None, until: Until) -> None:
+        """Take the best of all bounds, if they take a small share of a slice of seconds or units of work; None: of any.
+
+        Args:
+            slice_: what a method is given for the layout.
+            until: of those that take long, as many count as are known when it says that the time is up.
+        """
+        taken = BOUNDS_S_PER_OP2 * self.problem.num_ops**2
+        if not self.is_bounded and (slice_ is None or taken <= BOUNDS_SHARE * slice_):
+            bound_ns = max(each.value_ns for each in bounds_in_time(self.problem, until))
+            self.bound_ns, self.is_bounded = max(self.bound_ns, bound_ns), True
+
+    def keep(self, schedule: Schedule, found_by: str, objective_ns: int) -> None:
+        """Keep what a method made, if it is the best of its kind."""
+        cuts = bool(schedule.parts)
+        if cuts not in self.best or objective_ns < self.best[cuts][2]:
+            self.best[cuts] = schedule, found_by, objective_ns
+        self.may_take(objective_ns)
+
+    def may_take(self, objective_ns: int) -> None:
+        """A schedule with this objective is known."""
+        if self.objective_ns is None or objective_ns < self.objective_ns:
+            self.objective_ns = objective_ns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +98,7 @@ class LayoutWork(BestKnown):
     open_layout: OpenLayout
     until: Until = never
     """Whether the time is up; then bounds that take long are left out, and an option says less of what it can be worth."""
-    options: dict[tuple[object, ...], Option] = field(default_factory=dict)
+    options: dict[tuple[object, ...], LayoutOption] = field(default_factory=dict)
     """The layouts that may be handed to a method, by what makes them different."""
     best: ScheduledLayout | None = None
     """The layout of the best schedule."""
@@ -81,15 +138,19 @@ class LayoutWork(BestKnown):
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be done."""
-        if self.best is None:
+        if self.interruption.is_late or self.best is None:
             return self.interruption.is_late
-        return (
-            self.interruption.is_late
-            or self.interrupted
-            or self.interruption.requested
-            or self.gap <= self.limits.gap
-            or self.left == 0
-        )
+        return self.interrupted or self.interruption.requested or self.gap <= self.limits.gap or self.left == 0
+
+    @property
+    def least(self) -> float:
+        """What a method needs to do anything worth while with an option, in seconds or units of work."""
+        return LEAST_S + S_PER_OP * self.ops_of_two_chunks
+
+    @property
+    def ops_of_two_chunks(self) -> int:
+        """The compute ops of a layout with two stages on each rank."""
+        return 3 * self.workload.microbatches * 2 * self.workload.ranks
 
     def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
         """Take it if it is the best so far.
@@ -107,14 +168,22 @@ class LayoutWork(BestKnown):
                 self.best, self.title = found, title
             self.take(found.schedule, found.makespan_ns, found.objective_ns, found_by)
 
-    def add(self, title: str, layout: Layout) -> Option | None:
-        """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room."""
+    def add(self, title: str, layout: Layout) -> LayoutOption | None:
+        """The layout as an option, the known one if it is one already; None: it is unsound, or a rank has no room.
+
+        Bounds that take long are left out if the time is up.
+        """
         key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
         if key not in self.options:
-            option = option_of(self.workload, title, layout, self.until)
-            if option is not None:
-                self.options[key] = option
-        return self.options.get(key)
+            if verify_layout(self.workload, layout):
+                return None
+            problem = problem_of(self.workload, layout)
+            if verify_problem(problem) or rank_without_room(problem):
+                return None
+            is_small = problem.num_ops <= SMALL_OPS and not self.until()
+            bound_ns = best_bound(problem).value_ns if is_small else cheap_bound_ns(problem, self.until)
+            self.options[key] = LayoutOption(title=title, layout=layout, problem=problem, bound_ns=bound_ns, is_bounded=is_small)
+        return self.options[key]
 
     def tried(self, method: str, seconds: float, found: ScheduledLayout | None = None, why_not: str = "") -> None:
         """Keep what became of a method, or why it found nothing."""
@@ -122,12 +191,12 @@ class LayoutWork(BestKnown):
         row = Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns, why_not=why_not)
         self.candidates.append(row)
 
-    def hopeful(self) -> list[Option]:
+    def hopeful(self) -> list[LayoutOption]:
         """The options that may be better than the best, the most promising first; last those that can be so by next to nothing."""
         best_ns = None if self.best is None else self.objective_ns
         left = [each for each in self.options.values() if not each.settled and (best_ns is None or each.bound_ns < best_ns)]
 
-        def rank(option: Option) -> tuple[bool, bool, int]:
+        def rank(option: LayoutOption) -> tuple[bool, bool, int]:
             gains_little = best_ns is not None and best_ns - option.bound_ns < LITTLE * best_ns
             return gains_little, option.objective_ns is None, option.objective_ns or option.bound_ns
 
@@ -158,22 +227,6 @@ class LayoutWork(BestKnown):
     def progress(self, objective_ns: int | None, layouts: int | None = None) -> None:
         """Report it, if it is new."""
         seen = [each for each in (objective_ns, None if self.best is None else self.objective_ns) if each is not None]
-        self.settings.on_layouts(
-            LayoutsProgress(
-                layouts=self.layouts if layouts is None else layouts,
-                objective_ns=min(seen, default=None),
-                lower_bound_ns=self.bound_ns,
-            )
-        )
-
-    def ops_of_two_chunks(self) -> int:
-        """The compute ops of a layout with two stages on each rank."""
-        return 3 * self.workload.microbatches * 2 * self.workload.ranks
-
-    def ops_of_a_layout(self) -> int:
-        """About as many ops as are placed for one layout."""
-        return max(LEAST_OPS, self.ops_of_two_chunks())
-
-    def least(self) -> float:
-        """What a method needs to do anything worth while with an option, in seconds or units of work."""
-        return LEAST_S + S_PER_OP * self.ops_of_two_chunks()
+        evaluated = self.layouts if layouts is None else layouts
+        known = LayoutsProgress(layouts=evaluated, objective_ns=min(seen, default=None), lower_bound_ns=self.bound_ns)
+        self.settings.on_layouts(known)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Limits
     from schedc.solvers.common.incumbent import Incumbent
-    from schedc.solvers.layout.scheduled_layout import ScheduledLayout
+    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
     Search: TypeAlias = Callable[[Incumbent, Limits], None]
     """Improves what is known about a problem: offers schedules and bounds until the gap, the limit, or a proof."""

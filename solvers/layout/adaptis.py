@@ -30,27 +30,24 @@ of these are kept (S-1F1B, I-1F1B, zero bubble, Hanayo, Mist-like), so that the 
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.errors import NoPlanFound
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
-from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
+from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
-from schedc.solvers.layout.scheduled_layout import ScheduledLayout, scheduled_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.ir.layout import OpenLayout
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
+    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
-    Phase: TypeAlias = Callable[["_Tuned"], Iterator[tuple[LayoutArrays, list[int]]]]
+    Phase: TypeAlias = Callable[["KeptArrays"], Iterator[tuple[LayoutArrays, list[int]]]]
 
 STARTS = 3
 """Tuning starts from this many of the named layouts."""
@@ -59,12 +56,6 @@ START_RULES, TANDEM = 8, 2
 many others of these."""
 MOST_CHANGES = 64
 """Of one phase this many changes are tried at most before it is given up."""
-
-
-class _Tuned(NamedTuple):
-    value_ns: int
-    draft: LayoutArrays
-    rule: int
 
 
 def adaptis(
@@ -88,13 +79,13 @@ def adaptis(
         Unsupported: the numbers are too large.
         NoPlanFound: no named layout has a schedule within memory.
     """
-    generator = _Generator(workload, open_layout, LayoutEvaluator(workload, plain=plain), stop, report)
+    evaluator = LayoutEvaluator(workload, plain=plain)
+    generator = _Generator(workload, open_layout, evaluator, stop, report)
     found = list(baselines(workload, open_layout))
     for start in generator.starts():
         if not stop():
             tuned = generator.tuned(start)
-            schedule = partial(generator.schedule, tuned)
-            by_rule = scheduled_layout(workload, tuned.draft.layout(open_layout.placement_name), schedule, "adaptis")
+            by_rule = evaluator.scheduled(tuned, open_layout.placement_name, "adaptis")
             found += [] if by_rule is None else [by_rule]
     if not found:
         raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")
@@ -118,9 +109,9 @@ class _Generator:
         self._some = [int(number) for number in rules[:: max(1, len(rules) // START_RULES)]]
         self._best_ns = NEVER
 
-    def starts(self) -> list[_Tuned]:
+    def starts(self) -> list[KeptArrays]:
         """The best of the named layouts, the best first."""
-        found: dict[LayoutArrays, _Tuned] = {}
+        found: dict[LayoutArrays, KeptArrays] = {}
         for layout in named_layouts(self._workload, self._open).values():
             draft = layout_arrays_of(layout)
             if draft not in found and not self._stop():
@@ -128,7 +119,7 @@ class _Generator:
         runnable = [each for each in found.values() if each.value_ns < NEVER]
         return sorted(runnable, key=lambda each: each.value_ns)[:STARTS]
 
-    def tuned(self, now: _Tuned) -> _Tuned:
+    def tuned(self, now: KeptArrays) -> KeptArrays:
         """The pipeline tuned phase by phase, until no phase makes it better."""
         while not self._stop():
             for phase in self._phases(now):
@@ -140,11 +131,7 @@ class _Generator:
                 return now
         return now
 
-    def schedule(self, tuned: _Tuned, _: Problem) -> Schedule:
-        """The schedule of a pipeline."""
-        return self._evaluator.schedule(tuned.draft, tuned.rule)
-
-    def _phases(self, now: _Tuned) -> list[Phase]:
+    def _phases(self, now: KeptArrays) -> list[Phase]:
         """The phases that are open, the one that leaves ranks idle most first."""
         load = self._evaluator.load(now.draft)
         ranks = range(self._workload.ranks)
@@ -160,7 +147,7 @@ class _Generator:
             phases.append((by_placement_ns, self._placements))
         return [phase for _, phase in sorted(phases, key=lambda each: -each[0])]
 
-    def _better(self, now: _Tuned, phase: Phase) -> _Tuned | None:
+    def _better(self, now: KeptArrays, phase: Phase) -> KeptArrays | None:
         """The first change of the phase that makes the step shorter; None: none does."""
         for draft, rules in islice(phase(now), MOST_CHANGES):
             if self._stop():
@@ -170,11 +157,11 @@ class _Generator:
                 return after
         return None
 
-    def _schedules(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
+    def _schedules(self, now: KeptArrays) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """The same draft under every rule of the table."""
         yield now.draft, [int(number) for number in self._evaluator.all_rules]
 
-    def _partitions(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
+    def _partitions(self, now: KeptArrays) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """A layer goes from a rank with little idle time to one with more; what differs most comes first."""
         load, ranks = self._evaluator.load(now.draft), range(self._workload.ranks)
         pairs = sorted((load.work_ns[taker] - load.work_ns[giver], giver, taker) for giver in ranks for taker in ranks)
@@ -185,10 +172,11 @@ class _Generator:
             if moved is not None:
                 yield moved, self._tandem(now.rule)
 
-    def _placements(self, now: _Tuned) -> Iterator[tuple[LayoutArrays, list[int]]]:
+    def _placements(self, now: KeptArrays) -> Iterator[tuple[LayoutArrays, list[int]]]:
         """Stages interleaved, joined, or on each other's ranks."""
         work_ns = self._evaluator.load(now.draft).work_ns
-        for draft in _placed(now.draft, self._open.chunks, busiest=work_ns.index(max(work_ns)), free=self._is_free()):
+        is_free = self._open.layers_of_stage is None and stage_count(self._workload, self._open) is None
+        for draft in _placed(now.draft, self._open.chunks, busiest=work_ns.index(max(work_ns)), free=is_free):
             yield draft, self._tandem(now.rule)
 
     def _tandem(self, rule: int) -> list[int]:
@@ -196,17 +184,13 @@ class _Generator:
         at = self._evaluator.evaluated
         return [rule, *(self._some[(at + more) % len(self._some)] for more in range(TANDEM))]
 
-    def _is_free(self) -> bool:
-        """Whether the number of stages is open."""
-        return self._open.layers_of_stage is None and stage_count(self._workload, self._open) is None
-
-    def _timed(self, draft: LayoutArrays, rules: list[int], refuse_ns: int = NEVER) -> _Tuned:
+    def _timed(self, draft: LayoutArrays, rules: list[int], refuse_ns: int = NEVER) -> KeptArrays:
         """The draft under these rules; of the best of them, or of the first that is better than `refuse_ns`."""
         value_ns = self._evaluator.value(draft, rules, refuse_ns=refuse_ns, enough_ns=refuse_ns - 1 if refuse_ns < NEVER else 0)
         if value_ns < self._best_ns:
             self._best_ns = value_ns
             self._report(self._evaluator.evaluated, value_ns)
-        return _Tuned(value_ns, draft, max(0, self._evaluator.rule))
+        return KeptArrays(value_ns, draft, max(0, self._evaluator.rule))
 
 
 def _moved(draft: LayoutArrays, giver: int, taker: int) -> LayoutArrays | None:

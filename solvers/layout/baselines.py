@@ -14,7 +14,7 @@ from schedc.ir.layout import Layout, OpenLayout, Placement
 from schedc.ir.workload import Semantics, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
-from schedc.solvers.layout.scheduled_layout import ScheduledLayout, scheduled_layout
+from schedc.solvers.layout.layout_arrays import ScheduledLayout, scheduled_layout
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:

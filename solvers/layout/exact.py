@@ -1,30 +1,33 @@
 """The exact search over layouts: in the order of their lower bounds, each with CP-SAT, until none can be better.
 
 Takes a workload and what is open; gives the best layout with its schedule, and a lower bound over all of them. It is for small
-problems, whose layouts can be listed. It may end at any time, with what is known then.
+problems, whose layouts can be listed. It may end at any time, with what is known then. A quick bound comes first, and the best of
+all bounds for those layouts whose turn comes.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
-from schedc.solvers.layout.enumerate import open_layouts
-from schedc.solvers.layout.order import Queue, QueuedLayout
-from schedc.solvers.layout.scheduled_layout import ScheduledLayout, timed
+from schedc.solvers.layout.layout_arrays import ScheduledLayout, timed
+from schedc.solvers.layout.listed import QuickBound, open_layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.layout.layout_arrays import LayoutArrays
@@ -36,30 +39,11 @@ FIRST_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutProgress:
-    """What is known at some moment."""
+class LayoutsKnown:
+    """What is known of all layouts at some moment."""
 
-    seconds: float
-    evaluated: int
-    """How many layouts were handed to CP-SAT."""
-    objective_ns: int | None
-    """Of the best schedule; None: there is none yet."""
-    lower_bound_ns: int
-    """Over all layouts."""
     best: ScheduledLayout | None
-    """None: there is none yet."""
-    log: tuple[str, ...]
-    """What the bound rests on: see `LayoutOutcome`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutOutcome:
-    """The best layout, with its schedule of whole blocks."""
-
-    layout: Layout
-    problem: Problem
-    schedule: Schedule
-    objective_ns: int
+    """The best one, with its schedule of whole blocks; None: there is none yet."""
     lower_bound_ns: int
     """No layout has a schedule of whole blocks with a smaller objective; part of it is CP-SAT's word."""
     layouts: int
@@ -74,52 +58,30 @@ class LayoutOutcome:
     """What the bound rests on: that these layouts are all, and CP-SAT's logs, one layout after another. Never empty, as the least
     of the layouts' analytic bounds may be better than the one over all of them before CP-SAT was given any."""
 
-    @property
-    def is_proven(self) -> bool:
-        """Whether no layout has a better schedule of whole blocks."""
-        return self.lower_bound_ns == self.objective_ns
 
+@dataclass(order=True, slots=True)
+class _Entry:
+    """A layout that is not settled."""
 
-@dataclass(slots=True, kw_only=True)
-class _Known:
-    """What is known so far."""
-
-    begun: float = field(default_factory=time.perf_counter)
-    over_all_ns: int
-    """The analytic bound over all layouts."""
-    closed_ns: int | None = None
-    """The least bound of a layout that is done with."""
-    best: tuple[Layout, Problem, Schedule] | None = None
-    objective_ns: int | None = None
-    evaluated: int = 0
-    log: list[str] = field(default_factory=list)
-    work: float = 0.0
-    """What CP-SAT spent, in the units of a deterministic limit."""
-
-    def bound_ns(self, queue: Queue) -> int:
-        """Over all layouts: the least bound of any that is left or done with, or the analytic one."""
-        known = [each for each in (queue.least_ns, self.closed_ns, self.objective_ns) if each is not None]
-        return max(self.over_all_ns, min(known, default=0))
-
-    def left(self, limits: Limits) -> float | None:
-        """What the limits leave, in seconds or units of work; None: all."""
-        if limits.deterministic is not None:
-            return limits.deterministic - self.work
-        return None if limits.time_s is None else limits.time_s - (time.perf_counter() - self.begun)
-
-    def is_over(self, limits: Limits) -> bool:
-        """Whether the limits leave nothing."""
-        left = self.left(limits)
-        return left is not None and left <= 0
+    bound_ns: int
+    number: int
+    """In the order of the enumeration; of equal bounds the first comes first."""
+    draft: LayoutArrays = field(compare=False)
+    problem: Problem | None = field(default=None, compare=False)
+    """Once its turn has come, with a better bound."""
+    is_bounded: bool = field(default=False, compare=False)
+    """Whether the bound is the best of all."""
+    tries: int = field(default=0, compare=False)
+    """How often a solver's limit ended before it was settled."""
 
 
 def search_layouts(
     workload: Workload,
     open_layout: OpenLayout,
     limits: Limits,
-    report: Callable[[LayoutProgress], None] = lambda _: None,
+    report: Callable[[LayoutsKnown], None] = lambda _: None,
     start: ScheduledLayout | None = None,
-) -> LayoutOutcome:
+) -> LayoutsKnown:
     """The best layout and schedule of whole blocks, and the bound over all layouts.
 
     Proof that it is a bound: every layout is in the queue with a bound of its own, or symmetric to one that is (`rank_kinds`), or
@@ -140,105 +102,144 @@ def search_layouts(
     """
     if open_layout.recompute_is_open:
         raise Unsupported("the exact search takes recomputation as it is given, and here it is open")
-    bound = layout_bound(workload, open_layout)
-    if bound.value_ns is None:
-        raise Infeasible(f"{workload.name}: {bound.detail}")
-    known = _Known(over_all_ns=bound.value_ns)
-    if start is not None:
-        known.best, known.objective_ns = (start.layout, start.problem, start.schedule), start.objective_ns
-    name = open_layout.placement_name
-    queue = Queue(workload, open_layout, _listed(workload, open_layout))
-    known.log.append(f"{queue.layouts} layouts listed, each with its analytic bound; one over all of them is {bound.value_ns} ns")
-    interrupted = False
+    search = _Search(workload, open_layout, limits, start)
     reported: tuple[int | None, int] = (None, -1)
-    while not interrupted:
-        if known.objective_ns is not None and _is_enough(known, queue, limits):
+    while not search.interrupted:
+        best = search.best
+        if best is not None and relative_gap(best.objective_ns, search.bound_ns, "over all layouts") <= limits.gap:
             break
-        entry = queue.pop(known.objective_ns, lambda: known.is_over(limits))
+        entry = search.pop()
         if entry is None or entry.problem is None:
             break
-        left = known.left(limits)
-        share = None if left is None else max(0.0, left) * min(1.0, FIRST_SHARE * 2**entry.tries)
-        start_order = greedy(entry.problem, GreedyOptions(n_sub=1))
-        solved = solve_cpsat(
-            entry.problem,
-            start_order,
-            limits=_given(limits, share),
-            known_bound_ns=entry.bound_ns,
-            below_ns=known.objective_ns,
-        )
-        interrupted = solved.ended_by is not None
-        _take(known, queue, entry, solved, name)
-        if reported != (known.objective_ns, known.bound_ns(queue)):
-            reported = known.objective_ns, known.bound_ns(queue)
-            report(_progress(known, queue))
-        if interrupted and known.best is None and solved.ended_by is not None:
+        solved = search.solved(entry, entry.problem)
+        now = None if search.best is None else search.best.objective_ns, search.bound_ns
+        if reported != now:
+            reported = now
+            report(search.known())
+        if search.best is None and solved.ended_by is not None:
             raise solved.ended_by
-    if known.best is None or known.objective_ns is None:
-        if queue.least_ns is None:
+    if search.best is None:
+        if not search.queue:
             raise Infeasible(f"{workload.name}: no layout has room for its stages and one microbatch on its ranks")
-        raise NoPlanFound(f"{workload.name}: no plan found in the limits given; none of {queue.layouts} layouts was settled")
-    layout, problem, schedule = known.best
-    lower_bound_ns = known.bound_ns(queue)
-    check_bound(lower_bound_ns, known.objective_ns, "over all layouts")
-    return LayoutOutcome(
-        layout=layout,
-        problem=problem,
-        schedule=schedule,
-        objective_ns=known.objective_ns,
-        lower_bound_ns=lower_bound_ns,
-        layouts=queue.layouts,
-        evaluated=known.evaluated,
-        seconds=time.perf_counter() - known.begun,
-        interrupted=interrupted,
-        complete=queue.least_ns is None or queue.least_ns >= known.objective_ns,
-        log=tuple(known.log),
-    )
+        raise NoPlanFound(f"{workload.name}: no plan found in the limits given; none of {search.layouts} layouts was settled")
+    check_bound(search.bound_ns, search.best.objective_ns, "over all layouts")
+    return search.known()
 
 
-def _listed(workload: Workload, open_layout: OpenLayout) -> Iterator[LayoutArrays]:
-    for number, draft in enumerate(open_layouts(workload, open_layout)):
-        if number >= MOST_LAYOUTS:
-            raise Unsupported(f"the exact search lists up to {MOST_LAYOUTS} layouts, and there are more")
-        yield draft
+class _Search:
+    """What is known so far, and the layouts that are not settled, by their bounds."""
+
+    def __init__(self, workload: Workload, open_layout: OpenLayout, limits: Limits, start: ScheduledLayout | None) -> None:
+        """Bound all layouts quickly; those that a quick look refutes are dropped."""
+        bound = layout_bound(workload, open_layout)
+        if bound.value_ns is None:
+            raise Infeasible(f"{workload.name}: {bound.detail}")
+        self._workload, self._name, self._limits, self._over_all_ns = workload, open_layout.placement_name, limits, bound.value_ns
+        self._begun, self._work, self._evaluated = time.perf_counter(), 0.0, 0
+        self.best, self.interrupted = start, False
+        self._closed_ns: int | None = None
+        """The least bound of a layout that is done with."""
+        self.queue: list[_Entry] = []
+        quick = QuickBound(workload, open_layout)
+        for number, draft in enumerate(open_layouts(workload, open_layout)):
+            if number >= MOST_LAYOUTS:
+                raise Unsupported(f"the exact search lists up to {MOST_LAYOUTS} layouts, and there are more")
+            bound_ns = quick.of(draft)
+            if bound_ns is not None:
+                self.queue.append(_Entry(bound_ns, number, draft))
+        heapq.heapify(self.queue)
+        self.layouts = len(self.queue)
+        self._log = [f"{self.layouts} layouts listed, each with its analytic bound; one over all of them is {bound.value_ns} ns"]
+
+    @property
+    def bound_ns(self) -> int:
+        """Over all layouts: the least bound of any that is left or done with, or the analytic one."""
+        known = [self.queue[0].bound_ns] if self.queue else []
+        known += [] if self._closed_ns is None else [self._closed_ns]
+        known += [] if self.best is None else [self.best.objective_ns]
+        return max(self._over_all_ns, min(known, default=0))
+
+    @property
+    def left(self) -> float | None:
+        """What the limits leave, in seconds or units of work; None: all."""
+        if self._limits.deterministic is not None:
+            return self._limits.deterministic - self._work
+        return None if self._limits.time_s is None else self._limits.time_s - (time.perf_counter() - self._begun)
+
+    def is_over(self) -> bool:
+        """Whether the limits leave nothing."""
+        left = self.left
+        return left is not None and left <= 0
+
+    def pop(self) -> _Entry | None:
+        """The layout with the least bound, now the best of all bounds, which is below what is known; None: there is none in time.
+
+        Where no objective is known, the first layout with room is taken at once. A bound without idle gaps comes first otherwise.
+        """
+        at_once = self.best is None
+        while self.queue and (self.best is None or self.queue[0].bound_ns < self.best.objective_ns) and not self.is_over():
+            entry = heapq.heappop(self.queue)
+            if entry.is_bounded:
+                return entry
+            problem, is_bounded = entry.problem, entry.problem is not None or at_once
+            if problem is None:
+                layout = entry.draft.layout(self._name)
+                problem = problem_of(self._workload, layout)
+                if not has_room(self._workload, layout, problem):
+                    continue
+            if is_bounded:
+                bound_ns = max(each.value_ns for each in bounds_in_time(problem, self.is_over))
+            else:
+                bound_ns = cheap_bound_ns(problem, self.is_over)
+            better = replace(entry, bound_ns=max(entry.bound_ns, bound_ns), problem=problem, is_bounded=is_bounded)
+            if at_once:
+                return better
+            heapq.heappush(self.queue, better)
+        return None
+
+    def solved(self, entry: _Entry, problem: Problem) -> Solved:
+        """What CP-SAT finds of a layout, which is kept; it is put back if it is not settled."""
+        limits, left = self._limits, self.left
+        share = None if left is None else max(0.0, left) * min(1.0, FIRST_SHARE * 2**entry.tries)
+        given = replace(limits, gap=0.0, deterministic=None if limits.deterministic is None else share)
+        found = solve_cpsat(
+            problem,
+            greedy(problem, GreedyOptions(n_sub=1)),
+            limits=given if limits.deterministic is not None else replace(given, time_s=share),
+            known_bound_ns=entry.bound_ns,
+            below_ns=None if self.best is None else self.best.objective_ns,
+        )
+        self.interrupted = found.ended_by is not None
+        self._evaluated += entry.tries == 0
+        self._work += found.work
+        self._log += [f"layout {entry.number}: stages begin at {entry.draft.cuts} on ranks {entry.draft.ranks}", *found.log]
+        if self.best is None or found.objective_ns < self.best.objective_ns:
+            self.best = timed("layouts one by one", entry.draft.layout(self._name), problem, found.schedule)
+        bound_ns = max(entry.bound_ns, found.lower_bound_ns)
+        if found.status.is_final:
+            self._closed_ns = bound_ns if self._closed_ns is None else min(self._closed_ns, bound_ns)
+        else:
+            heapq.heappush(self.queue, replace(entry, bound_ns=bound_ns, tries=entry.tries + 1))
+        return found
+
+    def known(self) -> LayoutsKnown:
+        """What is known now."""
+        best_ns = None if self.best is None else self.best.objective_ns
+        return LayoutsKnown(
+            best=self.best,
+            lower_bound_ns=self.bound_ns,
+            layouts=self.layouts,
+            evaluated=self._evaluated,
+            seconds=time.perf_counter() - self._begun,
+            interrupted=self.interrupted,
+            complete=not self.queue or (best_ns is not None and self.queue[0].bound_ns >= best_ns),
+            log=tuple(self._log),
+        )
 
 
-def _is_enough(known: _Known, queue: Queue, limits: Limits) -> bool:
-    """Whether the best is as good as was asked for."""
-    assert known.objective_ns is not None
-    return relative_gap(known.objective_ns, known.bound_ns(queue), "over all layouts") <= limits.gap
-
-
-def _given(limits: Limits, share: float | None) -> Limits:
-    """The limits of one layout."""
-    if limits.deterministic is not None:
-        return replace(limits, deterministic=share, gap=0.0)
-    return replace(limits, time_s=share, gap=0.0)
-
-
-def _take(known: _Known, queue: Queue, entry: QueuedLayout, solved: Solved, name: str | None) -> None:
-    """Keep what was found of a layout, and put it back if it is not settled."""
-    known.evaluated += entry.tries == 0
-    known.work += solved.work
-    known.log += [f"layout {entry.number}: stages begin at {entry.draft.cuts} on ranks {entry.draft.ranks}", *solved.log]
-    if known.objective_ns is None or solved.objective_ns < known.objective_ns:
-        assert entry.problem is not None
-        known.best = entry.draft.layout(name), entry.problem, solved.schedule
-        known.objective_ns = solved.objective_ns
-    bound_ns = max(entry.bound_ns, solved.lower_bound_ns)
-    if solved.status.is_final:
-        known.closed_ns = bound_ns if known.closed_ns is None else min(known.closed_ns, bound_ns)
-    else:
-        queue.push(replace(entry, bound_ns=bound_ns, tries=entry.tries + 1))
-
-
-def _progress(known: _Known, queue: Queue) -> LayoutProgress:
-    best = None if known.best is None else timed("layouts one by one", *known.best)
-    return LayoutProgress(
-        seconds=time.perf_counter() - known.begun,
-        evaluated=known.evaluated,
-        objective_ns=known.objective_ns,
-        lower_bound_ns=known.bound_ns(queue),
-        best=best,
-        log=tuple(known.log),
-    )
+def has_room(workload: Workload, layout: Layout, problem: Problem) -> bool:
+    """Whether every rank has room for what its stages hold all the time, and for one microbatch."""
+    for device, held in zip(workload.devices, static_bytes(workload, layout), strict=True):
+        if device.capacity_bytes is not None and held > device.capacity_bytes:
+            return False
+    return rank_without_room(problem) is None

@@ -1,16 +1,28 @@
-"""A layout while it is searched for: three tuples, quick to change; one path."""
+"""A layout while it is searched for: three tuples, quick to change. And what a search gives: a layout with a schedule, timed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Unsupported
 from schedc.ir.layout import Layout
 from schedc.lower.placement import placement_name
+from schedc.lower.problem import problem_of
+from schedc.verify.layout import verify_layout
+
+if TYPE_CHECKING:
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+    from schedc.ir.workload import Workload
+    from schedc.solvers.common.base import Construct
 
 
 class LayoutArrays(NamedTuple):
-    """Stages along the one path: where they begin, on which rank they are, and which recompute."""
+    """Stages along one path: where they begin, on which rank they are, and which recompute."""
 
     cuts: tuple[int, ...]
     """The first layer of each stage, and at last how many layers there are."""
@@ -29,6 +41,15 @@ class LayoutArrays(NamedTuple):
         )
 
 
+class KeptArrays(NamedTuple):
+    """A layout that was found, with the rule that is best for it."""
+
+    value_ns: int
+    draft: LayoutArrays
+    rule: int
+    """Of the evaluator's table."""
+
+
 def layout_arrays_of(layout: Layout) -> LayoutArrays:
     """The layout as a draft.
 
@@ -42,4 +63,57 @@ def layout_arrays_of(layout: Layout) -> LayoutArrays:
         cuts=(*(first for first, _ in layout.layers_of_stage), layout.layers_of_stage[-1][1]),
         ranks=layout.rank_of_stage,
         again=tuple(stage in layout.recomputed for stage in range(stages)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledLayout:
+    """A layout and a schedule of the problem that it makes, timed by the simulator and within memory."""
+
+    name: str
+    """What made it, for people."""
+    layout: Layout
+    problem: Problem
+    """The workload in this layout."""
+    schedule: Schedule
+    objective_ns: int
+    """By the simulator, as is `makespan_ns`."""
+    makespan_ns: int
+
+
+def scheduled_layout(workload: Workload, layout: Layout, construct: Construct, name: str) -> ScheduledLayout | None:
+    """The schedule that a method makes in this layout; None: the layout is unsound, or there is none, or none within memory."""
+    try:
+        return lay_out(workload, layout, construct, name)
+    except Unsupported:
+        return None
+
+
+def lay_out(workload: Workload, layout: Layout, construct: Construct, name: str) -> ScheduledLayout:
+    """The schedule that a method makes in this layout.
+
+    Raises:
+        Unsupported: the layout is unsound, or there is none, or none within memory.
+    """
+    violations = verify_layout(workload, layout)
+    if violations:
+        raise Unsupported(f"{violations[0].place}: {violations[0].message}")
+    problem = problem_of(workload, layout)
+    schedule = construct(problem)
+    exceeded = exceeded_limit(problem, schedule)
+    if exceeded is not None:
+        raise Unsupported(f"exceeds the memory of rank {exceeded[0]}")
+    return timed(name, layout, problem, schedule)
+
+
+def timed(name: str, layout: Layout, problem: Problem, schedule: Schedule) -> ScheduledLayout:
+    """A layout with its problem and a schedule within memory, timed by the simulator."""
+    timeline = simulate(problem, schedule)
+    return ScheduledLayout(
+        name=name,
+        layout=layout,
+        problem=problem,
+        schedule=schedule,
+        objective_ns=timeline.objective_ns(problem.objective),
+        makespan_ns=timeline.makespan_ns,
     )

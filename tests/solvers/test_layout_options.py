@@ -14,10 +14,9 @@ from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver import layout_search, layout_trials, layouts, portfolio
-from schedc.solvers.driver.layout_options import option_of
-from schedc.solvers.driver.layout_trials import HANDED_ON
+from schedc.solvers.driver import layout_search, layouts, portfolio
 from schedc.solvers.driver.layout_work import LayoutWork
+from schedc.solvers.driver.layouts import HANDED_ON
 from schedc.solvers.layout.baselines import named_layouts
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ def test_a_layout_with_two_names_is_one_option_under_the_first() -> None:
 def test_an_option_without_time_has_a_bound_that_is_true() -> None:
     """What takes long is left out, and comes later if there is time then."""
     layout = named_layouts(LIKE, OpenLayout(chunks=2))["balanced wave 2"]
-    late, known = option_of(LIKE, "late", layout, lambda: True), option_of(LIKE, "known", layout)
+    late, known = (
+        LayoutWork(workload=LIKE, open_layout=OpenLayout(chunks=2), until=until).add("", layout) for until in (lambda: True, never)
+    )
     assert late is not None and known is not None
     problem = problem_of(LIKE, layout)
     assert not late.is_bounded
@@ -65,7 +66,7 @@ def test_the_last_layouts_get_no_more_than_is_left(monkeypatch: pytest.MonkeyPat
         given.append(least_s)
         return portfolio.solve(*args, least_s=least_s, known=known, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(layout_trials, "solve", solve)
+    monkeypatch.setattr(layouts, "solve", solve)
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
     compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=1.5)))
@@ -81,7 +82,7 @@ def test_the_time_may_be_over_when_the_search_for_layouts_begins(monkeypatch: py
     monkeypatch.setattr(layout_search, "at_hand", lambda _: False)
     monkeypatch.setattr(layout_search, "compiled", lambda _: time.sleep(0.4))
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
-    monkeypatch.setattr(layout_trials, "HANDED_ON", ())
+    monkeypatch.setattr(layouts, "HANDED_ON", ())
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
     made = compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=0.3)))
     assert made.plan.certificate.makespan_ns > 0

@@ -12,7 +12,7 @@ from schedc.ir.layout import OpenLayout
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import named_layouts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.evaluation.screen import FEW, MANY, Screen
+from schedc.solvers.layout.evaluation.evaluate import FEW, MANY, Screen
 from schedc.solvers.layout.layout_arrays import layout_arrays_of
 
 

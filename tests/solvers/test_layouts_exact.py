@@ -22,12 +22,9 @@ from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
 from schedc.solvers.layout import exact
-from schedc.solvers.layout.enumerate import open_layouts
-from schedc.solvers.layout.exact import LayoutProgress, search_layouts
-from schedc.solvers.layout.layout_arrays import LayoutArrays
-from schedc.solvers.layout.order import has_room
-from schedc.solvers.layout.quick_bound import QuickBound
-from schedc.solvers.layout.scheduled_layout import lay_out, timed
+from schedc.solvers.layout.exact import LayoutsKnown, has_room, search_layouts
+from schedc.solvers.layout.layout_arrays import LayoutArrays, ScheduledLayout, lay_out, timed
+from schedc.solvers.layout.listed import QuickBound, open_layouts
 from schedc.verify.layout import verify_layout
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -50,13 +47,19 @@ def is_best(workload: Workload, open_layout: OpenLayout, best: int | None) -> bo
         with pytest.raises(Infeasible):
             search_layouts(workload, open_layout, ONE)
         return True
-    found = search_layouts(workload, open_layout, ONE)
+    known = search_layouts(workload, open_layout, ONE)
+    found = best_of(known)
     assert verify_layout(workload, found.layout) == ()
     assert found.problem == problem_of(workload, found.layout)
     assert verify_schedule(found.problem, found.schedule) == ()
     assert simulate(found.problem, found.schedule).makespan_ns == found.objective_ns
-    assert found.lower_bound_ns <= best <= found.objective_ns
-    return found.is_proven and found.objective_ns == best
+    assert known.lower_bound_ns <= best <= found.objective_ns
+    return known.lower_bound_ns == found.objective_ns == best
+
+
+def best_of(known: LayoutsKnown) -> ScheduledLayout:
+    assert known.best is not None
+    return known.best
 
 
 def optimum_by_cpsat(problem: Problem) -> int | None:
@@ -83,18 +86,19 @@ def test_a_search_that_begins_with_the_best_of_a_layout_ends_with_the_same(seed:
     workload, open_layout = tiny(seed, layers=2 + seed % 2), OpenLayout(chunks=1 + seed % 2)
     if best_of_all(workload, open_layout, optimum) is None:
         pytest.skip("no layout has room")
-    alone = search_layouts(workload, open_layout, ONE)
+    alone = best_of(search_layouts(workload, open_layout, ONE))
     optimal = timed("optimal", alone.layout, alone.problem, alone.schedule)
     layouts = [draft.layout() for draft in open_layouts(workload, open_layout)]
     roomy = [each for each in layouts if has_room(workload, each, problem_of(workload, each))]
     starts = [optimal, *(lay_out(workload, each, greedy_of, "greedy") for each in roomy[-2:])]
     for start in starts:
-        found = search_layouts(workload, open_layout, ONE, start=start)
-        assert found.complete
-        assert found.objective_ns == found.lower_bound_ns == alone.objective_ns
+        known = search_layouts(workload, open_layout, ONE, start=start)
+        found = best_of(known)
+        assert known.complete
+        assert found.objective_ns == known.lower_bound_ns == alone.objective_ns
         assert simulate(found.problem, found.schedule).makespan_ns == found.objective_ns
         assert found.problem == problem_of(workload, found.layout)
-        assert found.log, "a certificate with this bound names the log, also where CP-SAT was given no layout"
+        assert known.log, "a certificate with this bound names the log, also where CP-SAT was given no layout"
         if start.objective_ns == alone.objective_ns:
             assert (found.layout, found.schedule) == (start.layout, start.schedule)
 
@@ -157,14 +161,15 @@ def test_the_quick_bound_is_not_above_the_optimum(seed: int) -> None:
 
 def test_a_search_that_ends_early_has_a_valid_bound() -> None:
     workload, open_layout = tiny(4, layers=5, ranks=3, microbatches=4), OpenLayout(chunks=2)
-    reports: list[LayoutProgress] = []
-    best = search_layouts(workload, open_layout, ONE, reports.append)
-    assert best.is_proven and reports[-1].objective_ns == best.objective_ns
+    reports: list[LayoutsKnown] = []
+    known = search_layouts(workload, open_layout, ONE, reports.append)
+    best = best_of(known)
+    assert known.lower_bound_ns == best.objective_ns == best_of(reports[-1]).objective_ns
     assert all(report.lower_bound_ns <= best.objective_ns for report in reports)
     short = search_layouts(workload, open_layout, replace(ONE, deterministic=1e-9))
-    assert short.lower_bound_ns <= best.objective_ns <= short.objective_ns
+    assert short.lower_bound_ns <= best.objective_ns <= best_of(short).objective_ns
     near = search_layouts(workload, open_layout, replace(ONE, gap=0.9))
-    assert near.evaluated == 1 and near.lower_bound_ns <= best.objective_ns <= near.objective_ns
+    assert near.evaluated == 1 and near.lower_bound_ns <= best.objective_ns <= best_of(near).objective_ns
     with pytest.raises(NoPlanFound):
         search_layouts(workload, open_layout, replace(ONE, time_s=0.0))
 

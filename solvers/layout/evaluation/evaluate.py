@@ -1,11 +1,13 @@
 """What a layout is worth, thousands of times a second: its objective under a small table of rules, without making a Problem.
 
 A draft goes in; the objective of the best schedule that the rules give comes out, which is what the simulator says of that schedule
-and of the Problem of the draft. Memory limits are kept by every rule.
+and of the Problem of the draft. Memory limits are kept by every rule. Where microbatches are many, so that a steady state repeats
+itself, a `Screen` estimates it from fewer.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +19,7 @@ from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState
 from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
 from schedc.solvers.layout.evaluation.tables import costs_of
+from schedc.solvers.layout.layout_arrays import scheduled_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Workload
-    from schedc.solvers.layout.layout_arrays import LayoutArrays
+    from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, ScheduledLayout
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
 """The places of F, B and W among ops that are ready; 0 goes first."""
@@ -33,6 +36,10 @@ IN_FLIGHT = ((1, 0), (2, 1), (0, 0), (1, 1), (1, 2), (2, 3), (3, 0))
 """Activations in flight, and this many more: see `RULE_COLUMNS`."""
 LOOK_AHEADS = (0, 5, 10)
 """In 20ths of the longest op."""
+FEW, MANY = 2, 10
+"""Estimates come from this many microbatches for each rank, and twice as many, where there are at least `MANY` for each rank."""
+SLACK = 0.01
+"""The first estimate may be this share too high."""
 
 
 def table_of_rules(*, split: bool) -> NDArray[np.int64]:
@@ -159,6 +166,11 @@ class LayoutEvaluator:
             span_ns=0,
         ).schedule
 
+    def scheduled(self, kept: KeptArrays, placement: str | None, name: str) -> ScheduledLayout | None:
+        """The layout with the schedule of its rule; None: that is not within memory. `placement`: as of `LayoutArrays.layout`."""
+        layout = kept.draft.layout(placement)
+        return scheduled_layout(self.workload, layout, lambda _: self.schedule(kept.draft, kept.rule), name)
+
     def _span(self, rank: Any) -> tuple[int, int]:
         """Where in `order` the rank's ops are."""
         if self._plain:
@@ -190,3 +202,84 @@ class LayoutEvaluator:
         arrays = {name: np.zeros(size, getattr(like, name).dtype) for name, size in lengths.items()}
         sketch = Sketch(*(np.zeros(sizes[name], np.int64) for name in Sketch._fields))
         return sketch, SchedulerState(held=np.zeros((ranks, microbatches), np.int64), **arrays)
+
+
+class Screen:
+    """Evaluators of one workload, for one thread.
+
+    From k microbatches: all others take at least what the busiest rank works for them. From 2k: they take what the second k took,
+    if that is more, as it is where memory or links hold the pipeline up.
+    """
+
+    def __init__(self, workload: Workload, *, plain: bool | None = None) -> None:
+        """Waits until the kernel is compiled, unless it is to run plain.
+
+        Args:
+            workload: what is to be laid out.
+            plain: see `LayoutEvaluator`.
+
+        Raises:
+            Unsupported: the numbers are too large.
+        """
+        few, self._microbatches = FEW * workload.ranks, workload.microbatches
+        durations = (
+            each
+            for layer in workload.layers
+            for each in (layer.forward_ns, layer.backward_ns, layer.backward_weight_ns, layer.backward_input_ns)
+        )
+        self.is_exact = workload.microbatches < MANY * workload.ranks or any(len(each) > 1 for each in durations)
+        """Whether its estimates are the objective itself."""
+        self.whole = LayoutEvaluator(workload, plain=plain)
+        """Of all microbatches."""
+        self._parts = (
+            ()
+            if self.is_exact
+            else tuple(LayoutEvaluator(replace(workload, microbatches=each), plain=plain) for each in (few, 2 * few))
+        )
+        self.evaluated = 0
+        """How many drafts have been given an estimate or refused."""
+        self.rule = -1
+        """The best rule of the last draft; -1: none was run, or none can run it."""
+
+    @property
+    def over_bytes(self) -> int:
+        """See `LayoutEvaluator`."""
+        return (self.whole if self.is_exact else self._parts[0]).over_bytes
+
+    def value(
+        self, draft: LayoutArrays, rules: Sequence[int] | NDArray[np.int64], refuse_ns: int = NEVER, enough_ns: int = 0
+    ) -> int:
+        """An estimate of the objective of the draft's best schedule; `NEVER` where no rule can run it, or it was refused.
+
+        Args:
+            draft: with a stage on each rank.
+            rules: the numbers of the rules to run, in this order.
+            refuse_ns: what seems to be as much or more need not be run.
+            enough_ns: once a rule gives as much or less, no more are run.
+        """
+        self.evaluated += 1
+        if self.is_exact:
+            value_ns = self.whole.value(draft, rules, refuse_ns, enough_ns)
+            self.rule = self.whole.rule
+            return value_ns
+        best_ns, self.rule = NEVER, -1
+        for rule in rules:
+            value_ns = self._estimate(draft, int(rule), min(refuse_ns, best_ns))
+            if value_ns < best_ns:
+                best_ns, self.rule = value_ns, int(rule)
+            if best_ns <= enough_ns or self._parts[0].bound_ns >= NEVER:
+                break
+        return best_ns
+
+    def _estimate(self, draft: LayoutArrays, rule: int, refuse_ns: int) -> int:
+        few, more = self._parts
+        count, doubled = few.workload.microbatches, more.workload.microbatches
+        few_ns = few.value(draft, (rule,))
+        period_ns = few.most_work_ns / count
+        if few_ns >= NEVER or few_ns + (self._microbatches - count) * period_ns >= refuse_ns * (1 + SLACK):
+            return NEVER
+        more_ns = more.value(draft, (rule,))
+        if more_ns >= NEVER:
+            return NEVER
+        period_ns = max(period_ns, (more_ns - few_ns) / count)
+        return more_ns + round((self._microbatches - doubled) * period_ns)

@@ -1,28 +1,76 @@
-"""A lower bound of one layout in some microseconds: each rank's work between its head and its tail, from tables.
+"""All layouts that are open, one after another, and a lower bound of each in some microseconds: for small problems only.
 
-Takes a workload and what is open once, then layouts; gives their bounds. It makes no Problem.
+Takes a workload and what is open. Layouts are contiguous partitions with the rank of each stage, symmetric ones once. The bound is
+each rank's work between its head and its tail, from tables; it makes no Problem.
 """
 
 from __future__ import annotations
 
+from itertools import combinations, product
 from math import isinf
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.pieces import pieces_of
+from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
 from schedc.ir.problem import Objective
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from schedc.ir.layout import OpenLayout
     from schedc.ir.workload import Device, Workload
-    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
     Table = list[list[float]]
-    Tables = tuple[Table, Table, Table, Table, Table, Table, Table]
+    Tables = tuple[Table, ...]
 
 FAR = 2.0**60
 """More bytes than any rank has."""
+
+
+def open_layouts(workload: Workload, open_layout: OpenLayout) -> Iterator[LayoutArrays]:
+    """Every partition with every map of its stages to ranks that is open: connected, every rank with a stage, none with too many.
+
+    Stages recompute as it is given.
+
+    Where the placement is open, the ranks of a kind (`rank_kinds`, with the proof that swapping them changes nothing) have their
+    first stages in ascending order.
+    """
+    for ranks in _maps(workload, open_layout):
+        again = tuple(map(open_layout.recomputes, range(len(ranks))))
+        for cuts in _partitions(workload, open_layout, len(ranks)):
+            yield LayoutArrays(cuts, ranks, again)
+
+
+def _partitions(workload: Workload, open_layout: OpenLayout, stages: int) -> Iterator[tuple[int, ...]]:
+    layers = len(workload.layers)
+    if open_layout.layers_of_stage is not None:
+        yield (0, *(last for _, last in open_layout.layers_of_stage))
+    else:
+        yield from ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
+
+
+def _maps(workload: Workload, open_layout: OpenLayout) -> Iterator[tuple[int, ...]]:
+    if open_layout.placement is not None:
+        yield open_layout.placement.rank_of_stage
+        return
+    most = open_layout.stages or min(len(workload.layers), open_layout.chunks * workload.ranks)
+    least = open_layout.stages or workload.ranks
+    kinds, connects = rank_kinds(workload), workload.network.connects
+    joined = {(a, b) for a, b in product(range(workload.ranks), repeat=2) if a == b or (connects(a, b) and connects(b, a))}
+
+    def grown(ranks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        missing = workload.ranks - len(set(ranks))
+        if missing == 0 and len(ranks) >= least:
+            yield ranks
+        if len(ranks) + max(1, missing) > most:
+            return
+        for kind in kinds:
+            for rank in kind[: sum(rank in ranks for rank in kind) + 1]:
+                if ranks.count(rank) < open_layout.chunks and (not ranks or (ranks[-1], rank) in joined):
+                    yield from grown((*ranks, rank))
+
+    yield from grown(())
 
 
 class QuickBound:
@@ -84,8 +132,9 @@ class QuickBound:
             )
             if not self._is_limited[rank]:
                 continue
-            activation = [self._of(rank, stage, 5, cuts) for stage in stages_on[rank]]
-            room_bytes = self._room_bytes(rank, stages_on[rank], cuts, sum(activation))
+            here = [(stage, self._tables[rank, stage], cuts[stage], cuts[stage + 1]) for stage in stages_on[rank]]
+            activation = [tables[5][i][j] for _, tables, i, j in here]
+            room_bytes = self._room_bytes(rank, [tables[6][i][j] for _, tables, i, j in here], sum(activation))
             if sum(activation) > room_bytes:
                 return None
             stays_ns = [forward[stage] + away[stage] + gradient[stage] for stage in stages_on[rank]]
@@ -98,12 +147,9 @@ class QuickBound:
                 least_ns = max(least_ns, head[one] + byte_ns // room_bytes + back[one])
         return int(least_ns)
 
-    def _of(self, rank: int, stage: int, table: int, cuts: Sequence[int]) -> float:
-        return self._tables[rank, stage][table][cuts[stage]][cuts[stage + 1]]
-
-    def _room_bytes(self, rank: int, stages: Sequence[int], cuts: Sequence[int], activation_bytes: float) -> float:
-        """For the activations of all stages of a rank, at most."""
-        device, rooms = self._workload.devices[rank], [self._of(rank, stage, 6, cuts) for stage in stages]
+    def _room_bytes(self, rank: int, rooms: list[float], activation_bytes: float) -> float:
+        """For the activations of all stages of a rank, at most; `rooms`: for each of them alone."""
+        device = self._workload.devices[rank]
         if device.capacity_bytes is not None and not any(self._open.recompute):
             return device.capacity_bytes - sum(device.capacity_bytes - room_bytes for room_bytes in rooms)
         if not any(self._open.recompute):
@@ -121,9 +167,7 @@ class QuickBound:
         if key not in self._of_device:
             pieces = pieces_of(workload, self._open, device, stage)
             times = (pieces.forward_ns, pieces.gradient_ns, pieces.forwards_ns, pieces.gradients_ns, pieces.backwards_ns)
-            forward, gradient, forwards, gradients, backwards = (matrix.tolist() for matrix in times)
-            sizes, rooms = pieces.activation_bytes.tolist(), pieces.room_bytes.tolist()
-            self._of_device[key] = forward, gradient, forwards, gradients, backwards, sizes, rooms
+            self._of_device[key] = tuple(matrix.tolist() for matrix in (*times, pieces.activation_bytes, pieces.room_bytes))
         self._tables[rank, stage] = self._of_device[key]
         return self._tables[rank, stage]
 
