@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
@@ -27,6 +27,10 @@ OVERLAP = "OVERLAP_F_B"
 
 _MOST_DIGITS = 18
 _ACTION = re.compile(rf"(\d+)({'|'.join((*COMPUTE, *WHOLE_STAGE, *TRANSFERS))})(\d*)")
+
+
+Key = tuple[str, int, int | None]
+"""Kind, stage and microbatch of an action."""
 
 
 class Finding(NamedTuple):
@@ -59,6 +63,13 @@ class Action(NamedTuple):
     """From 0: the rank."""
     cell: int
     """From 0."""
+    position: int
+    """From 0, among the actions of its row."""
+
+    @property
+    def key(self) -> Key:
+        """What identifies it."""
+        return (self.kind, self.stage, self.microbatch)
 
     @property
     def name(self) -> str:
@@ -117,7 +128,7 @@ def read_actions(rows: Sequence[Sequence[str]], problem: Problem) -> tuple[tuple
     """The actions of each row as torch reads them, without those whose numbers do not exist."""
     read = []
     for row, cells in enumerate(rows):
-        actions = []
+        actions: list[Action] = []
         for cell, text in enumerate(cells):
             for part in _parts(text.strip()):
                 match = _ACTION.match(part)
@@ -125,7 +136,7 @@ def read_actions(rows: Sequence[Sequence[str]], problem: Problem) -> tuple[tuple
                     continue
                 stage, kind, microbatch = match.groups()
                 number = None if kind in WHOLE_STAGE else int(microbatch)
-                actions.append(Action(kind=kind, stage=int(stage), microbatch=number, row=row, cell=cell))
+                actions.append(Action(kind, int(stage), number, row, cell, len(actions)))
         read.append(tuple(actions))
     return tuple(read)
 
@@ -188,10 +199,6 @@ def _number(digits: str) -> int:
     return int(digits[:_MOST_DIGITS])
 
 
-Key = tuple[str, int, int | None]
-"""Kind, stage and microbatch of an action."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
     """One list of actions for each rank, and what the rules look up in it."""
@@ -199,12 +206,19 @@ class Lists:
     rows: tuple[tuple[Action, ...], ...]
     stages: int
     microbatches: int
-    position: dict[Key, int] = field(default_factory=dict)
-    """Of each action's first occurrence, its index in its row's list."""
-    at: dict[Key, Action] = field(default_factory=dict)
+    at: dict[Key, Action]
     """Of each action, its first occurrence."""
-    rank_of: dict[int, int] = field(default_factory=dict)
+    rank_of: dict[int, int]
     """The row that has a stage's first compute action."""
+
+    @classmethod
+    def of(cls, rows: tuple[tuple[Action, ...], ...], stages: int, microbatches: int) -> Lists:
+        """The lists with their lookups."""
+        last_first = [action for row in reversed(rows) for action in reversed(row)]
+        rank_of = {action.stage: action.row for action in last_first if action.kind in COMPUTE}
+        at = {action.key: action for action in last_first}
+        in_order = {action.key: at[action.key] for row in rows for action in row}
+        return cls(rows=rows, stages=stages, microbatches=microbatches, at=in_order, rank_of=rank_of)
 
     def backward(self, stage: int, microbatch: int) -> Action | None:
         """The action that computes the gradient of the stage's input: B or I."""
@@ -215,29 +229,8 @@ class Lists:
         here, there = self.rank_of.get(stage), self.rank_of.get(other)
         return here is not None and there is not None and here != there
 
-    def runs_before(self, one: Action, other: Action) -> bool:
-        """Whether one of two first occurrences in the same row is before the other."""
-        return self.position[key_of(one)] < self.position[key_of(other)]
-
     def missing(self, kind: str, stage: int, microbatch: int | None, message: str, rule: str = "missing") -> Finding:
         """A finding about a missing action; its place is the row of its stage."""
         row = self.rank_of.get(stage)
         name = f"{stage}{kind}{'' if microbatch is None else microbatch}"
         return Finding(rule, None if row is None else row + 1, None, name, message)
-
-
-def key_of(action: Action) -> Key:
-    """What identifies the action."""
-    return (action.kind, action.stage, action.microbatch)
-
-
-def lists_of(rows: tuple[tuple[Action, ...], ...], stages: int, microbatches: int) -> Lists:
-    """The lists with their lookups."""
-    lists = Lists(rows=rows, stages=stages, microbatches=microbatches)
-    for row in rows:
-        for index, action in enumerate(row):
-            lists.at.setdefault(key_of(action), action)
-            lists.position.setdefault(key_of(action), index)
-            if action.kind in COMPUTE:
-                lists.rank_of.setdefault(action.stage, action.row)
-    return lists

@@ -17,8 +17,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Action, Finding, Lists, key_of
-from schedc.formats.torch_csv.lint.transfers import LintedMessage, consumer_of, message_of, messages, other_end
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Action, Finding, Key, Lists
+from schedc.formats.torch_csv.lint.rules import LintedMessage, consumer_of, message_of, messages, other_end
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 
 if TYPE_CHECKING:
@@ -137,13 +137,13 @@ def check_compute_deadlock(lists: Lists) -> Iterator[Finding]:
         lists: without duplicates, nothing missing.
     """
     graph = _Graph()
-    node_of: dict[tuple[str, int, int | None], int] = {}
+    node_of: dict[Key, int] = {}
     for row in lists.rows:
         cells: dict[int, int] = {}
         for action in row:
             if action.cell not in cells:
                 cells[action.cell] = graph.add(action.name, action)
-            node_of[key_of(action)] = cells[action.cell]
+            node_of[action.key] = cells[action.cell]
         for before, after in pairwise(cells.values()):
             graph.wait(before, after)
     for stage in range(lists.stages):
@@ -154,8 +154,8 @@ def check_compute_deadlock(lists: Lists) -> Iterator[Finding]:
                 graph.wait(node_of[("F", stage - 1, microbatch)], node_of[("F", stage, microbatch)])
                 previous = lists.backward(stage - 1, microbatch)
                 assert previous is not None
-                graph.wait(node_of[key_of(backward)], node_of[key_of(previous)])
-            graph.wait(node_of[("F", stage, microbatch)], node_of[key_of(backward)])
+                graph.wait(node_of[backward.key], node_of[previous.key])
+            graph.wait(node_of[("F", stage, microbatch)], node_of[backward.key])
     cycle = graph.cycle()
     if cycle is not None:
         yield graph.finding(cycle, "and torch refuses it as malformed")

@@ -10,10 +10,9 @@ import re
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, check_cells, check_rows, lists_of, read_actions
-from schedc.formats.torch_csv.lint.compute import check_compute, check_placement, check_reduce_grad, check_unshard
+from schedc.formats.torch_csv.lint import rules
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, Lists, check_cells, check_rows, read_actions
 from schedc.formats.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
-from schedc.formats.torch_csv.lint.transfers import check_pair_order, check_transfers
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 _KINDS = {"F": Kind.F, "I": Kind.B, "W": Kind.W, "B": Kind.BW}
+_COMPUTE = (
+    rules.check_duplicates,
+    rules.check_backward_kinds,
+    rules.check_coverage,
+    rules.check_compute_order,
+    rules.check_loss_order,
+)
 _SHIFT = ("duplicate", "missing")
 """Findings that put all the pair's later messages out of step: the orders are not compared then."""
 _PLACE = re.compile(r"ranks\[(\d+)\]\.compute\[(\d+)\]")
@@ -66,19 +72,19 @@ def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedul
 
 
 def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> list[Finding]:
-    lists = lists_of(read_actions(rows, problem), len(problem.stages), problem.microbatches)
-    misplaced = [*check_placement(lists, problem)]
-    findings = [*misplaced, *check_compute(lists)]
+    lists = Lists.of(read_actions(rows, problem), len(problem.stages), problem.microbatches)
+    misplaced = [*rules.check_placement(lists, problem)]
+    findings = [*misplaced, *(finding for check in _COMPUTE for finding in check(lists))]
     if layout == "compute_only":
         return findings or [*check_compute_deadlock(lists)]
     if misplaced:  # what goes where is not known then
         return findings
-    findings += check_transfers(lists)
+    findings += [*rules.check_neighbours(lists), *rules.check_messages(lists)]
     sound = not findings
     if not any(finding.rule in _SHIFT for finding in findings):
-        findings += check_pair_order(lists)
+        findings += rules.check_pair_order(lists)
     agree = not any(finding.rule == "pair-order" for finding in findings)
-    findings += [*check_reduce_grad(lists), *check_unshard(lists)]
+    findings += [*rules.check_reduce_grad(lists), *rules.check_unshard(lists)]
     if sound:  # orders that disagree are a cycle of their pair's queue already; what else deadlocks is looked for without queues
         findings += check_deadlock(lists, queues=agree)
     return findings
