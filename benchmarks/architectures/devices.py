@@ -10,8 +10,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.devices import DEVICES
-from schedc.costs.efficiency import ROOFLINE
+from schedc.costs.devices import DEVICES, ROOFLINE
 
 
 def main() -> None:

@@ -32,8 +32,7 @@ from rich.table import Table
 
 from schedc.compile.driver import compile_problem
 from schedc.costs.architecture import Setting
-from schedc.costs.devices import device_named
-from schedc.costs.efficiency import sustained
+from schedc.costs.devices import device_named, sustained
 from schedc.costs.layers import layers_of
 from schedc.costs.predicted import architecture_named
 from schedc.formats.profile_file import profile_json

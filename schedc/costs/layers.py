@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from schedc.costs.architecture import Architecture, Block, Experts, Setting
-from schedc.costs.efficiency import ROOFLINE, Efficiency, duration_s
+from schedc.costs.devices import ROOFLINE, Efficiency, duration_s
 from schedc.costs.operators.blocks import (
     block_operators,
     embedding_operators,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedc.costs.architecture import Architecture, Setting
-from schedc.costs.devices import Accelerator, device_named
-from schedc.costs.efficiency import ROOFLINE, Efficiency
+from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, device_named
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import layers_of, merged
 from schedc.errors import InvalidInput

@@ -17,8 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from schedc.formats.plan.plan_structs import Count, FileEntry, Several, Text
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, show
-from schedc.io.pretty_json import pretty_json
-from schedc.io.tables import decode
+from schedc.io.tables import decode, pretty_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Objective
 

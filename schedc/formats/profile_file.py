@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from msgspec import Meta
 from msgspec.structs import asdict, fields
 
-from schedc.io.pretty_json import JsonValue, pretty_json
-from schedc.io.quantities import Count, Duration, Section, Size
+from schedc.io.conform import Count, Duration, Section, Size
+from schedc.io.tables import JsonValue, pretty_json
 from schedc.ir.ops import Kind
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
 

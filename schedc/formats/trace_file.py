@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct, structs
 
-from schedc.formats.plan.plan_structs import Count, FileEntry, FileHeader, Text
-from schedc.formats.plan.tokens import OpTokens, lines_of, parse_plan_op, read_tokens
+from schedc.formats.plan.plan_structs import Count, FileEntry, FileHeader, OpTokens, Text, lines_of, parse_plan_op, read_tokens
 from schedc.formats.trace_events import perfetto_json, trace_events
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.formats.megatron_layout import LAYOUT_PATTERN, partition_of
-from schedc.io.quantities import (
+from schedc.io.conform import (
     Bandwidth,
     BlockDurations,
     Count,

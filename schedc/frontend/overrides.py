@@ -52,26 +52,6 @@ class Override:
         return Location(self.source).refuse(found, expected)
 
 
-@dataclass(frozen=True, slots=True)
-class OverriddenLocation(Location):
-    """A place in a file some of whose values were set; an error about one of these names who set it instead of the file."""
-
-    overridden: tuple[tuple[tuple[str | int, ...], str], ...] = ()
-    """The path of each value that was set, and who set it; the last one counts."""
-
-    def __truediv__(self, key: str | int) -> OverriddenLocation:
-        """The place of the value under `key`, or at that index of the list."""
-        return replace(self, keys=(*self.keys, key))
-
-    def error(self, message: str) -> InvalidInput:
-        """The error about this place."""
-        for keys, source in reversed(self.overridden):
-            if self.keys[: len(keys)] == keys:
-                return Location(source, self.keys if len(self.keys) > len(keys) else ()).error(message)
-        file = f"{self.file} with values set" if self.overridden else self.file
-        return Location(file, self.keys).error(message)
-
-
 def option_override(text: str) -> Override:
     """What `--set TEXT` sets; the value is TOML where it is, else text, as shells remove quotes.
 
@@ -104,9 +84,7 @@ def plain(value: object) -> object:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
-def with_overrides(
-    document: Mapping[str, Any], overrides: Iterable[Override], place: Location
-) -> tuple[dict[str, Any], OverriddenLocation]:
+def with_overrides(document: Mapping[str, Any], overrides: Iterable[Override], place: Location) -> tuple[dict[str, Any], Location]:
     """The document with the values set, in their order, and its place, whose errors know who set what.
 
     Tables that do not exist are made. The document that is passed in stays as it is.
@@ -114,11 +92,11 @@ def with_overrides(
     Raises:
         InvalidInput: a key leads through something that is neither a table nor a list, or to an item that the list lacks.
     """
-    made, known = dict(document), [*place.overridden] if isinstance(place, OverriddenLocation) else []
+    made, known = dict(document), [*place.overridden]
     for override in overrides:
         path, made = _placed(made, override)
         known.append((path, override.source))
-    return made, OverriddenLocation(place.file, place.keys, tuple(known))
+    return made, replace(place, overridden=tuple(known))
 
 
 def _placed(document: dict[str, Any], override: Override) -> tuple[tuple[str | int, ...], dict[str, Any]]:

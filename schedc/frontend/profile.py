@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from schedc.frontend.job_file import PipelineSection, ProfileSection
     from schedc.frontend.overrides import Override
+    from schedc.io.conform import BlockDurations
     from schedc.io.location import Location
-    from schedc.io.quantities import BlockDurations
     from schedc.ir.layout import Placement
 
 T = TypeVar("T")

@@ -2,13 +2,14 @@
 
 Question and answer are bytes, each behind its length, over one socket. Whatever the child prints goes into a file, whose last line
 says why it died. The child is the first of a session of its own, so that it is ended with all that it started. It ends itself once
-the socket is closed here, which the system does for a process that is killed.
+the socket is closed here, which the system does for a process that is killed. It can say how much memory it has had at most.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import socket
 import struct
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
@@ -190,3 +192,31 @@ def _listen(line: socket.socket, questions: queue.SimpleQueue[bytes]) -> None:
                 questions.put(incoming.read(length))
     finally:  # also where the asker ended with an answer unread, which resets the connection
         os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes in the unit of `ru_maxrss`."""
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process, or one it started and waited for, has had resident."""
+    return max(own_peak_memory_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _UNIT)
+
+
+def own_peak_memory_bytes() -> int:
+    """The most memory that this process has had resident since it began; see `forget_peak_memory`."""
+    if _STATUS.exists():  # Linux passes ru_maxrss on through exec, so there it may be that of the process that started this one
+        lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        if "VmHWM" in lines:
+            return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+
+
+def forget_peak_memory() -> None:
+    """Let the peak of this process begin at what is resident now, where the system can (Linux); elsewhere it stays."""
+    if _CLEAR.exists():
+        try:
+            _CLEAR.write_text("5")
+        except OSError:  # a container may forbid it
+            return

@@ -24,10 +24,12 @@ class Location:
 
     file: str
     keys: tuple[str | int, ...] = ()
+    overridden: tuple[tuple[tuple[str | int, ...], str], ...] = ()
+    """The path of each value that was set, and who set it, whom errors about it name instead of the file; the last one counts."""
 
     def __truediv__(self, key: str | int) -> Location:
         """The place of the value under `key`, or at that index of the list."""
-        return Location(self.file, (*self.keys, key))
+        return Location(self.file, (*self.keys, key), self.overridden)
 
     @property
     def path(self) -> str:
@@ -42,7 +44,11 @@ class Location:
 
     def error(self, message: str) -> InvalidInput:
         """The error `FILE: KEY: message`, for the caller to raise."""
-        return InvalidInput(": ".join(part for part in (one_line(self.file), self.path, message) if part))
+        for keys, source in reversed(self.overridden):
+            if self.keys[: len(keys)] == keys:
+                return Location(source, self.keys if len(self.keys) > len(keys) else ()).error(message)
+        file = one_line(self.file) + (" with values set" if self.overridden else "")
+        return InvalidInput(": ".join(part for part in (file, self.path, message) if part))
 
     def refuse(self, found: str, expected: str) -> InvalidInput:
         """The error `FILE: KEY: found …, expected …`, for the caller to raise."""

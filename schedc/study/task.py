@@ -15,7 +15,7 @@ from schedc import __version__
 from schedc.compile.driver import Compiled, compile_job, compile_problem
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
-from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
+from schedc.io.child import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

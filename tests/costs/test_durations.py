@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedc.costs.architecture import Attention, Setting
-from schedc.costs.devices import DEVICES, Accelerator, device_named
-from schedc.costs.efficiency import Efficiency, duration_s, sustained
+from schedc.costs.devices import DEVICES, Accelerator, Efficiency, device_named, duration_s, sustained
 from schedc.costs.operators.operator import Engine, OperatorWork
 from schedc.costs.operators.sublayers import attention_operators
 from schedc.errors import InvalidInput

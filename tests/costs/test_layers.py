@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedc.costs.architecture import Attention, Setting
-from schedc.costs.devices import DEVICES
-from schedc.costs.efficiency import ROOFLINE, duration_s, sustained
+from schedc.costs.devices import DEVICES, ROOFLINE, duration_s, sustained
 from schedc.costs.layers import layers_of, merged
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedc.io.pretty_json import WIDTH, JsonValue, pretty_json
+from schedc.io.tables import WIDTH, JsonValue, pretty_json
 
 atoms = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
 values: st.SearchStrategy[JsonValue] = st.recursive(

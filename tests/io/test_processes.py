@@ -11,8 +11,7 @@ from signal import SIGKILL
 
 import pytest
 
-from schedc.io.child import LENGTH, Child, ChildDied, TookTooLong
-from schedc.io.process_memory import forget_peak_memory, own_peak_memory_bytes
+from schedc.io.child import LENGTH, Child, ChildDied, TookTooLong, forget_peak_memory, own_peak_memory_bytes
 
 SERVER = """
 import os, signal, subprocess, sys, threading, time

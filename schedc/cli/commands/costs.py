@@ -46,7 +46,7 @@ def costs_command(
     as_json: JsonOption = False,
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
-    from schedc.costs.efficiency import ROOFLINE, sustained
+    from schedc.costs.devices import ROOFLINE, sustained
     from schedc.costs.parameters import expert_parameters, parameters
     from schedc.costs.predicted import is_known, predicted
     from schedc.formats.profile_file import profile_json

@@ -20,7 +20,7 @@ def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|
     """Print the JSON Schema of the job, the plan, or the job of tune."""
     from schedc.formats.plan.plan_structs import plan_schema
     from schedc.frontend.job_file import job_schema
-    from schedc.io.quantities import schema_of
+    from schedc.io.conform import schema_of
     from schedc.study.tune.tune_file import TuneFile
     from schedc.view.terminal.show import show
 

@@ -21,17 +21,21 @@ from schedc.formats.plan.plan_structs import (
     CostsEntry,
     FileHeader,
     LinkEntry,
+    OpTokens,
     PartsEntry,
     Pipeline,
     PlanFile,
     RankEntry,
+    lines_of,
+    parse_collective,
+    parse_index,
+    parse_plan_op,
+    read_tokens,
 )
-from schedc.formats.plan.tokens import OpTokens, lines_of, parse_collective, parse_index, parse_plan_op, read_tokens
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.outputs import write_atomically
-from schedc.io.pretty_json import pretty_json
-from schedc.io.tables import decode
+from schedc.io.tables import decode, pretty_json
 from schedc.ir.costs import DURATIONS
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan, Scope

@@ -27,7 +27,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.formats.torch_csv.stage_map import plan_microbatches, stage_map
 from schedc.io.outputs import write_atomically
-from schedc.io.pretty_json import pretty_json
+from schedc.io.tables import pretty_json
 from schedc.ir.ops import WHOLE, Kind, Op, token
 
 if TYPE_CHECKING:

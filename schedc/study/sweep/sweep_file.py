@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from schedc.io.quantities import Counts, Durations, Section
+from schedc.io.conform import Counts, Durations, Section
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Gap: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]

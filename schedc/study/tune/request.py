@@ -204,7 +204,7 @@ def _predicted(
     source: JobSource, file: TuneFile, sizes: tuple[int, ...], root: Location
 ) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
     """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
-    from schedc.costs.efficiency import ROOFLINE, sustained
+    from schedc.costs.devices import ROOFLINE, sustained
     from schedc.costs.predicted import predicted
 
     model, at = file.model, root / "model"

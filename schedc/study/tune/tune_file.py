@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.frontend.job_file import SolverSection
-from schedc.io.quantities import Bandwidth, Count, Duration, Section, Size
+from schedc.io.conform import Bandwidth, Count, Duration, Section, Size
 from schedc.ir.workload import Semantics
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedc.costs.efficiency import duration_s
+from schedc.costs.devices import duration_s
 from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
