@@ -1,41 +1,109 @@
-"""What a job may not say although each of its keys is right by itself: too much to be exact, or messages that cost nothing.
+"""What a job may not say although each of its keys is right by itself: too much to be exact, messages that cost nothing, no layout.
 
-Each check refuses it in one line that names the key; `location` is the place of the key, or of the table that it is in.
+A layout that is given is checked as the problem that it makes. Where it is open there are many problems, so keys are checked for
+any of them. Each check refuses a job in one line that names the key; `location` is the place of the key, or of the table that it is
+in, and `root` that of the job.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, permutations
+from math import ceil
 from typing import TYPE_CHECKING
 
+from schedc.frontend.job_file import AUTO, JobFile
 from schedc.io.location import Location, show
-from schedc.ir.problem import MOST_OPS, Link, Problem, Stage
+from schedc.ir.problem import MOST_OPS, Link, Problem
 from schedc.ir.workload import Semantics
+from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.ir.layout import Placement
+    from schedc.frontend.job_file import ProfileSection
+    from schedc.ir.costs import BlockCosts
+    from schedc.ir.layout import OpenLayout, Placement
+    from schedc.ir.workload import Network, Workload
 
 
-def check_semantics(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
-    """Refuse a placement that the runtime cannot execute."""
+def is_open(job: JobFile) -> bool:
+    """Whether something of the layout is to be chosen."""
+    return AUTO in (job.pipeline.placement, job.pipeline.partition, job.pipeline.recompute)
+
+
+def check_open_keys(job: JobFile, root: Location) -> None:
+    """Refuse at once what cannot be chosen: costs by stage, which cannot be divided or placed elsewhere, and two paths."""
+    pipeline, at = job.pipeline, root / "pipeline"
+    if not is_open(job):
+        return
+    if pipeline.placement == "bidirectional":
+        key = "partition" if pipeline.partition == AUTO else "recompute"
+        instead = "no such key for the balanced partition" if key == "partition" else '"none", "full" or a list'
+        raise (at / key).refuse('"auto" where pipeline.placement is "bidirectional"', f"{instead}, or a placement with one path")
+    if pipeline.placement == AUTO and job.profile.path is None:
+        raise (at / "placement").refuse(
+            '"auto" for costs by stage', "a name or a list, or a profile.json in profile.path, whose layers can be divided"
+        )
+
+
+def check_placement(job: JobFile, placed: Placement, root: Location) -> None:
+    """Refuse at once what is too large to be planned; all paths of a placement are equally long. And what torch cannot execute."""
+    pipeline, stages = job.pipeline, len(placed.paths[0])
+    if 3 * stages * pipeline.microbatches > MOST_OPS:
+        raise (root / "pipeline" / "microbatches").refuse(
+            f"{pipeline.microbatches}, which makes {3 * stages * pipeline.microbatches} compute ops",
+            f"at most {MOST_OPS // (3 * stages)} for {stages} stages, as a plan has at most {MOST_OPS} compute ops",
+        )
     if pipeline.semantics is Semantics.TORCH and len(placed.paths) > 1:
-        raise location.refuse(
+        raise (root / "pipeline" / "semantics").refuse(
             f'"torch" where pipeline.placement is {show(pipeline.placement)}',
             "a placement with one path, as torch's stages form one chain",
         )
 
 
-def check_ops(pipeline: PipelineSection, placed: Placement, location: Location) -> None:
-    """Refuse at once what is too large to be planned. All paths of a placement are equally long."""
-    per_microbatch = 3 * len(placed.paths[0])
-    if pipeline.microbatches * per_microbatch > MOST_OPS:
-        raise (location / "microbatches").refuse(
-            f"{pipeline.microbatches}, which makes {pipeline.microbatches * per_microbatch} compute ops",
-            f"at most {MOST_OPS // per_microbatch} for {len(placed.paths[0])} stages, as a plan has at most {MOST_OPS} compute ops",
+def check_stages(job: JobFile, layers: int, chunks: int, root: Location) -> None:
+    """Refuse lists with one value per stage, where ranks are open, that say different numbers of stages, or impossible ones."""
+    ranks, microbatches = job.pipeline.ranks, job.pipeline.microbatches
+    parallel, memory = job.data_parallel, job.memory
+    given: list[tuple[str, str, object]] = [
+        ("pipeline", "partition", job.pipeline.partition),
+        ("pipeline", "recompute", job.pipeline.recompute),
+        ("memory", "static", None if memory is None else memory.static_bytes),
+        ("data_parallel", "reduce_scatter", None if parallel is None else parallel.reduce_scatter_ns),
+        ("data_parallel", "all_gather", None if parallel is None else parallel.all_gather_ns),
+    ]
+    counts = [(root / section / key, len(values)) for section, key, values in given if isinstance(values, tuple)]
+    least, most = ranks, min(layers, chunks * ranks)
+    for place, count in counts:
+        if count != counts[0][1]:
+            raise place.refuse(counted(count, "value"), f"{counts[0][1]}, one per stage, as many as {counts[0][0].path} has")
+        if not least <= count <= most:
+            raise place.refuse(
+                counted(count, "value"),
+                f"{least} to {most}, one per stage: each rank has one or more, at most {chunks} (pipeline.chunks)",
+            )
+    stages = counts[0][1] if counts else most
+    if 3 * stages * microbatches > MOST_OPS:
+        raise (root / "pipeline" / "microbatches").refuse(
+            f"{microbatches}, which makes {3 * stages * microbatches} compute ops with {stages} stages",
+            f"at most {MOST_OPS // (3 * stages)}, or a smaller pipeline.chunks, as a plan has at most {MOST_OPS} compute ops",
+        )
+
+
+def check_joined(network: Network, ranks: int, location: Location) -> None:
+    """Refuse a topology, whose place is `location`, in which no pipeline reaches every rank; a pair without a link is not used."""
+    reached, waiting = {0}, [0]
+    while waiting:
+        rank = waiting.pop()
+        for other in set(range(ranks)) - reached:
+            if network.connects(rank, other) and network.connects(other, rank):
+                reached.add(other)
+                waiting.append(other)
+    apart = sorted(set(range(ranks)) - reached)
+    if apart:
+        raise (location / "between").refuse(
+            "nothing", f"a table, or links, as nothing connects rank 0 and those near it both ways to rank {apart[0]}"
         )
 
 
@@ -62,30 +130,63 @@ def check_messages(problem: Problem, profile: ProfileSection, location: Location
                 )
 
 
+def check_open(workload: Workload, open_layout: OpenLayout, job: JobFile, root: Location) -> None:
+    """Refuse what makes layouts that may be chosen wrong: messages without size, sums that are not exact, no room at all."""
+    layers, placed, bounds = workload.layers, open_layout.placement, open_layout.layers_of_stage
+    pairs = permutations(range(workload.ranks), 2) if placed is None else placed.crossed()
+    links = [link for pair in pairs if (link := workload.network.link(*pair)) is not None]
+    at = root / "profile" / ("path" if job.profile.path is not None else "message")
+    ends = range(1, len(layers)) if bounds is None else [last for _, last in bounds[:-1]]
+    silent = [last - 1 for last in ends if not layers[last - 1].message_bytes]
+    if silent:  # a message of no size would be free on a link with a bandwidth, and take no memory where a stage recomputes
+        layer = f"no message size of layer {silent[0]}, which may be the last one of a stage"
+        for link in links:
+            if link.bytes_per_second is not None:
+                where = f"the link from rank {link.source} to rank {link.destination} has a bandwidth"
+                raise at.refuse(layer, f"one, as {where}")
+        if job.memory is not None and (open_layout.recompute_is_open or any(open_layout.recompute)):
+            raise at.refuse(layer, "one, as a stage that recomputes keeps the message in limited memory")
+    work_ns = sum(max(layer.forward_again_ns or layer.forward_ns) + _work_ns(layer) for layer in layers)
+    stages = open_layout.stages or min(len(layers), open_layout.chunks * workload.ranks)
+    passed_ns = 2 * stages * _message_ns(links, layers)
+    step_ns = workload.microbatches * (ceil(work_ns / min(device.speed for device in workload.devices)) + 4 * stages + passed_ns)
+    held_bytes = workload.microbatches * sum(layer.activation_bytes for layer in layers)
+    _check_sums(step_ns, held_bytes, root / "profile", up_to="up to ")
+    capacities = [device.capacity_bytes for device in workload.devices if device.capacity_bytes is not None]
+    given = workload.static_bytes
+    static = sum(layer.static_bytes for layer in layers) + (sum(given) if len(given) > 1 else workload.ranks * given[0])
+    if len(capacities) == workload.ranks and static > sum(capacities):
+        raise (root / "memory" / "capacity").refuse(
+            f"{format_bytes(sum(capacities))} on all ranks together", f"at least the {format_bytes(static)} that are static"
+        )
+
+
 def check_size(problem: Problem, location: Location) -> None:
     """Refuse a step so long or large that sums of it would no longer be exact everywhere (JSON, 64-bit evaluators)."""
-    work_ns = [
-        max(stage.forward_ns) + max(*stage.backward_ns, max(stage.backward_input_ns) + max(stage.backward_weight_ns))
-        for stage in problem.stages
-    ]
-    step_ns = problem.microbatches * (sum(work_ns) + _transfers_ns(problem.links, problem.stages))
-    if step_ns > MAX_QUANTITY:
-        raise location.refuse(
-            f"work and transfers of {format_duration_ns(step_ns)} in all", f"at most {format_duration_ns(MAX_QUANTITY)}"
-        )
+    # More than the transfers of one microbatch take: each stage's larger message over the slowest link, there and back.
+    transfers_ns = 2 * len(problem.stages) * _message_ns(problem.links, problem.stages)
+    step_ns = problem.microbatches * (sum(map(_work_ns, problem.stages)) + transfers_ns)
     held = [0] * problem.ranks
     for stage in problem.stages:
         held[stage.rank] += problem.microbatches * stage.most_bytes
-    if max(held) > MAX_QUANTITY:
-        raise location.refuse(
-            f"activations of {format_bytes(max(held))} on rank {held.index(max(held))} in all",
-            f"at most {format_bytes(MAX_QUANTITY)}",
-        )
+    _check_sums(step_ns, max(held), location, where=f" on rank {held.index(max(held))}")
 
 
-def _transfers_ns(links: Sequence[Link], stages: Sequence[Stage]) -> int:
-    """More than the transfers of one microbatch take: each stage's larger message over the slowest link, there and back."""
-    sizes = [max(stage.message_bytes, stage.gradient_message_bytes) for stage in stages]
-    largest = max(sizes)
-    slowest = max((link.latency_ns + link.occupancy_ns(largest) for link in links), default=0)
-    return 2 * len(stages) * slowest
+def _check_sums(step_ns: int, held_bytes: int, location: Location, *, up_to: str = "", where: str = "") -> None:
+    most_ns, most_bytes = format_duration_ns(MAX_QUANTITY), format_bytes(MAX_QUANTITY)
+    if step_ns > MAX_QUANTITY:
+        raise location.refuse(f"work and transfers of {up_to}{format_duration_ns(step_ns)} in all", f"at most {most_ns}")
+    if held_bytes > MAX_QUANTITY:
+        raise location.refuse(f"activations of {format_bytes(held_bytes)}{where} in all", f"at most {most_bytes}")
+
+
+def _work_ns(costs: BlockCosts) -> int:
+    """What the blocks of a microbatch take at most."""
+    backward_ns = max(*costs.backward_ns, max(costs.backward_input_ns) + max(costs.backward_weight_ns))
+    return max(costs.forward_ns) + backward_ns
+
+
+def _message_ns(links: Iterable[Link], costs: Sequence[BlockCosts]) -> int:
+    """What the largest message takes on the slowest link."""
+    largest = max(max(each.message_bytes, each.gradient_message_bytes) for each in costs)
+    return max((link.latency_ns + link.occupancy_ns(largest) for link in links), default=0)

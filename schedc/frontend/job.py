@@ -13,14 +13,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedc.errors import Defect, InvalidInput
-from schedc.frontend.checks import check_messages, check_ops, check_semantics, check_size
+from schedc.frontend.checks import (
+    check_joined,
+    check_messages,
+    check_open,
+    check_open_keys,
+    check_placement,
+    check_size,
+    check_stages,
+    is_open,
+)
 from schedc.frontend.job_file import AUTO, NAMING_FILES, JobFile, SolverSection
 from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.lengths import layers_of_lengths
-from schedc.frontend.memory import check_room, read_memory, read_speeds
-from schedc.frontend.open_layout import check_joined, check_open, check_open_keys, is_open, read_open_layout
-from schedc.frontend.pipeline import read_data_parallel, read_placement, read_recomputed
 from schedc.frontend.profile import read_layers
+from schedc.frontend.sections import (
+    check_room,
+    read_data_parallel,
+    read_memory,
+    read_placement,
+    read_recomputed,
+    read_speeds,
+)
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.io.location import show
@@ -36,6 +50,10 @@ if TYPE_CHECKING:
 
     from schedc.frontend.overrides import Override
     from schedc.ir.problem import Problem
+
+
+_DEFAULT_CHUNKS = 4
+"""The most stages on a rank where the placement is open and `chunks` says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,28 +168,19 @@ def checked_job(source: JobSource) -> Job:
 
 def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Layout | None, OpenLayout | None]:
     """The workload, and the layout or what of it is open."""
-    root, directory = source.place, source.directory
-    pipeline = job.pipeline
+    root, pipeline = source.place, job.pipeline
     check_open_keys(job, root)
     placed = read_placement(pipeline, root / "pipeline")
     if placed is not None:
-        check_ops(pipeline, placed, root / "pipeline")
-    topology, at = read_topology(job.topology, directory, root, source.in_files.get("topology", ()))
-    layers, layers_of_stage = read_layers(pipeline, job.profile, placed, directory, root, source.in_files.get("profile", ()))
-    layers = layers_of_lengths(
-        job.lengths,
-        layers,
-        pipeline.microbatches,
-        directory,
-        limited=job.memory is not None,
-        location=root / "lengths",
-    )
+        check_placement(job, placed, root)
+    topology, at = read_topology(job.topology, source)
+    layers, layers_of_stage = read_layers(job, source, placed)
+    layers = layers_of_lengths(job, source, layers)
     network = read_network(topology, pipeline.ranks, at)
     if placed is None:
         check_joined(network, pipeline.ranks, at)
         crossed = list(permutations(range(pipeline.ranks), 2))
     else:
-        check_semantics(pipeline, placed, root / "pipeline" / "semantics")
         crossed = placed.crossed()
         check_connected(network, crossed, at)
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
@@ -196,7 +205,17 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
 
         layers_of_stage = balanced_partition(workload, placed, recomputed)
     if placed is None or layers_of_stage is None or is_open(job):
-        return workload, None, read_open_layout(job, placed, layers_of_stage, recompute, len(layers), root)
+        chunks = pipeline.chunks or _DEFAULT_CHUNKS
+        if placed is None:
+            check_stages(job, len(layers), chunks, root)
+        open_layout = OpenLayout(
+            chunks=chunks,
+            placement=placed,
+            layers_of_stage=layers_of_stage,  # where the placement is open, so is a partition of which nothing is said
+            recompute=recompute,
+            recompute_is_open=pipeline.recompute == AUTO,
+        )
+        return workload, None, open_layout
     layout = Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,

@@ -109,33 +109,29 @@ def with_set(source: JobSource, override: Override) -> JobSource:
 
 
 def read_named(
-    name: str,
-    directory: Path,
-    at: Location,
-    struct: type[S],
-    parse: Callable[[bytes, str], dict[str, Any]],
-    overrides: Sequence[Override],
+    source: JobSource, section: str, name: str, struct: type[S], parse: Callable[[bytes, str], dict[str, Any]]
 ) -> tuple[S, Location]:
-    """What a file says that the job names at this place, with the values that are set in it; and the file's place.
+    """What a file says that the `path` of a section names, with the values that are set in it; and the file's place.
 
     Raises:
         InvalidInput: it cannot be read or used.
     """
-    path = directory / name
-    document, place = with_overrides(parse(named_bytes(path, name, at), str(path)), overrides, Location(str(path)))
+    path, content = named_bytes(source, section, "path", name)
+    document, place = with_overrides(parse(content, path), source.in_files.get(section, ()), Location(path))
     return conform(document, struct, place), place
 
 
-def named_bytes(path: Path, name: str, at: Location) -> bytes:
-    """The content of a file that the job names so, at this place.
+def named_bytes(source: JobSource, section: str, key: str, name: str) -> tuple[str, bytes]:
+    """Path and content of a file that a key of a section names so.
 
     Raises:
         InvalidInput: it cannot be read.
     """
+    path = source.directory / name
     try:
-        return read_bytes(path)
+        return str(path), read_bytes(path)
     except InvalidInput as error:
-        raise at.error(f"found {show(name)}; {error}") from error
+        raise (source.place / section / key).error(f"found {show(name)}; {error}") from error
 
 
 def _source(

@@ -20,40 +20,31 @@ from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from schedc.frontend.job_file import LengthsSection
+    from schedc.frontend.job_file import JobFile
+    from schedc.frontend.job_source import JobSource
     from schedc.ir.workload import Layer
 
 _LONGEST = 2**30
 """The longest sequence, in tokens."""
 
 
-def layers_of_lengths(
-    section: LengthsSection | None,
-    layers: Sequence[Layer],
-    microbatches: int,
-    directory: Path,
-    *,
-    limited: bool,
-    location: Location,
-) -> tuple[Layer, ...]:
+def layers_of_lengths(job: JobFile, source: JobSource, layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """The layers with a duration for each microbatch.
 
     A block of d ns takes d × ((1 − q) × tokens ÷ L + q × the sum of squared lengths ÷ L²), to the nearest nanosecond, ties to even;
     L is the profile's length, and q the share that is quadratic there.
 
     Args:
-        section: the section, or None: the layers as they are.
+        job: without the section, the layers stay as they are; where it limits memory, no microbatch may have more tokens than the
+            profile, whose sizes count for all.
+        source: its place.
         layers: with one duration for all microbatches.
-        microbatches: how many there are.
-        directory: what paths in the job are relative to.
-        limited: whether ranks' memory is; then no microbatch may have more tokens than the profile, whose sizes count for all.
-        location: the section's place.
 
     Raises:
         InvalidInput: a file that cannot be used, other microbatches than the job's, or durations for each of them in the profile.
     """
+    section, microbatches, location = job.lengths, job.pipeline.microbatches, source.place / "lengths"
     if section is None:
         return tuple(layers)
     if any(len(layer.durations_ns(kind)) > 1 for layer in layers for kind in Kind):
@@ -62,11 +53,11 @@ def layers_of_lengths(
         raise (location / "fit").refuse("a value beside lengths.quadratic", "one of the two")
     share = Fraction(repr(section.quadratic or 0.0))
     if section.fit is not None:
-        share = _fitted(directory / section.fit, section.profile_length, section.fit, location / "fit")
-    sequences = _sequences(directory / section.path, microbatches, section.path, location / "path")
+        share = _fitted(source, section.fit, section.profile_length)
+    sequences = _sequences(source, section.path, microbatches)
     length = section.profile_length
     longest = max(range(microbatches), key=lambda microbatch: sum(sequences[microbatch]))
-    if limited and sum(sequences[longest]) > length:
+    if job.memory is not None and sum(sequences[longest]) > length:
         raise (location / "profile_length").refuse(
             f"{length} where microbatch {longest} has {sum(sequences[longest])} tokens and memory is limited",
             "a profile of at least as many, as its sizes count for all microbatches",
@@ -112,46 +103,51 @@ def _scaled(layer: Layer, scales: Sequence[Fraction]) -> Layer:
     )
 
 
-def _fitted(path: Path, length: int, given: str, location: Location) -> Fraction:
+def _fitted(source: JobSource, name: str, length: int) -> Fraction:
     times = []
-    for place, row in _rows(path, [("length", "duration")], given, location):
+    file, rows = _rows(source, "fit", name, [("length", "duration")])
+    for place, row in rows:
         try:
             times.append((_whole(row["length"], 1, _LONGEST, place), parse_duration_ns(row["duration"])))
         except ValueError as error:
             raise place.error(f"found {show(row['duration'])}, {error}") from None
     if len({n for n, _ in times}) < 2:
-        raise Location(str(path)).refuse(f"{len(times)} rows of less than two lengths", "measured durations of two lengths or more")
+        raise file.refuse(f"{len(times)} rows of less than two lengths", "measured durations of two lengths or more")
     return fitted_share(times, length)
 
 
-def _sequences(path: Path, microbatches: int, given: str, location: Location) -> list[list[int]]:
+def _sequences(source: JobSource, name: str, microbatches: int) -> list[list[int]]:
     """Per microbatch, the lengths of its sequences."""
     found: list[list[int]] = [[] for _ in range(microbatches)]
-    rows = _rows(path, [("length",), ("microbatch", "length")], given, location)
+    file, rows = _rows(source, "path", name, [("length",), ("microbatch", "length")])
     if rows and "microbatch" not in rows[0][1] and len(rows) != microbatches:
-        raise Location(str(path)).refuse(f"{len(rows)} lengths", f"{microbatches}, one for each microbatch")
+        raise file.refuse(f"{len(rows)} lengths", f"{microbatches}, one for each microbatch")
     for number, (place, row) in enumerate(rows):
         microbatch = _whole(row["microbatch"], 0, microbatches - 1, place) if "microbatch" in row else number
         found[microbatch].append(_whole(row["length"], 1, _LONGEST, place))
     for microbatch, own in enumerate(found):
         if not own:
-            raise Location(str(path)).refuse(f"no sequence of microbatch {microbatch}", "one or more for each microbatch")
+            raise file.refuse(f"no sequence of microbatch {microbatch}", "one or more for each microbatch")
     return found
 
 
-def _rows(path: Path, headers: Sequence[tuple[str, ...]], given: str, location: Location) -> list[tuple[Location, dict[str, str]]]:
-    """The rows of a CSV whose header is one of these, with their places."""
+def _rows(
+    source: JobSource, key: str, name: str, headers: Sequence[tuple[str, ...]]
+) -> tuple[Location, list[tuple[Location, dict[str, str]]]]:
+    """The place of a CSV that a key names so, whose header is one of these, and its rows with their places."""
+    path, content = named_bytes(source, "lengths", key, name)
+    file = Location(path)
     try:
-        text = without_mark(named_bytes(path, given, location)).decode()
+        text = without_mark(content).decode()
     except UnicodeDecodeError as error:
-        raise Location(str(path)).refuse("a byte that is not UTF-8", "UTF-8") from error
+        raise file.refuse("a byte that is not UTF-8", "UTF-8") from error
     try:
         header, *others = [tuple(map(str.strip, cells)) for cells in csv.reader(text.splitlines() or [""])] or [()]
     except csv.Error as error:
-        raise Location(str(path)).refuse(f"text that is not CSV ({error})", "CSV") from error
+        raise file.refuse(f"text that is not CSV ({error})", "CSV") from error
     expected = " or ".join(",".join(each) for each in headers)
     if header not in headers:
-        raise Location(str(path)).refuse(f"the header {show(','.join(header))}", expected)
+        raise file.refuse(f"the header {show(','.join(header))}", expected)
     rows = []
     for number, cells in enumerate(others, start=2):
         place = Location(f"{path}: line {number}")
@@ -159,7 +155,7 @@ def _rows(path: Path, headers: Sequence[tuple[str, ...]], given: str, location: 
             raise place.refuse(f"{len(cells)} cells", f"{len(header)}, as in the header {','.join(header)}")
         if cells:
             rows.append((place, dict(zip(header, cells, strict=True))))
-    return rows
+    return file, rows
 
 
 def _whole(text: str, least: int, most: int, place: Location) -> int:

@@ -22,10 +22,9 @@ from schedc.units import MAX_QUANTITY, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from schedc.frontend.job_file import PipelineSection, ProfileSection
-    from schedc.frontend.overrides import Override
+    from schedc.frontend.job_file import JobFile, PipelineSection, ProfileSection
+    from schedc.frontend.job_source import JobSource
     from schedc.io.conform import BlockDurations
     from schedc.io.location import Location
     from schedc.ir.layout import Placement
@@ -38,27 +37,18 @@ Partition = tuple[tuple[int, int], ...]
 _MOST_LAYERS = 2**16
 
 
-def read_layers(
-    pipeline: PipelineSection,
-    profile: ProfileSection,
-    placed: Placement | None,
-    directory: Path,
-    root: Location,
-    overrides: Sequence[Override] = (),
-) -> tuple[tuple[Layer, ...], Partition | None]:
+def read_layers(job: JobFile, source: JobSource, placed: Placement | None) -> tuple[tuple[Layer, ...], Partition | None]:
     """The layers with their costs, and those of each stage; None where the partition is to be the balanced one, or is open.
 
     Args:
-        pipeline: for `partition` and `split_backward`.
-        profile: the costs, or the path of a file that has them.
+        job: for the costs or the path of a file that has them, `partition` and `split_backward`.
+        source: its place.
         placed: for the stages and the pieces of the model; None: the placement is open, and there is such a file.
-        directory: what a path in the job is relative to.
-        root: the job file, for errors.
-        overrides: values that are set in the file that has the costs.
 
     Raises:
         InvalidInput: keys missing or in each other's way, lists of a wrong length, or a profile.json that cannot be used.
     """
+    pipeline, profile, root = job.pipeline, job.profile, source.place
     if profile.path is None:
         if placed is None:
             raise Defect("costs by stage without a placement")
@@ -66,7 +56,7 @@ def read_layers(
     given = [key for key, value in _by_key(profile).items() if value is not None]
     if given:
         raise (root / "profile" / given[0]).refuse("a value beside profile.path", "the costs here or in the file, not in both")
-    file, place = read_named(profile.path, directory, root / "profile" / "path", ProfileFile, parse_json, overrides)
+    file, place = read_named(source, "profile", profile.path, ProfileFile, parse_json)
     return _from_layers(pipeline, file, placed, place, root)
 
 

@@ -19,28 +19,24 @@ from schedc.ir.workload import Network, SiteLink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from schedc.frontend.overrides import Override
-
+    from schedc.frontend.job_source import JobSource
 
 PairOverride = TypeVar("PairOverride", LinkOverride, SiteLinkOverride)
 
 
-def read_topology(
-    section: TopologySection, directory: Path, root: Location, overrides: Sequence[Override] = ()
-) -> tuple[TopologyFile, Location]:
+def read_topology(section: TopologySection, source: JobSource) -> tuple[TopologyFile, Location]:
     """The topology and its place: the job's own table, or the file that it names, with the values that are set in it.
 
     Raises:
         InvalidInput: the file cannot be used, or the table has other keys beside its path.
     """
-    at = root / "topology"
+    at = source.place / "topology"
     if section.path is None:
         return section, at
     if section != TopologySection(path=section.path):
         raise at.refuse("other keys beside topology.path", "the topology here or in the file, not in both")
-    return read_named(section.path, directory, at / "path", TopologyFile, parse_toml, overrides)
+    return read_named(source, "topology", section.path, TopologyFile, parse_toml)
 
 
 def read_network(topology: TopologyFile, ranks: int, location: Location) -> Network:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import Defect
 from schedc.frontend.checks import check_size
 from schedc.frontend.job_file import MemorySection
-from schedc.frontend.memory import Memory, check_room, exactly
+from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
 from schedc.ir.layout import Layout
 from schedc.ir.problem import DataParallel, Problem

@@ -1,0 +1,243 @@
+"""[pipeline], [data_parallel], [memory] and [devices] read.
+
+That is the placement and which stages recompute; the collectives beside the pipeline; what each rank's device can hold and how fast
+it is, and what stages hold all the time. Whether a limit can be met at all is not judged here: that a stage's activation does not
+fit is the solvers' to prove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
+from schedc.frontend.profile import per_stage
+from schedc.io.location import Location, show
+from schedc.ir.problem import DataParallel
+from schedc.ir.workload import Device, Layer, Semantics, trunk_name
+from schedc.lower.placement import place
+from schedc.spelling import counted
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from schedc.frontend.job_file import DevicesSection, MemorySection
+    from schedc.ir.layout import Placement
+    from schedc.ir.problem import Problem
+
+_MOST_STAGES = 2**14
+_WAYS = {"limit": "limit_bytes", "in_flight": "in_flight", "capacity": "capacity_bytes"}
+"""The keys of [memory] by one of which it says what a rank can hold, and what that is of a device."""
+
+
+def read_placement(pipeline: PipelineSection, location: Location) -> Placement | None:
+    """The placement, with `chunks` checked against it, as an explicit one already says how many stages each rank has.
+
+    Returns:
+        The placement; None: it is to be chosen.
+
+    Raises:
+        InvalidInput: the placement does not exist for these ranks, or has too many stages.
+    """
+    placement, ranks, chunks = pipeline.placement, pipeline.ranks, pipeline.chunks
+    if placement == AUTO:
+        return None
+    count = ranks * (chunks or 1) if isinstance(placement, str) else len(placement)
+    if count > _MOST_STAGES:
+        raise location.refuse(f"{count} stages", f"at most {_MOST_STAGES}")
+    try:
+        placed = place(placement, ranks, chunks or 1)
+    except ValueError as error:
+        key, found = ("chunks", chunks or 1) if isinstance(placement, str) else ("placement", placement)
+        raise (location / key).error(f"found {show(found)}; {error}") from error
+    if not isinstance(placement, str) and chunks is not None:
+        for rank in range(ranks):
+            if placement.count(rank) != chunks:
+                raise (location / "chunks").refuse(
+                    show(chunks), f"the {placement.count(rank)} stages that pipeline.placement puts on rank {rank}, or no such key"
+                )
+    return placed
+
+
+def read_recomputed(pipeline: PipelineSection, placed: Placement | None, location: Location) -> tuple[bool, ...]:
+    """Whether each stage recomputes; where the placement is open, perhaps one value for all. Where schedc chooses, none does.
+
+    Raises:
+        InvalidInput: a list of a wrong length, or torch's semantics.
+    """
+    given = pipeline.recompute
+    wanted = per_stage(given == "full" if isinstance(given, str) else given, placed, location / "recompute")
+    if (any(wanted) or given == AUTO) and pipeline.semantics is Semantics.TORCH:
+        raise (location / "recompute").refuse(
+            f'{show(given)} where pipeline.semantics is "torch"',
+            '"none", as torch recomputes inside of layers only; such layers have longer durations in the profile',
+        )
+    return wanted
+
+
+def read_data_parallel(
+    section: DataParallelSection | None, placed: Placement | None, trunks: Collection[str | None], location: Location
+) -> DataParallel | None:
+    """The collectives of each stage, or None where the job has no such section.
+
+    Args:
+        section: the section.
+        placed: for the stages; None: the placement is open.
+        trunks: those that the pipeline's transfers may cross; None among them counts for nothing.
+        location: the section's place.
+
+    Raises:
+        InvalidInput: a list of a wrong length, an all-gather that does not go with the ZeRO stage, or a trunk that no
+            transfer crosses.
+    """
+    if section is None:
+        return None
+    at = location / "all_gather"
+    if section.zero_stage == 0 and section.all_gather_ns is not None:
+        raise at.refuse("a value where zero_stage is 0", "none, as its all-reduce leaves nothing to gather")
+    if section.zero_stage == 1 and section.all_gather_ns is None:
+        raise at.refuse("nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1')
+    trunk = None if section.trunk is None else trunk_name(*section.trunk)
+    if trunk is not None and trunk not in trunks:
+        known = ", ".join(sorted(name for name in trunks if name is not None))
+        expected = (
+            f"two sites whose trunk the pipeline's transfers cross ({known})" if known else "none, as no transfer crosses one"
+        )
+        raise (location / "trunk").refuse(show(section.trunk), expected)
+    return DataParallel(
+        size=section.size,
+        zero_stage=section.zero_stage,
+        reduce_scatter_ns=per_stage(section.reduce_scatter_ns, placed, location / "reduce_scatter"),
+        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, at),
+        trunk=trunk,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What [memory] says."""
+
+    devices: tuple[Device, ...]
+    """One for each rank."""
+    static_bytes: tuple[int, ...] = (0,)
+    """Of each stage, or of every one, besides what its layers hold."""
+    bytes_per_parameter: Fraction = Fraction(0)
+    bytes_per_expert_parameter: Fraction = Fraction(0)
+
+    def held_by(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The layers with what each holds all the time for its parameters, a fraction of a byte counting as a whole one."""
+        if not (self.bytes_per_parameter or self.bytes_per_expert_parameter):
+            return tuple(layers)
+        return tuple(
+            replace(
+                layer,
+                static_bytes=ceil(
+                    self.bytes_per_parameter * (layer.parameters - layer.expert_parameters)
+                    + self.bytes_per_expert_parameter * layer.expert_parameters
+                ),
+            )
+            for layer in layers
+        )
+
+
+def read_memory(
+    memory: MemorySection | None, layers: Sequence[Layer], placed: Placement | None, ranks: int, location: Location
+) -> Memory:
+    """What each rank can hold, and what stages hold all the time; `location` is the place of [memory].
+
+    Raises:
+        InvalidInput: none or several ways to say it, or a list of a wrong length.
+    """
+    if memory is None:
+        return Memory(devices=(Device(),) * ranks)
+    given = {key: value for key, name in _WAYS.items() if (value := getattr(memory, name)) is not None}
+    if len(given) != 1:
+        raise location.refuse(
+            " and ".join(given) or "none of the keys", "one of limit, in_flight or capacity with static or bytes_per_parameter"
+        )
+    ((way, value),) = given.items()
+    values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * ranks
+    static = {"static": memory.static_bytes, "bytes_per_parameter": memory.bytes_per_parameter}
+    said = [key for key, value in static.items() if value is not None]
+    for key in said or ["reserve"] * (memory.reserve_bytes is not None):
+        if memory.capacity_bytes is None:
+            raise (location / key).refuse("a value without memory.capacity", "both, or neither of them")
+    if memory.bytes_per_expert_parameter is not None and memory.bytes_per_parameter is None:
+        raise (location / "bytes_per_expert_parameter").refuse(
+            "a value without memory.bytes_per_parameter", "both, or the other alone"
+        )
+    if not any(layer.activation_bytes for layer in layers):
+        raise (location / way).refuse("a limit on activations of no size", "profile.activation to say what a microbatch holds")
+    if memory.capacity_bytes is not None and not said:
+        expected = 'a size such as "512 MiB" or a list of them, or bytes_per_parameter instead, as memory.capacity is given'
+        raise (location / "static").refuse("nothing", expected)
+    if len(values) != ranks:
+        raise (location / way).refuse(counted(len(values), "value"), f"{ranks}, one per rank")
+    if memory.capacity_bytes is None:
+        return Memory(devices=tuple(Device(**{_WAYS[way]: value}) for value in values))
+    reserve_bytes = memory.reserve_bytes or 0
+    if reserve_bytes > min(values):
+        raise (location / "reserve").refuse(format_bytes(reserve_bytes), f"at most the capacity, {format_bytes(min(values))}")
+    devices = tuple(Device(capacity_bytes=capacity - reserve_bytes) for capacity in values)
+    if len(said) > 1:
+        raise (location / "bytes_per_parameter").refuse("a value beside memory.static", "one of the two")
+    if memory.static_bytes is not None:
+        return Memory(devices=devices, static_bytes=per_stage(memory.static_bytes, placed, location / "static"))
+    if not any(layer.parameters for layer in layers):
+        raise (location / "bytes_per_parameter").refuse(
+            "a value for layers without parameters", "parameters in the profile.json, or memory.static instead"
+        )
+    each, of_expert = memory.bytes_per_parameter or 0.0, memory.bytes_per_expert_parameter
+    if of_expert is not None and not any(layer.expert_parameters for layer in layers):
+        raise (location / "bytes_per_expert_parameter").refuse(
+            "a value for layers without experts", "expert_parameters in the profile.json, or no such value"
+        )
+    return Memory(
+        devices=devices,
+        bytes_per_parameter=exactly(each),
+        bytes_per_expert_parameter=exactly(each if of_expert is None else of_expert),
+    )
+
+
+def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Location) -> tuple[Device, ...]:
+    """The devices with their speeds.
+
+    Raises:
+        InvalidInput: a list that has not one for each rank.
+    """
+    speeds = section.speed
+    if speeds is None:
+        return tuple(devices)
+    if len(speeds) != len(devices):
+        raise (location / "speed").refuse(counted(len(speeds), "value"), f"{len(devices)}, one per rank")
+    return tuple(replace(device, speed=exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
+
+
+def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:
+    """Refuse devices without room for what their ranks' stages hold all the time.
+
+    Args:
+        problem: for what is left of each rank's memory.
+        devices: one for each rank.
+        memory: the section.
+        location: its place.
+
+    Raises:
+        InvalidInput: a rank needs more than its device has.
+    """
+    values = memory.capacity_bytes
+    for rank, (device, left) in enumerate(zip(devices, problem.memory_limit_bytes, strict=True)):
+        if left is not None and left < 0:
+            given = device.capacity_bytes or 0
+            kept = f" after a reserve of {format_bytes(memory.reserve_bytes)}" if memory.reserve_bytes else ""
+            raise (location / "capacity" / rank if isinstance(values, tuple) else location / "capacity").refuse(
+                f"{format_bytes(given)}{kept}", f"at least the {format_bytes(given - left)} that is static on rank {rank}"
+            )
+
+
+def exactly(number: float) -> Fraction:
+    """The decimal number that the file has, of which the float is the nearest."""
+    return Fraction(repr(number))
